@@ -1,0 +1,38 @@
+# Every target sets itself up on a machine that has only python3 (with venv) and make.
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: demo test check format lint types clean
+
+demo: .venv/.installed
+	$(BIN)/trisect demo
+
+test: lint types
+	$(BIN)/python -m pytest -n 2
+
+check: format lint types
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not network"
+
+format: .venv/.installed
+	$(BIN)/ruff format .
+
+lint: .venv/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/.installed
+	$(BIN)/mypy
+
+# torch goes first and pinned: left to the resolver, pip may fetch gigabytes of other builds of it.
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "trisect needs Python 3.11 or newer, but '$(PYTHON)' is older or missing;" \
+	         "run: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt '$(TORCH)'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,43 @@
+"""Calibration: one replay loop and the moments it gathers."""
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor, nn
+
+from trisect.calibrate.moments import READINGS, listening
+from trisect.calibrate.replay import Progress, Stream
+from trisect.calibrate.store import MomentsInfo, load_moments, read_info, save_moments
+from trisect.models.view import LayerView, layer_views
+
+
+def collect(
+    model: nn.Module,
+    ids: Tensor,
+    reads: Callable[[int], frozenset[str]],
+    *,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[LayerView, dict[str, Tensor]]]:
+    """Yield each layer with its moments; `reads` says which ones a layer needs.
+
+    When a layer is yielded the hidden states are already past it, so it may be rewritten at once and the
+    layers after it still see the dense model.
+    """
+    views = layer_views(model)
+    stream = Stream.embed(model, views, ids, batch_size=batch_size)
+    for view in views:
+        with listening(view, reads(view.index)) as accumulator:
+            stream.advance(view, progress=progress)
+        yield view, accumulator.means(view.index)
+
+
+__all__ = [
+    "READINGS",
+    "MomentsInfo",
+    "Progress",
+    "Stream",
+    "collect",
+    "load_moments",
+    "read_info",
+    "save_moments",
+]

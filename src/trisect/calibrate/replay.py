@@ -1,0 +1,130 @@
+"""The one replay loop: embed once, then carry hidden states through one layer at a time.
+
+Every layer is called exactly as the stock model calls it (masks, positions, rotary tables), because the stock
+model itself is asked, once per batch shape, with its layers switched to taking notes.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trisect.errors import TrisectError
+from trisect.models.view import LayerView
+
+# Tokens per forward pass when the caller does not say: enough to keep the matrix units busy.
+TOKENS_PER_BATCH = 8192
+
+Progress = Callable[[str, int, int], None]
+"""(stage, done, total)."""
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """Everything a layer is called with besides the hidden states."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _LastNoteTaken(Exception):
+    """Leaves the stock forward once the layers' inputs are known."""
+
+
+class Stream:
+    """Hidden states of the calibration tokens, in front of some layer."""
+
+    def __init__(self, hidden: list[Tensor], calls: dict[int, list[LayerCall]]):
+        self.hidden = hidden
+        self.calls = calls
+        """Batch size -> one call per layer."""
+
+    @classmethod
+    def embed(
+        cls, model: nn.Module, views: list[LayerView], ids: Tensor, *, batch_size: int | None = None
+    ) -> "Stream":
+        """Hidden states in front of the first layer."""
+        size = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
+        hidden, calls = [], {}
+        for batch in ids.split(size):
+            states, notes = _take_notes(model, views, batch, all_layers=len(batch) not in calls)
+            hidden.append(states)
+            calls.setdefault(len(batch), notes)
+        return cls(hidden, calls)
+
+    @torch.no_grad()
+    def advance(self, view: LayerView, *, progress: Progress | None = None) -> None:
+        """Move past one layer."""
+        for number, states in enumerate(self.hidden):
+            call = self.calls[len(states)][view.index]
+            output = view.layer(states, *call.args, **call.kwargs)
+            self.hidden[number] = output[0] if isinstance(output, tuple) else output
+            if progress is not None:
+                done = view.index * len(self.hidden) + number + 1
+                progress("calibrate", done, len(self.calls[len(states)]) * len(self.hidden))
+        for states in self.hidden:
+            if not states.isfinite().all():
+                raise TrisectError(
+                    f"The hidden states after layer {view.index} hold NaN or inf; load the model in a wider "
+                    "dtype (--dtype float32), or check the checkpoint."
+                )
+
+
+@torch.no_grad()
+def _take_notes(
+    model: nn.Module, views: list[LayerView], batch: Tensor, *, all_layers: bool
+) -> tuple[Tensor, list[LayerCall]]:
+    """The first layer's hidden states, and each layer's other arguments (only the first's, if so asked)."""
+    notes: list[LayerCall] = []
+    first: list[Tensor] = []
+    heard = views if all_layers else views[:1]
+    device = next(model.parameters()).device
+    with _noting(heard, notes, first):
+        try:
+            model(input_ids=batch.to(device), use_cache=False)
+        except _LastNoteTaken:
+            pass
+    return first[0], notes
+
+
+@contextmanager
+def _noting(views: list[LayerView], notes: list[LayerCall], first: list[Tensor]) -> Iterator[None]:
+    """Layers note their arguments and pass the hidden states on; the last one leaves the forward."""
+    wraps = False
+
+    def note(view: LayerView) -> Callable[..., Any]:
+        stock = view.layer.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal wraps
+            states, args, kwargs = _without_states(args, kwargs)
+            notes.append(LayerCall(args, kwargs))
+            if not first:
+                first.append(states)
+                # Some families' layers return a tuple; the surrounding model unpacks what it expects.
+                wraps = len(views) > 1 and isinstance(stock(states, *args, **kwargs), tuple)
+            if view is views[-1]:
+                raise _LastNoteTaken
+            return (states, None) if wraps else states
+
+        return forward
+
+    try:
+        for view in views:
+            view.layer.forward = note(view)  # type: ignore[method-assign]
+        yield
+    finally:
+        for view in views:
+            del view.layer.forward
+
+
+def _without_states(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    if args:
+        return args[0], args[1:], kwargs
+    rest = dict(kwargs)
+    return rest.pop("hidden_states"), args, rest

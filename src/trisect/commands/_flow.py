@@ -1,0 +1,109 @@
+"""What `compress` and `demo` share: measure, compress, measure again, and say what happened."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trisect.commands._screen import Report, hushed, of_stage, stdout
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trisect.config import CompressConfig
+    from trisect.data import Tokens
+    from trisect.evaluate.perplexity import Perplexity
+    from trisect.models import Loaded
+    from trisect.pipeline import Compressed
+    from trisect.shapes import ModelShape
+
+NOTABLE_MISS = 0.01
+"""A distance between the ratio asked for and the one reached that a user should hear of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A compressed model and the numbers on both sides of the cut."""
+
+    compressed: "Compressed"
+    before: "ModelShape"
+    after: "ModelShape"
+    perplexity: "tuple[Perplexity, Perplexity] | None"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurement that `--json` writes."""
+        from trisect.plan import budget_of, compare
+
+        old, new = budget_of(self.before), budget_of(self.after)
+        data = {
+            **compare(old, new).to_dict(),
+            "before": old.to_dict(),
+            "after": new.to_dict(),
+            "plan": self.compressed.plan.to_dict(),
+            "losses": self.compressed.losses,
+            "receipt": self.compressed.receipt,
+        }
+        if self.perplexity is not None:
+            was, now = self.perplexity
+            data["perplexity"] = {"before": asdict(was), "after": asdict(now)}
+        return data
+
+    def show(self) -> None:
+        """Print the final table, and what the solver wants the user to know."""
+        from trisect.report.table import compression_table
+
+        values = self.perplexity and (self.perplexity[0].perplexity, self.perplexity[1].perplexity)
+        table = compression_table(
+            self.before, self.after, losses=self.compressed.losses, perplexity=values
+        )
+        console = stdout()
+        console.print(table)
+        self._say_what_the_grid_did(console)
+        for entry in self.compressed.losses:
+            if entry["note"] and entry["note"] != "full width":
+                console.print(f"layer {entry['layer']} {entry['component']}: {entry['note']}")
+
+    def _say_what_the_grid_did(self, console: "Console") -> None:
+        from trisect.plan import budget_of, compare
+
+        asked = self.compressed.plan.ratio
+        removed = compare(budget_of(self.before), budget_of(self.after)).ratio
+        if abs(asked - removed) > NOTABLE_MISS:
+            console.print(
+                f"Asked for {asked:.1%}, removed {removed:.1%}: widths are aligned, and only the "
+                "chosen parts and layers count. --align none gives exact widths."
+            )
+
+
+def load(name: str, *, dtype: str | None, device: str, trust_remote_code: bool) -> "Loaded":
+    """Load a model with transformers' own chatter turned off."""
+    from trisect.models import load_model
+
+    with hushed():
+        return load_model(name, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+
+
+def compress_and_measure(
+    loaded: "Loaded",
+    config: "CompressConfig",
+    *,
+    evaluation: "Tokens | None",
+    moments: Path | None,
+    report: Report,
+) -> Outcome:
+    """Compress in place, with perplexity before and after where evaluation tokens are given."""
+    from trisect.evaluate.perplexity import perplexity
+    from trisect.models import shape_of
+    from trisect.pipeline import compress
+
+    def measure(stage: str) -> "Perplexity | None":
+        if evaluation is None:
+            return None
+        return perplexity(loaded.model, evaluation, progress=of_stage(report, stage))
+
+    before, was = shape_of(loaded.model), measure("perplexity before")
+    compressed = compress(
+        loaded.model, config, tokenizer=loaded.tokenizer, moments=moments, progress=report
+    )
+    after, now = shape_of(compressed.model), measure("perplexity after")
+    both = (was, now) if was is not None and now is not None else None
+    return Outcome(compressed=compressed, before=before, after=after, perplexity=both)

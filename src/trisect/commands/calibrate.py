@@ -1,0 +1,52 @@
+"""`trisect calibrate`: collect a method's moments once, to cut at any ratio later."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trisect.commands import _options as options
+
+
+def run(
+    model: options.Model,
+    out: Annotated[Path, typer.Option("--out", "-o", help="E.g. moments.safetensors.")],
+    method: Annotated[str, typer.Option(help="Whose moments: `trisect ls methods`.")] = "a3",
+    calibration: options.Calibration = None,
+    samples: options.Samples = None,
+    length: options.Length = None,
+    sampling: options.Sampling = None,
+    seed: options.Seed = None,
+    batch_size: options.BatchSize = None,
+    dtype: options.Dtype = None,
+    device: options.Device = "cpu",
+    quiet: options.Quiet = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+) -> None:
+    """Run the calibration tokens through a model and save its moments."""
+    from trisect.commands._flow import load
+    from trisect.commands._screen import progress, stdout
+    from trisect.config import CalibrationConfig, CompressConfig
+    from trisect.files import check_writable
+    from trisect.methods import get_method
+    from trisect.pipeline import calibrate
+
+    chosen = options.given(
+        source=calibration,
+        samples=samples,
+        length=length,
+        sampling=sampling,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    config = CompressConfig(
+        ratio=0.5,  # moments are the same for every ratio
+        method=method,
+        parts=get_method(method).parts,
+        calibration=CalibrationConfig(**chosen),
+    )
+    check_writable(out)
+    loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    with progress(quiet=quiet) as report:
+        info = calibrate(loaded.model, config, out, tokenizer=loaded.tokenizer, progress=report)
+    stdout().print(f"Moments of {info.num_tokens:,} tokens saved to {out}", soft_wrap=True)

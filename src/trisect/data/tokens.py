@@ -1,0 +1,141 @@
+"""Token windows: what calibration and evaluation read, with a hash of their content."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trisect.errors import TrisectError, unknown_name
+
+SAMPLINGS = ("random", "first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Windows of token ids and where they come from. The hash stands for the ids in comparisons."""
+
+    ids: Tensor = field(compare=False)  # (n, length) int64, on the CPU
+    source: str
+    """What a person would call it: a name, a path, a mixture."""
+    hash: str
+    """sha256 over shape and content, both as little-endian int64."""
+    text_bytes: int | None = None
+    """UTF-8 bytes of the text that `ids` decode to, for bits per byte; None where it is unknown."""
+
+
+def tokens_from_tensor(
+    ids: Tensor, source: str = "tensor", *, text_bytes: int | None = None
+) -> Tokens:
+    """Tokens that own a copy of `ids`, (n, length) non-negative integers."""
+    if ids.ndim != 2 or ids.numel() == 0:
+        raise TrisectError(
+            f"Token ids from {source} have shape {tuple(ids.shape)}; trisect needs "
+            "(windows, length), neither of them 0. Give one sequence as ids.unsqueeze(0)."
+        )
+    _check_integers(ids, source=source)
+    # A copy, so that the hash stays true when the caller goes on to write into its tensor.
+    owned = ids.detach().to(device="cpu", dtype=torch.int64, copy=True).contiguous()
+    return Tokens(ids=owned, source=source, hash=content_hash(owned), text_bytes=text_bytes)
+
+
+def content_hash(ids: Tensor) -> str:
+    """sha256 over shape and content as little-endian int64, the same on every machine."""
+    digest = hashlib.sha256()
+    digest.update(b"".join(size.to_bytes(8, "little", signed=True) for size in ids.shape))
+    digest.update(ids.to(device="cpu", dtype=torch.int64).contiguous().numpy().astype("<i8").data)
+    return digest.hexdigest()
+
+
+def windows(
+    ids: Tensor,
+    *,
+    samples: int | None,
+    length: int,
+    sampling: str,
+    seed: int,
+    source: str = "the text",
+) -> Tensor:
+    """Cut (samples, length) windows out of one stream of tokens, (num_tokens,).
+
+    `first`: consecutive windows from the start, without overlap; all of them if `samples` is None.
+    `random`: `samples` windows, each start drawn uniformly from all that fit; they may overlap.
+    """
+    check_request(samples=samples, length=length, sampling=sampling)
+    if len(ids) < length:
+        raise TrisectError(
+            f"{source} has {len(ids)} tokens, and one window needs {length}: "
+            f"give a longer text, or --length {max(len(ids), 2)} or less."
+        )
+    if sampling == "random":
+        assert samples is not None
+        generator = torch.Generator().manual_seed(seed)
+        starts = torch.randint(0, len(ids) - length + 1, (samples,), generator=generator)
+        return ids[starts[:, None] + torch.arange(length)]
+    return _first_windows(ids, samples=samples, length=length, source=source)
+
+
+def rows(
+    ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: int, source: str
+) -> Tensor:
+    """Choose (samples, length) out of ready-made windows, (n, at least length).
+
+    `first` takes rows in order, `random` draws without replacement; longer rows lose their end.
+    """
+    check_request(samples=samples, length=length, sampling=sampling)
+    found, width = ids.shape
+    if width < length:
+        raise TrisectError(
+            f"{source} holds windows of {width} tokens, and {length} were asked for: "
+            f"give --length {width} or less, or another file."
+        )
+    wanted = found if samples is None else samples
+    if found < wanted:
+        raise _too_few(source, found=found, wanted=wanted, length=length)
+    if sampling == "first":
+        return ids[:wanted, :length]
+    generator = torch.Generator().manual_seed(seed)
+    return ids[torch.randperm(found, generator=generator)[:wanted], :length]
+
+
+def check_request(*, samples: int | None, length: int, sampling: str) -> None:
+    """Refuse what no text could satisfy, before anything is read or downloaded."""
+    if sampling not in SAMPLINGS:
+        raise unknown_name("sampling", sampling, SAMPLINGS)
+    if length < 1:
+        raise TrisectError(f"--length is {length}; a window needs at least 1 token.")
+    if samples is not None and samples < 1:
+        raise TrisectError(f"{samples} windows were asked for; give --samples 1 or more.")
+    if samples is None and sampling == "random":
+        raise TrisectError(
+            "Random sampling needs a number of windows: give --samples N (eval: --windows N), "
+            "or --sampling first for all consecutive windows."
+        )
+
+
+def _first_windows(ids: Tensor, *, samples: int | None, length: int, source: str) -> Tensor:
+    found = len(ids) // length
+    wanted = found if samples is None else samples
+    if found < wanted:
+        raise _too_few(source, found=found, wanted=wanted, length=length)
+    return ids[: wanted * length].reshape(wanted, length)
+
+
+def _too_few(source: str, *, found: int, wanted: int, length: int) -> TrisectError:
+    return TrisectError(
+        f"{source} has {found} windows of {length} tokens, and {wanted} were asked for: give "
+        f"--samples {found} (eval: --windows {found}), a smaller --length, or a longer text."
+    )
+
+
+def _check_integers(ids: Tensor, *, source: str) -> None:
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TrisectError(
+            f"Token ids from {source} are {ids.dtype}; trisect needs integers, e.g. torch.int64."
+        )
+    lowest = int(ids.min())
+    if lowest < 0:
+        raise TrisectError(
+            f"Token ids from {source} hold {lowest}; ids start at 0. "
+            "Replace padding or label masks (such as -100) by real tokens."
+        )

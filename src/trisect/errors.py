@@ -1,0 +1,17 @@
+"""The one exception that is the user's to fix: what came, what would do, what to type next."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TrisectError(ValueError):
+    """Bad input. The command line prints its message on one line and exits with code 2."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> TrisectError:
+    """An error for a name that is not in a table: near names first, then everything there is."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=3)
+    guess = f" Did you mean {' or '.join(near)}?" if near else ""
+    tail = f" {hint}" if hint else ""
+    return TrisectError(f"Unknown {kind} {name!r}.{guess} Known: {', '.join(names)}.{tail}")

@@ -1,0 +1,189 @@
+"""Perplexity by the protocol of GPTQ and SVD-LLM: windows that do not overlap, no special tokens.
+
+Each window of n tokens predicts its last n - 1; nll is the mean over all predicted tokens of all
+windows, in nats, and perplexity = exp(nll). No window is ever left out.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from trisect.data.tokens import Tokens
+from trisect.errors import TrisectError
+
+log = logging.getLogger(__name__)
+
+CPU_LOGIT_BYTES = 1 << 30
+CUDA_LOGIT_SHARE = 0.25
+"""Share of the free memory that logits may take; activations need the rest."""
+MAX_BATCH = 16
+"""Beyond this many windows a batch gains no speed."""
+CHUNK_ELEMENTS = 1 << 24
+"""Logits turned to float32 log-probabilities at a time: 64 MiB."""
+POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity:
+    """A measurement, with what is needed to repeat it."""
+
+    perplexity: float
+    nll: float
+    """Mean negative log-likelihood of a predicted token, in nats."""
+    tokens: int
+    """Predicted tokens: length - 1 per window."""
+    windows: int
+    length: int
+    bits_per_byte: float | None
+    """Bits per token over bytes per token: comparable between tokenizers."""
+    data: str
+    token_hash: str
+
+
+def perplexity(
+    model: PreTrainedModel,
+    tokens: Tokens,
+    *,
+    batch_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Perplexity:
+    """Measure `model` on all windows of `tokens`. The batch size (None: chosen to fit memory) only
+    changes the speed. `progress` is told (windows done, windows in all).
+    """
+    num_windows, length = tokens.ids.shape
+    _check_windows(model, tokens)
+    if batch_size is not None and batch_size < 1:
+        raise TrisectError(f"The batch size is {batch_size}; give 1 or more, or None to choose.")
+    size = fitting_batch_size(model, length=length) if batch_size is None else batch_size
+    device = _input_device(model)
+    total = 0.0
+    with _evaluating(model):
+        for start in range(0, num_windows, size):
+            ids = tokens.ids[start : start + size].to(device)
+            losses = window_losses(model(input_ids=ids, use_cache=False).logits, ids)
+            _check_finite(losses, first=start, tokens=tokens)
+            total += losses.sum().item()
+            if progress is not None:
+                progress(start + len(ids), num_windows)
+    predicted = num_windows * (length - 1)
+    nll = total / predicted
+    return Perplexity(
+        perplexity=_exp(nll),
+        nll=nll,
+        tokens=predicted,
+        windows=num_windows,
+        length=length,
+        bits_per_byte=_bits_per_byte(nll, tokens),
+        data=tokens.source,
+        token_hash=tokens.hash,
+    )
+
+
+def window_losses(logits: Tensor, ids: Tensor, *, chunk_elements: int = CHUNK_ELEMENTS) -> Tensor:
+    """Summed negative log-likelihood of each window, (b, t, vocab) and (b, t) -> (b,) float64.
+
+    Softmax in float32 over a few rows at a time, so that no second copy of the logits exists.
+    """
+    step = max(1, chunk_elements // logits.shape[-1])
+    targets = ids.to(logits.device)
+    losses = torch.zeros(len(ids), dtype=torch.float64, device=logits.device)
+    for window, (row, target) in enumerate(zip(logits[:, :-1], targets[:, 1:], strict=True)):
+        for at in range(0, len(target), step):
+            chunk = slice(at, at + step)
+            nats = F.cross_entropy(row[chunk].float(), target[chunk], reduction="none")
+            losses[window] += nats.sum(dtype=torch.float64)
+    return losses
+
+
+def fitting_batch_size(model: PreTrainedModel, *, length: int) -> int:
+    """Windows whose logits fit: 1 GiB on the CPU, a quarter of the free memory on a GPU."""
+    device = _input_device(model)
+    per_window = length * _vocabulary(model) * max(model.dtype.itemsize, 4)
+    budget = float(CPU_LOGIT_BYTES)
+    if device.type == "cuda":
+        budget = CUDA_LOGIT_SHARE * torch.cuda.mem_get_info(device)[0]
+    return max(1, min(MAX_BATCH, int(budget // per_window)))
+
+
+def _check_windows(model: PreTrainedModel, tokens: Tokens) -> None:
+    length = tokens.ids.shape[1]
+    if length < 2:
+        raise TrisectError(
+            f"Windows of {length} token predict nothing: give --length 2 or more (2048 is usual)."
+        )
+    highest, vocabulary = int(tokens.ids.max()), _vocabulary(model)
+    if highest >= vocabulary:
+        raise TrisectError(
+            f"Token id {highest} of {tokens.source} is outside the model's vocabulary of "
+            f"{vocabulary}: make the ids with this model's own tokenizer."
+        )
+    _check_positions(model, length=length)
+
+
+def _check_positions(model: PreTrainedModel, *, length: int) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES:
+            # OPT's table starts with rows that no position uses, and says how many.
+            limit = module.num_embeddings - int(getattr(module, "offset", 0))
+            if length > limit:
+                raise TrisectError(
+                    f"Windows of {length} tokens, but the model has learned {limit} positions: "
+                    f"give --length {limit} or less."
+                )
+    trained = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(trained, int) and length > trained:
+        log.warning(
+            "Windows of %d tokens exceed the model's context of %d: perplexity will look worse "
+            "than the model is; --length %d stays inside.",
+            length,
+            trained,
+            trained,
+        )
+
+
+def _check_finite(losses: Tensor, *, first: int, tokens: Tokens) -> None:
+    bad = (~torch.isfinite(losses)).nonzero()
+    if len(bad):
+        window = first + int(bad[0])
+        raise TrisectError(
+            f"The model's logits are not finite in window {window} of {len(tokens.ids)} "
+            f"({tokens.source}): try --dtype float32; if that fails too, the weights are damaged."
+        )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Inference mode without dropout; every module gets its own training flag back."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _input_device(model: PreTrainedModel) -> torch.device:
+    return next(model.get_input_embeddings().parameters()).device
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    return next(model.get_input_embeddings().parameters()).shape[0]
+
+
+def _bits_per_byte(nll: float, tokens: Tokens) -> float | None:
+    if not tokens.text_bytes:
+        return None
+    return nll / math.log(2) * tokens.ids.numel() / tokens.text_bytes
+
+
+def _exp(nll: float) -> float:
+    return math.exp(nll) if nll < math.log(1e308) else math.inf

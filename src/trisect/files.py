@@ -1,0 +1,156 @@
+"""Files that are whole or not there: written beside their name, then renamed."""
+
+import errno
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trisect.errors import TrisectError
+
+
+def atomic_write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of it."""
+    with new_file(path) as partial:
+        partial.write_bytes(data)
+
+
+def atomic_write_text(path: str | Path, text: str) -> None:
+    """`atomic_write_bytes` for UTF-8 text."""
+    atomic_write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write JSON atomically. Numbers that JSON cannot hold (infinity, NaN) become null."""
+    text = json.dumps(_plain(value), indent=2, allow_nan=False)
+    atomic_write_text(path, text + "\n")
+
+
+@contextmanager
+def new_file(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling path; on success it becomes `path`, otherwise it is removed."""
+    path = Path(path).resolve()
+    if path.is_dir():
+        raise TrisectError(
+            f"Cannot write the file {path}: a folder has that name; give a file name."
+        )
+    partial = _partial_name(path)
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.touch()
+            usual = partial.stat().st_mode
+            yield partial
+            partial.chmod(usual)
+            _sync(partial)
+            os.replace(partial, path)
+            _sync(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling folder; on success it becomes `path`, otherwise it is removed."""
+    path = Path(path).resolve()
+    check_new_folder(path)
+    partial = _partial_name(path)
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        try:
+            yield partial
+            # safetensors writes files that only their owner can read; a checkpoint is to be shared.
+            usual = partial.stat().st_mode
+            for entry in (*sorted(partial.rglob("*")), partial):
+                entry.chmod(usual if entry.is_dir() else usual & 0o666)
+                _sync(entry)
+            os.rename(partial, path)  # replaces an empty folder, and only that
+            _sync(path.parent)
+        finally:
+            if partial.exists():
+                shutil.rmtree(partial)
+
+
+def check_new_folder(path: str | Path) -> None:
+    """Refuse an output folder that is taken or cannot be made: before the long work, not after."""
+    path = Path(path).resolve()
+    if path.exists() and not path.is_dir():
+        raise TrisectError(f"The output {path} is a file; name a new folder with -o.")
+    if path.is_dir() and any(path.iterdir()):
+        raise TrisectError(
+            f"The output folder {path} exists and is not empty; name another with -o, or remove it."
+        )
+    check_writable(path)
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse an output whose folder cannot be written to."""
+    home = _existing_parent(Path(path).resolve())
+    if not home.is_dir():
+        raise TrisectError(
+            f"Cannot write {path}: {home} is a file, not a folder; name another place."
+        )
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise TrisectError(f"Cannot write {path}: {home} is not writable; name another place.")
+
+
+def check_disk_space(path: str | Path, needed: int) -> None:
+    """Refuse work whose output of `needed` bytes will not fit where `path` is."""
+    free = shutil.disk_usage(_existing_parent(Path(path).resolve())).free
+    if free < needed:
+        raise TrisectError(
+            f"{path} needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there; "
+            "make room or name another place."
+        )
+
+
+def _existing_parent(path: Path) -> Path:
+    return next(parent for parent in path.parents if parent.exists())
+
+
+def _partial_name(path: Path) -> Path:
+    # Not tempfile: its private permissions would stay on the finished file.
+    return path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals that a user can fix into a TrisectError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise TrisectError(
+                f"The disk is full: {path} was not written; make room or name another place."
+            ) from error
+        # Reading something else inside the block may fail too; that is not about this output.
+        ours = error.filename is not None and str(error.filename).startswith(str(path.parent))
+        if ours and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            raise TrisectError(
+                f"Cannot write {path}: {error.strerror}; name another place."
+            ) from error
+        raise
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value

@@ -1,0 +1,282 @@
+"""A3, the paper's method, and its published ablations.                          docs/math.md, sections 2-5
+
+Every solver follows the same three lines: moments of the narrow quantities, a basis or a choice, new
+weights. No d_model- or d_inter-sized root, inverse or SVD appears (math.md, section 1, says why none is needed).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from trisect.errors import TrisectError
+from trisect.methods.method import Method, Options, need
+from trisect.parts import MLP, OV, QK, Moments, Shrunk
+from trisect.solve import (
+    SOLVE_DTYPE,
+    denominator,
+    neuron_scores,
+    pair_scores,
+    shared_basis,
+    split_width,
+    top,
+)
+
+# h = query heads, k = key heads, g = query heads per key head, D = d_model, d = head width, r = new width,
+# P = rotation pairs, p = pairs kept
+
+QKMoments = Callable[[QK, Moments], tuple[Tensor, Tensor]]
+
+
+def solve_qk(
+    part: QK, moments: Moments, width: int, options: Options, *, second_moments: QKMoments
+) -> Shrunk:
+    """Pairs for the rotated channels, the joint SVD for the others.           [math.md QK-1, R-1, R-2]
+
+    Without RoPE there are no pairs and this is Theorem 2 (MHA) or the joint SVD (GQA); with full RoPE
+    there are no other channels and it is the paper's pair selection.
+    """
+    C_q, C_k = second_moments(part, moments)  # (k, d, d) each
+    P = part.num_pairs
+    scores = pair_scores(_diagonal(C_q), _diagonal(C_k), P)  # (k, P)
+    rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
+    p = split_width(scores, rest.values, width)
+    kept, lost = top(scores, p)  # (k, p)
+    k_rest, q_rest = rest.maps(width - 2 * p)
+    solution = Shrunk(
+        part=_map_heads(
+            part, q_map=_with_pairs(kept, P, q_rest), k_map=_with_pairs(kept, P, k_rest), kept=kept
+        ),
+        loss=(lost.sum() + rest.loss(width - 2 * p).sum()).item(),
+        total=(scores.sum() + rest.total.sum()).item(),
+        clipped=rest.clipped,
+    )
+    if part.norm_q is None:
+        return solution
+    return _renormalise(part, solution, kept, moments, options)
+
+
+def solve_ov(
+    part: OV, moments: Moments, width: int, options: Options, *, moment: Callable[[OV], str]
+) -> Shrunk:
+    """One value basis per value head, each query head's output rows mapped along.    [math.md OV-1, OV-2]"""
+    C = need(moments, moment(part))  # (k, d, d)
+    W_o = part.W_o.to(SOLVE_DTYPE)
+    M = (W_o @ W_o.mT).unflatten(0, (-1, part.group)).sum(dim=1)  # (h, d, d) -> (k, d, d)
+    basis = shared_basis(C, M)
+    v_map, o_map = basis.maps(width)  # (k, d, r)
+    return Shrunk(
+        part=replace(
+            part,
+            W_v=_like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ v_map),
+            b_v=_map_bias(part.b_v, v_map),
+            W_o=_like(part.W_o, o_map.repeat_interleave(part.group, dim=0).mT @ W_o),
+        ),
+        loss=basis.loss(width).sum().item(),
+        total=basis.total.sum().item(),
+        clipped=basis.clipped,
+    )
+
+
+def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -> Shrunk:
+    """The appendix's stacked solution: all heads share one output projection.            [math.md OV-3]
+
+    For study: it removes the same parameters but every value head grows to the shared rank, and so does
+    the KV cache.
+    """
+    if part.group != 1:
+        raise TrisectError(
+            "a3-ov-overall needs one value head per query head (MHA); this layer shares each value head "
+            f"among {part.group} query heads. Use --method a3."
+        )
+    h, _, d = part.W_v.shape
+    rank = min(
+        round(width * 2 * h / (h + 1)), h * d
+    )  # as many parameters as `width` per head would have
+    W_o = part.W_o.to(SOLVE_DTYPE).flatten(0, 1)  # (h, d, D) -> (h d, D)
+    basis = shared_basis(need(moments, "a_gram"), W_o @ W_o.mT)
+    v_map, o_map = basis.maps(rank)  # (h d, r)
+    v_map = v_map.unflatten(0, (h, d))
+    return Shrunk(
+        part=replace(
+            part,
+            W_v=_like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ v_map),
+            b_v=_map_bias(part.b_v, v_map),
+            W_o=_like(part.W_o, (o_map.mT @ W_o).unsqueeze(0)),
+        ),
+        loss=basis.loss(rank).item(),
+        total=basis.total.item(),
+        clipped=basis.clipped,
+        note=f"value heads of width {rank} share one output projection",
+    )
+
+
+def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
+    """Keep the neurons with the largest E[x_i^2] |w_i|^2.                                [math.md M-1]"""
+    scores = neuron_scores(need(moments, "mlp"), part.W_down)
+    kept, lost = top(scores, width)
+    return Shrunk(part=keep_neurons(part, kept), loss=lost.item(), total=scores.sum().item())
+
+
+def keep_neurons(part: MLP, kept: Tensor) -> MLP:
+    """The MLP with only the neurons at `kept`."""
+    index = kept.to(part.W_down.device)
+    return replace(
+        part,
+        W_up=part.W_up[:, index],
+        W_gate=None if part.W_gate is None else part.W_gate[:, index],
+        W_down=part.W_down[index],
+        b_up=None if part.b_up is None else part.b_up[index],
+        b_gate=None if part.b_gate is None else part.b_gate[index],
+    )
+
+
+def activation_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
+    """C_q summed over each group, and C_k, from the projections' outputs."""
+    return _sum_groups(need(moments, "q"), part.group), need(moments, "k")
+
+
+def query_only_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
+    """The ablation with R_k = I: keys count by their weights alone."""
+    return _sum_groups(need(moments, "q"), part.group), _weight_moment(part.W_k, part.b_k)
+
+
+def key_only_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
+    """The ablation with R_q = I: queries count by their weights alone."""
+    return _sum_groups(_weight_moment(part.W_q, part.b_q), part.group), need(moments, "k")
+
+
+def _renormalise(
+    part: QK, solution: Shrunk, kept: Tensor, moments: Moments, options: Options
+) -> Shrunk:
+    """Correct the norms' denominators for the channels that are gone, or leave QK whole.   [math.md Q-1]"""
+    if 2 * part.num_pairs != part.width:
+        raise TrisectError(
+            "QK-norm together with unrotated channels is not supported; use --parts ov,mlp."
+        )
+    channels = torch.cat([kept, kept + part.num_pairs], dim=-1)  # (k, r)
+    q = denominator(need(moments, "q_squares"), channels.repeat_interleave(part.group, dim=0))
+    k = denominator(need(moments, "k_squares"), channels)
+    error = torch.cat([q.error, k.error]).clamp(min=0).mean().sqrt().item()
+    if error > options.qk_norm_tolerance:
+        return Shrunk(
+            part=part,
+            loss=0.0,
+            total=solution.total,
+            note=f"QK left whole: its norm would be off by {error:.1%} (qk_norm_tolerance "
+            f"{options.qk_norm_tolerance:.1%})",
+        )
+    assert isinstance(solution.part, QK)
+    narrow = solution.part
+    assert narrow.norm_q is not None and narrow.norm_k is not None
+    return replace(
+        solution,
+        part=replace(
+            narrow,
+            norm_q=_like(narrow.norm_q, narrow.norm_q / q.factor.sqrt().unsqueeze(-1)),
+            norm_k=_like(narrow.norm_k, narrow.norm_k / k.factor.sqrt().unsqueeze(-1)),
+        ),
+        note=f"norm corrected, off by {error:.1%}",
+    )
+
+
+def _map_heads(part: QK, *, q_map: Tensor, k_map: Tensor, kept: Tensor) -> QK:
+    """Fold the maps (k, d, r) into weights, biases, norms and frequencies."""
+    q_maps = q_map.repeat_interleave(part.group, dim=0)  # (k, d, r) -> (h, d, r)
+    return QK(
+        W_q=_like(part.W_q, part.W_q.to(SOLVE_DTYPE) @ q_maps),
+        W_k=_like(part.W_k, part.W_k.to(SOLVE_DTYPE) @ k_map),
+        b_q=_map_bias(part.b_q, q_maps),
+        b_k=_map_bias(part.b_k, k_map),
+        norm_q=_map_bias(part.norm_q, q_maps),
+        norm_k=_map_bias(part.norm_k, k_map),
+        frequencies=part.frequencies.gather(-1, kept.to(part.frequencies.device)),
+    )
+
+
+def _with_pairs(kept: Tensor, num_pairs: int, rest: Tensor) -> Tensor:
+    """The whole head's map (k, d, r): ones for the kept pairs' channels, `rest` for the unrotated ones."""
+    k, p = kept.shape
+    s, r = rest.shape[-2:]
+    whole = rest.new_zeros(k, 2 * num_pairs + s, 2 * p + r)
+    heads, slots = (
+        torch.arange(k, device=kept.device).unsqueeze(-1),
+        torch.arange(p, device=kept.device),
+    )
+    whole[heads, kept, slots] = 1.0
+    whole[heads, kept + num_pairs, slots + p] = 1.0
+    whole[:, 2 * num_pairs :, 2 * p :] = rest
+    return whole
+
+
+def _map_bias(bias: Tensor | None, maps: Tensor) -> Tensor | None:
+    """(heads, d) through (heads, d, r)."""
+    if bias is None:
+        return None
+    return _like(bias, (bias.to(SOLVE_DTYPE).unsqueeze(-2) @ maps).squeeze(-2))
+
+
+def _weight_moment(W: Tensor, b: Tensor | None) -> Tensor:
+    """E[y^T y] of y = x W + b when x has the identity as second moment and no mean."""
+    W = W.to(SOLVE_DTYPE)
+    moment = W.mT @ W
+    if b is None:
+        return moment
+    b = b.to(SOLVE_DTYPE)
+    return moment + b.unsqueeze(-1) * b.unsqueeze(-2)
+
+
+def _sum_groups(per_head: Tensor, group: int) -> Tensor:
+    return per_head.unflatten(0, (-1, group)).sum(dim=1)
+
+
+def _diagonal(C: Tensor) -> Tensor:
+    return C.diagonal(dim1=-2, dim2=-1)
+
+
+def _like(old: Tensor, new: Tensor) -> Tensor:
+    return new.to(dtype=old.dtype, device=old.device).contiguous()
+
+
+def _a3(
+    name: str, summary: str, *, qk: QKMoments = activation_moments, weighted: bool = True
+) -> Method:
+    """The paper's method with one of its moments exchanged."""
+
+    def moment(part: OV) -> str:
+        return "a" if weighted and part.group == 1 else "v"
+
+    def qk_solver(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
+        return solve_qk(part, moments, width, options, second_moments=qk)
+
+    def ov_solver(part: OV, moments: Moments, width: int, options: Options) -> Shrunk:
+        return solve_ov(part, moments, width, options, moment=moment)
+
+    return Method(
+        name=name,
+        summary=summary,
+        solvers={"qk": qk_solver, "ov": ov_solver, "mlp": solve_mlp},
+        reads={
+            "qk": frozenset({"q", "k", "q_squares", "k_squares"}),
+            "ov": frozenset({"a", "v"}),
+            "mlp": frozenset({"mlp"}),
+        },
+    )
+
+
+A3 = _a3("a3", "The paper's closed-form solutions, exactly as published.")
+A3_Q_ONLY = _a3(
+    "a3-q-only", "Ablation: QK from query statistics, keys by weight.", qk=query_only_moments
+)
+A3_K_ONLY = _a3(
+    "a3-k-only", "Ablation: QK from key statistics, queries by weight.", qk=key_only_moments
+)
+A3_XKV = _a3("a3-xkv", "Ablation: OV from values before attention weights them.", weighted=False)
+A3_OV_OVERALL = replace(
+    A3,
+    name="a3-ov-overall",
+    summary="Study: the appendix's stacked OV solution (MHA only; grows the KV cache).",
+    solvers={**A3.solvers, "ov": solve_ov_overall},
+    reads={**A3.reads, "ov": frozenset({"a_gram"})},
+)

@@ -1,0 +1,61 @@
+"""A method as a record: one solver per component and the statistics it reads."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from trisect.errors import TrisectError
+from trisect.parts import MLP, OV, QK, Moments, Part, Shrunk, Solution
+
+Solver = Callable[..., Solution]
+"""(part, moments, width, options) -> solution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Numbers a user may set and every solver may read."""
+
+    qk_norm_tolerance: float = 0.1
+    """QK-norm layers whose corrected denominator misses more than this share (as a root) stay whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    name: str
+    summary: str
+    solvers: Mapping[str, Solver]
+    """Component name -> solver."""
+    reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Component name -> the moments its solver needs."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.solvers)
+
+
+def solve(
+    method: Method, component: str, part: Part, moments: Moments, *, width: int, options: Options
+) -> Solution:
+    """Solve one part at one width; at full width nothing may change, so nothing is computed."""
+    if width == part.width:
+        return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
+    if width > part.width:
+        raise TrisectError(
+            f"{component} has width {part.width} and cannot be widened to {width}; plan a smaller width."
+        )
+    return method.solvers[component](part, moments, width, options)
+
+
+def need(moments: Moments, name: str) -> Tensor:
+    """A moment by name, or the command that collects it."""
+    if name not in moments:
+        have = ", ".join(sorted(moments)) or "none"
+        raise TrisectError(
+            f"The calibration has no {name!r} moments (it has: {have}). Collect them with "
+            "`trisect calibrate MODEL -o moments.safetensors --method NAME` for the method you use."
+        )
+    return moments[name]
+
+
+__all__ = ["MLP", "OV", "QK", "Method", "Options", "Solver", "need", "solve"]

@@ -1,0 +1,41 @@
+"""Models: family records, views of layers, the owned attention, compressed classes, checkpoints."""
+
+from typing import Any
+
+from trisect.models.checkpoint import (
+    Loaded,
+    fingerprint,
+    load_model,
+    original_shape,
+    read_shape,
+    save_model,
+)
+from trisect.models.compressed import mark_compressed, original_widths, register
+from trisect.models.families import FAMILIES, WRAPPERS, Family, family_for
+from trisect.models.view import LayerView, layer_views, shape_of
+
+
+def family_of(model: Any) -> Family:
+    """The family record of a loaded model."""
+    return family_for(model.config)
+
+
+__all__ = [
+    "FAMILIES",
+    "WRAPPERS",
+    "Family",
+    "LayerView",
+    "Loaded",
+    "family_for",
+    "family_of",
+    "fingerprint",
+    "layer_views",
+    "load_model",
+    "mark_compressed",
+    "original_shape",
+    "original_widths",
+    "read_shape",
+    "register",
+    "save_model",
+    "shape_of",
+]

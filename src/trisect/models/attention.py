@@ -1,0 +1,217 @@
+"""The one attention forward: every family, any head widths.
+
+A stock attention module cannot hold a compressed layer: it views q, k and v with one head width, rotates all
+heads alike and derives its scale from that width. `own` turns a stock module into one that can, in place and
+with the same parameters, so that names, hooks and `isinstance` checks elsewhere go on working.
+
+b = batch, t = tokens, h = query heads, k = key/value heads, g = h / k
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from trisect.models.families import Family
+from trisect.models.rotary import head_angles, rotate, to_canonical
+
+Tap = Callable[[str, Tensor], None]
+"""Called with a name and a tensor (b, t, heads, width) while calibration listens."""
+
+
+class Attention(nn.Module):
+    """Attention with its own query/key and value widths, frequencies and norms."""
+
+    config: Any
+    family: Family
+    layer_idx: int
+    heads: int
+    kv_heads: int
+    num_key_value_groups: int
+    qk_width: int
+    vo_width: int
+    num_pairs: int
+    shared_output: bool
+    clips_qk: float | None
+    clips_v: float | None
+    rotary_index: Tensor | None
+    tap: Tap | None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        layer_past: Any = None,
+        position_bias: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k, v = self._project(hidden_states)
+        self._listen(q, k, v)
+        if self.num_pairs:
+            assert position_embeddings is not None
+            q, k = self._rotate(q, k, *position_embeddings)
+        if self.family.position_scale:
+            q = q * self._position_scale(position_ids, q.dtype)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (b, heads, t, width)
+
+        cache = past_key_values if past_key_values is not None else layer_past
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer_idx)
+        if position_bias is not None:
+            attention_mask = _biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+        out, weights = attend(
+            self,
+            q,
+            k,
+            v,
+            attention_mask,
+            dropout=self._dropout() if self.training else 0.0,
+            # Scores approximate those of the original head, so they keep the original head's scale.
+            scaling=getattr(self, self.family.scale),
+            sliding_window=getattr(
+                self, "sliding_window", getattr(self.config, "sliding_window", None)
+            ),
+            position_ids=position_ids,
+            **kwargs,
+        )  # (b, t, h, vo)
+        if self.tap is not None:
+            self.tap("a", out)
+        out = out.sum(dim=2) if self.shared_output else out.flatten(2)
+        out = getattr(self, self.family.o)(out.contiguous())
+        if self.family.output_dropout is not None:
+            out = getattr(self, self.family.output_dropout)(out)
+        return out, weights
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query (b, t, h, qk), key (b, t, k, qk) and value (b, t, k, vo), clamped and normalised."""
+        q, k, v = self._split(x)
+        if self.clips_qk is not None:
+            q, k = q.clamp(-self.clips_qk, self.clips_qk), k.clamp(-self.clips_qk, self.clips_qk)
+        if self.clips_v is not None:
+            v = v.clamp(-self.clips_v, self.clips_v)
+        if self.family.norms is not None:
+            if self.tap is not None:
+                self.tap("q_raw", q)
+                self.tap("k_raw", k)
+            q_norm, k_norm = self.family.norms
+            q, k = getattr(self, q_norm)(q), getattr(self, k_norm)(k)
+        return q, k, v
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        qk, vo = self.qk_width, self.vo_width
+        mixed = [getattr(self, name)(x) for name in self.family.qkv]
+        if self.family.per_head:
+            q, k, v = mixed[0].unflatten(-1, (self.heads, -1)).split([qk, qk, vo], dim=-1)
+            return q, k, v
+        if len(mixed) == 1:
+            sizes = [self.heads * qk, self.kv_heads * qk, self.kv_heads * vo]
+            mixed = mixed[0].split(sizes, dim=-1)
+        q, k, v = mixed
+        return (
+            q.unflatten(-1, (self.heads, qk)),
+            k.unflatten(-1, (self.kv_heads, qk)),
+            v.unflatten(-1, (self.kv_heads, vo)),
+        )
+
+    def _rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        index = None if self.rotary_index is None else self.rotary_index.long()
+        cos, sin = head_angles(cos, sin, index)  # (b, t, k or 1, p)
+        layout = self.family.rotary
+        assert layout is not None
+        groups = q.unflatten(2, (self.kv_heads, -1))  # (b, t, h, d) -> (b, t, k, g, d)
+        q = rotate(groups, cos.unsqueeze(-2), sin.unsqueeze(-2), layout).flatten(2, 3)
+        return q, rotate(k, cos, sin, layout)
+
+    def _position_scale(self, position_ids: Tensor | None, dtype: torch.dtype) -> Tensor:
+        rope = self.config.rope_parameters
+        beta, original = (
+            rope.get("llama_4_scaling_beta"),
+            rope.get("original_max_position_embeddings"),
+        )
+        assert position_ids is not None
+        scale = 1 + beta * torch.log(1 + torch.floor(position_ids / original))
+        return scale[..., None, None].to(dtype)  # (b, t, 1, 1)
+
+    def _dropout(self) -> float:
+        dropout = getattr(self, self.family.dropout)
+        return dropout.p if isinstance(dropout, nn.Dropout) else dropout
+
+    def _listen(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        if self.tap is not None:
+            self.tap("q", to_canonical(q, self.num_pairs, self.family.rotary))
+            self.tap("k", to_canonical(k, self.num_pairs, self.family.rotary))
+            self.tap("v", v)
+
+
+def own(module: nn.Module, family: Family, config: Any) -> Attention:
+    """Turn a stock attention module into an Attention, in place. Owned ones are returned as they are."""
+    if isinstance(module, Attention):
+        return module
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rotates = family.rotary is not None and (
+        family.rotates is None or bool(getattr(module, family.rotates))
+    )
+    clip = None if family.clip is None else getattr(module, family.clip)
+    module.__class__ = _owned_class(type(module))
+    assert isinstance(module, Attention)
+    module.register_buffer("rotary_index", None)
+    module.config, module.family = config, family
+    module.heads = heads
+    module.kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    module.num_key_value_groups = heads // module.kv_heads
+    module.qk_width = module.vo_width = width
+    module.num_pairs = _rotary_width(config, width) // 2 if rotates else 0
+    module.shared_output = False
+    module.clips_qk = module.clips_v = clip or None
+    module.is_causal, module.tap = True, None
+    return module
+
+
+@cache
+def _owned_class(stock: type[nn.Module]) -> type[Attention]:
+    """Attention first, so that its forward wins; the stock class second, so that `isinstance` still holds."""
+    return type(f"Owned{stock.__name__}", (Attention, stock), {"__module__": __name__})
+
+
+def _rotary_width(config: Any, head_width: int) -> int:
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(head_width * rope.get("partial_rotary_factor", 1.0))
+
+
+def _biased_mask(position_bias: Tensor, mask: Tensor | None, *, key_length: int) -> Tensor:
+    """ALiBi's bias (h, 1, longest) for the keys at hand, and minus infinity where `mask` is set."""
+    bias = position_bias[..., -key_length:].unsqueeze(0)  # (1, h, 1, keys)
+    if mask is None:
+        return bias
+    return torch.where(mask[..., :key_length], torch.finfo(bias.dtype).min, bias)
+
+
+def eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention spelt out, for `attn_implementation="eager"`: the reference for every other kernel."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    scores = query @ key.mT * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask[..., : key.shape[-2]]
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights

@@ -1,0 +1,157 @@
+"""Model families as records: where each projection lives and how its channels are laid out.
+
+Nothing here computes. A new family is one more record; CONTRIBUTING.md, 'A new family', has the steps.
+Paths are relative to the decoder layer, except `layers`, which is relative to the model.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from trisect.errors import unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    name: str
+    """The `model_type` of the checkpoint's config."""
+    model: str
+    """The transformers class with the language-model head."""
+    layers: str = "model.layers"
+    attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """Names inside the attention module; one name means one fused projection, [Q | K | V]."""
+    per_head: bool = False
+    """The fused projection holds [q | k | v] head by head instead."""
+    o: str = "o_proj"
+    up: str = "mlp.up_proj"
+    gate: str | None = "mlp.gate_proj"
+    """None without a gate; the same path as `up` when one projection holds [gate | up]."""
+    down: str = "mlp.down_proj"
+    rotary: Literal["half", "adjacent"] | None = "half"
+    """Which channels make a rotation pair: (i, i + n) of the rotated 2n, or (2i, 2i + 1)."""
+    rotates: str | None = None
+    """Attention attribute that says whether this layer rotates at all; None means every layer does."""
+    norms: tuple[str, str] | None = None
+    """Query and key RMS-norms between projection and rotation."""
+    scale: str = "scaling"
+    """Attention attribute with the softmax scale of the original head width."""
+    dropout: str = "attention_dropout"
+    output_dropout: str | None = None
+    """Dropout that the attention module applies after its output projection."""
+    clip: str | None = None
+    """Attention attribute with the bound that projections are clamped to."""
+    position_scale: bool = False
+    """Queries are scaled by position after rotation (Llama 4's attention temperature)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapper:
+    """A multimodal model around a text model of another family."""
+
+    name: str
+    model: str
+    layers: str
+
+
+LLAMA = Family(name="llama", model="LlamaForCausalLM")
+
+_RECORDS = (
+    LLAMA,
+    replace(LLAMA, name="mistral", model="MistralForCausalLM"),
+    replace(LLAMA, name="ministral3", model="Ministral3ForCausalLM", position_scale=True),
+    replace(LLAMA, name="qwen2", model="Qwen2ForCausalLM"),
+    replace(LLAMA, name="qwen3", model="Qwen3ForCausalLM", norms=("q_norm", "k_norm")),
+    replace(LLAMA, name="smollm3", model="SmolLM3ForCausalLM", rotates="use_rope"),
+    replace(LLAMA, name="helium", model="HeliumForCausalLM", rotary="adjacent"),
+    replace(
+        LLAMA,
+        name="phi3",
+        model="Phi3ForCausalLM",
+        qkv=("qkv_proj",),
+        up="mlp.gate_up_proj",
+        gate="mlp.gate_up_proj",
+    ),
+    Family(
+        name="mpt",
+        model="MptForCausalLM",
+        layers="transformer.blocks",
+        attention="attn",
+        qkv=("Wqkv",),
+        o="out_proj",
+        up="ffn.up_proj",
+        gate=None,
+        down="ffn.down_proj",
+        rotary=None,
+        scale="softmax_scale",
+        dropout="attn_dropout_p",
+        clip="clip_qkv",
+    ),
+    Family(
+        name="gpt2",
+        model="GPT2LMHeadModel",
+        layers="transformer.h",
+        attention="attn",
+        qkv=("c_attn",),
+        o="c_proj",
+        up="mlp.c_fc",
+        gate=None,
+        down="mlp.c_proj",
+        rotary=None,
+        dropout="attn_dropout",
+        output_dropout="resid_dropout",
+    ),
+    Family(
+        name="opt",
+        model="OPTForCausalLM",
+        layers="model.decoder.layers",
+        o="out_proj",
+        up="fc1",
+        gate=None,
+        down="fc2",
+        rotary=None,
+        dropout="dropout",
+    ),
+    Family(
+        name="gpt_neox",
+        model="GPTNeoXForCausalLM",
+        layers="gpt_neox.layers",
+        attention="attention",
+        qkv=("query_key_value",),
+        per_head=True,
+        o="dense",
+        up="mlp.dense_h_to_4h",
+        gate=None,
+        down="mlp.dense_4h_to_h",
+    ),
+)
+
+FAMILIES: dict[str, Family] = {record.name: record for record in _RECORDS}
+
+WRAPPERS: dict[str, Wrapper] = {
+    "mistral3": Wrapper(
+        name="mistral3",
+        model="Mistral3ForConditionalGeneration",
+        layers="model.language_model.layers",
+    ),
+}
+
+# A compressed checkpoint names its family behind this prefix, so that transformers finds our classes.
+PREFIX = "trisect_"
+
+
+def family_for(config: Any) -> Family:
+    """The record for a transformers config, stock or compressed, wrapped or not."""
+    model_type = config.model_type.removeprefix(PREFIX)
+    wrapper = WRAPPERS.get(model_type)
+    if wrapper is not None:
+        inner = family_for(config.get_text_config())
+        return replace(inner, name=wrapper.name, model=wrapper.model, layers=wrapper.layers)
+    if model_type not in FAMILIES:
+        raise unknown_name(
+            "model family",
+            model_type,
+            [*FAMILIES, *WRAPPERS],
+            "To add one, write a Family record in trisect/models/families.py: "
+            "CONTRIBUTING.md, 'A new family', has the steps.",
+        )
+    return FAMILIES[model_type]

@@ -1,0 +1,104 @@
+"""Parts and solutions: the only words that methods and models share.
+
+A Part is what a method is given, a Solution what it gives back. Both are plain tensors in one canonical
+layout, whatever the checkpoint's fused matrices, transposed weights or rotary channel order look like.
+
+Row-vector convention, as in the paper: q = x W_q + b_q.
+h = query heads, h_kv = key/value heads, D = d_model, d = head width, I = MLP intermediate width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+COMPONENTS = ("qk", "ov", "mlp")
+
+Moments = Mapping[str, Tensor]
+"""One layer's calibration statistics by name; docs/math.md, section 1, lists them with their shapes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QK:
+    """Query and key projections of one layer.
+
+    Head channels are ordered [first of each rotation pair | second of each pair | not rotated].
+    """
+
+    W_q: Tensor  # (h, D, d)
+    W_k: Tensor  # (h_kv, D, d)
+    b_q: Tensor | None = None  # (h, d)
+    b_k: Tensor | None = None  # (h_kv, d)
+    frequencies: Tensor  # (h_kv, pairs) index of each pair's frequency; pairs = 0 without RoPE
+    norm_q: Tensor | None = None  # (h, d) RMS-norm weights between projection and rotation
+    norm_k: Tensor | None = None  # (h_kv, d)
+
+    @property
+    def width(self) -> int:
+        return self.W_q.shape[-1]
+
+    @property
+    def num_pairs(self) -> int:
+        return self.frequencies.shape[-1]
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key head."""
+        return self.W_q.shape[0] // self.W_k.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OV:
+    """Value and output projections of one layer."""
+
+    W_v: Tensor  # (h_kv, D, d)
+    W_o: Tensor  # (h, d, D); (1, d, D) where all heads share one output projection
+    b_v: Tensor | None = None  # (h_kv, d)
+    b_o: Tensor | None = None  # (D,)
+    heads: int
+
+    @property
+    def width(self) -> int:
+        return self.W_v.shape[-1]
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one value head."""
+        return self.heads // self.W_v.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """Up, gate and down projections of one layer."""
+
+    W_up: Tensor  # (D, I)
+    W_gate: Tensor | None = None  # (D, I)
+    W_down: Tensor  # (I, D)
+    b_up: Tensor | None = None  # (I,)
+    b_gate: Tensor | None = None  # (I,)
+    b_down: Tensor | None = None  # (D,)
+
+    @property
+    def width(self) -> int:
+        return self.W_down.shape[0]
+
+
+Part = QK | OV | MLP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk:
+    """The same component, narrower inside."""
+
+    part: Part
+    loss: float
+    """Predicted value of the component's objective on the calibration tokens (docs/math.md)."""
+    total: float
+    """The same objective with the whole component dropped, so loss / total is the share lost."""
+    clipped: float = 0.0
+    """Share of directions that fell below the numerical floor and were treated as silent."""
+    note: str = ""
+    """What the user should know, e.g. why a component was left as it was."""
+
+
+Solution = Shrunk

@@ -1,0 +1,181 @@
+"""The whole flow on one screen: load -> calibrate -> plan -> solve -> rewrite."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trisect.calibrate import MomentsInfo, Progress, collect, load_moments, read_info, save_moments
+from trisect.config import CompressConfig
+from trisect.data import Tokens, load_tokens
+from trisect.methods import get_method, solve
+from trisect.methods.method import Method, Options
+from trisect.models import (
+    LayerView,
+    fingerprint,
+    layer_views,
+    mark_compressed,
+    original_widths,
+    shape_of,
+)
+from trisect.models.check import check_finite, check_tokens
+from trisect.plan import Plan, uniform_plan
+from trisect.receipt import build_receipt
+from trisect.shapes import ModelShape, widths_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compressed:
+    model: Any
+    plan: Plan
+    losses: list[dict[str, Any]]
+    """One entry per layer and component: width, predicted loss, its share of the whole, notes."""
+    receipt: dict[str, Any]
+
+
+def compress(
+    model: Any,
+    config: CompressConfig,
+    *,
+    tokenizer: Any = None,
+    tokens: Tokens | None = None,
+    moments: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Compressed:
+    """Compress a model in place and say what it cost.
+
+    Statistics come from `moments` if given, else from `tokens`, else from `config.calibration`.
+    """
+    started = time.perf_counter()
+    method = get_method(config.method)
+    check_finite(model)
+    original = original_widths(model)
+    plan = plan_for(shape_of(model), config)
+    reads = _reads(method, plan, shape_of(model), config.parts)
+    if moments is None:
+        tokens = tokens or calibration_tokens(config, tokenizer)
+        check_tokens(model, tokens.ids)
+        layers = collect(
+            model, tokens.ids, reads, batch_size=config.calibration.batch_size, progress=progress
+        )
+        token_hash = tokens.hash
+    else:
+        layers, token_hash = _stored(model, moments), read_info(moments).token_hash
+
+    options = Options(qk_norm_tolerance=config.qk_norm_tolerance)
+    losses = []
+    for view, statistics in layers:
+        for component in config.parts:
+            width = plan.layers[view.index].of(component)
+            solution = solve(
+                method, component, view.part(component), statistics, width=width, options=options
+            )
+            view.write(solution.part)
+            losses.append(_loss_entry(view.index, component, width, solution))
+
+    mark_compressed(model, original=original, method=config.method, ratio=config.ratio)
+    plan = replace(plan, layers=tuple(widths_of(view.shape()) for view in layer_views(model)))
+    receipt = build_receipt(
+        config.to_dict(),
+        seed=config.seed,
+        token_hash=token_hash,
+        timings={"compress": time.perf_counter() - started},
+    )
+    receipt = {**receipt, "plan": plan.to_dict(), "losses": losses}
+    model.receipt = receipt
+    return Compressed(model=model, plan=plan, losses=losses, receipt=receipt)
+
+
+def calibrate(
+    model: Any,
+    config: CompressConfig,
+    out: str | Path,
+    *,
+    tokenizer: Any = None,
+    tokens: Tokens | None = None,
+    progress: Progress | None = None,
+) -> MomentsInfo:
+    """Collect every moment a method reads and write them to one file, to be cut at any ratio later."""
+    method = get_method(config.method)
+    check_finite(model)
+    tokens = tokens or calibration_tokens(config, tokenizer)
+    check_tokens(model, tokens.ids)
+    names = frozenset().union(*(method.reads[part] for part in config.parts))
+    layers = {
+        view.index: statistics
+        for view, statistics in collect(
+            model,
+            tokens.ids,
+            lambda layer: names,
+            batch_size=config.calibration.batch_size,
+            progress=progress,
+        )
+    }
+    info = MomentsInfo(
+        fingerprint=fingerprint(model),
+        num_layers=len(layers),
+        token_hash=tokens.hash,
+        source=tokens.source,
+        num_tokens=tokens.ids.numel(),
+    )
+    save_moments(out, layers, info)
+    return info
+
+
+def plan_for(shape: ModelShape, config: CompressConfig) -> Plan:
+    """The widths a config asks for."""
+    return uniform_plan(
+        shape,
+        ratio=config.ratio,
+        parts=config.parts,
+        layers=config.layers,
+        align=config.align,
+        method=config.method,
+    )
+
+
+def calibration_tokens(config: CompressConfig, tokenizer: Any) -> Tokens:
+    """The tokens a config asks to calibrate on."""
+    c = config.calibration
+    return load_tokens(
+        c.source,
+        tokenizer,
+        samples=c.samples,
+        length=c.length,
+        sampling=c.sampling,
+        seed=c.seed,
+        split="calibration",
+    )
+
+
+def _reads(
+    method: Method, plan: Plan, shape: ModelShape, parts: tuple[str, ...]
+) -> Callable[[int], frozenset[str]]:
+    """The moments each layer needs: those of the components the plan narrows there."""
+
+    def reads(layer: int) -> frozenset[str]:
+        wanted = [p for p in parts if plan.layers[layer].of(p) != shape.layers[layer].width(p)]
+        return frozenset().union(*(method.reads[part] for part in wanted))
+
+    return reads
+
+
+def _stored(model: Any, path: str | Path) -> Iterator[tuple[LayerView, dict[str, Tensor]]]:
+    views = layer_views(model)
+    for layer, statistics in load_moments(path, fingerprint=fingerprint(model)):
+        yield views[layer], statistics
+
+
+def _loss_entry(layer: int, component: str, width: int, solution: Any) -> dict[str, Any]:
+    return {
+        "layer": layer,
+        "component": component,
+        "width": width,
+        "loss": solution.loss,
+        "total": solution.total,
+        "clipped": solution.clipped,
+        "note": solution.note,
+    }

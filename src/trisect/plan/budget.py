@@ -1,0 +1,122 @@
+"""What a shape costs: parameters, cache bytes and FLOPs, counted from integers alone.
+
+Convention with `ModelShape.other_parameters`: it holds embeddings, norms and the head. Biases of
+the decoder's linear layers are not in it: they shrink too, and are counted from the shape's flags.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trisect.parts import COMPONENTS
+from trisect.shapes import LayerShape, ModelShape
+
+PREFILL_LENGTH = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The cost of one model."""
+
+    components: Mapping[str, int]
+    """Component -> parameters of its matrices, over all layers."""
+    linear_parameters: int
+    """All matrices of the decoder layers: what `ratio` is a fraction of."""
+    parameters: int
+    """Everything: matrices, biases, norms, embeddings."""
+    kv_bytes_per_token: int
+    flops: int
+    """One prefill of PREFILL_LENGTH tokens through all decoder layers, batch 1."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "components": dict(self.components)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """The share of each cost that is gone."""
+
+    components: Mapping[str, float]
+    ratio: float
+    """Of the decoder's linear weights: the paper's compression ratio."""
+    parameters: float
+    """Of the whole model, embeddings included."""
+    kv_bytes_per_token: float
+    flops: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "components": dict(self.components)}
+
+
+def budget_of(shape: ModelShape) -> Budget:
+    """Count a model."""
+    components = {
+        component: sum(matrix_parameters(layer, component) for layer in shape.layers)
+        for component in COMPONENTS
+    }
+    linear = sum(components.values())
+    biases = sum(bias_parameters(layer) for layer in shape.layers)
+    cached = sum(layer.kv_heads * (layer.qk + layer.vo) for layer in shape.layers)
+    return Budget(
+        components=components,
+        linear_parameters=linear,
+        parameters=linear + biases + shape.other_parameters,
+        kv_bytes_per_token=cached * shape.bytes_per_element,
+        flops=sum(flops_of(layer, length=PREFILL_LENGTH) for layer in shape.layers),
+    )
+
+
+def compare(before: Budget, after: Budget) -> Change:
+    """What went, as fractions of what was there."""
+    return Change(
+        components={
+            name: _removed(count, after.components[name])
+            for name, count in before.components.items()
+        },
+        ratio=_removed(before.linear_parameters, after.linear_parameters),
+        parameters=_removed(before.parameters, after.parameters),
+        kv_bytes_per_token=_removed(before.kv_bytes_per_token, after.kv_bytes_per_token),
+        flops=_removed(before.flops, after.flops),
+    )
+
+
+def matrix_parameters(layer: LayerShape, component: str) -> int:
+    """Matrix elements of one component of one layer."""
+    if component == "qk":
+        return layer.d_model * (layer.heads + layer.kv_heads) * layer.qk
+    if component == "ov":
+        return layer.d_model * (layer.kv_heads + _output_heads(layer)) * layer.vo
+    assert component == "mlp"
+    return layer.d_model * (3 if layer.gated else 2) * layer.mlp
+
+
+def bias_parameters(layer: LayerShape) -> int:
+    """Bias elements of one layer's linear maps."""
+    inner = (layer.heads + layer.kv_heads) * layer.qk * layer.qk_bias
+    inner += layer.kv_heads * layer.vo * layer.v_bias
+    inner += (2 if layer.gated else 1) * layer.mlp * layer.up_bias
+    return inner + layer.d_model * (layer.o_bias + layer.down_bias)
+
+
+def flops_of(layer: LayerShape, *, length: int, batch: int = 1) -> int:
+    """FLOPs of one layer's prefill: the paper's formula, with unequal widths and shared key heads.
+
+    The paper (appendix, runtime analysis) has 8BLHD + 4BL^2 AD + BL^2 A + 6BLIH + 4BLH, where the
+    first D is the width of all heads together and the second that of one head.
+    """
+    L, D = length, layer.d_model
+    attention_columns = matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov")
+    projections = 2 * L * attention_columns
+    scores = 2 * L * L * layer.heads * (layer.qk + layer.vo)
+    softmax = L * L * layer.heads
+    mlp = 2 * L * matrix_parameters(layer, "mlp")
+    norms_and_residuals = 4 * L * D
+    return batch * (projections + scores + softmax + mlp + norms_and_residuals)
+
+
+def _output_heads(layer: LayerShape) -> int:
+    return 1 if layer.shared_output else layer.heads
+
+
+def _removed(before: int, after: int) -> float:
+    return 1 - after / before if before else 0.0

@@ -1,0 +1,96 @@
+"""The uniform plan: the same share off every chosen component of every chosen layer."""
+
+from collections.abc import Sequence
+
+from trisect.config import layer_out_of_range
+from trisect.errors import TrisectError
+from trisect.plan.align import Grid, grid_of, pairs_at
+from trisect.plan.plan import Plan
+from trisect.shapes import LayerShape, LayerWidths, ModelShape, widths_of
+
+
+def uniform_plan(
+    shape: ModelShape,
+    *,
+    ratio: float,
+    parts: Sequence[str],
+    layers: Sequence[int] | None,
+    align: int | None,
+    method: str = "a3",
+) -> Plan:
+    """r = (1 - ratio) d in each of `parts`, on the grid; `layers` None means every layer."""
+    chosen = _chosen_layers(layers, num_layers=len(shape.layers))
+    _check_minimum(shape, ratio=ratio, parts=parts, chosen=chosen, align=align)
+    widths = tuple(
+        _narrowed(layer, ratio=ratio, parts=parts, align=align)
+        if index in chosen
+        else widths_of(layer)
+        for index, layer in enumerate(shape.layers)
+    )
+    if widths == tuple(widths_of(layer) for layer in shape.layers):
+        raise TrisectError(
+            f"A ratio of {ratio:g} removes nothing: every width of {','.join(parts)} rounds back "
+            f"to what it is{_on_grid(align)}; use a larger --ratio{_or_no_grid(align)}."
+        )
+    return Plan(layers=widths, method=method, ratio=ratio, align=align)
+
+
+def _narrowed(
+    layer: LayerShape, *, ratio: float, parts: Sequence[str], align: int | None
+) -> LayerWidths:
+    new = {
+        component: grid_of(layer, component, align=align).width_at(ratio)
+        if component in parts
+        else layer.width(component)
+        for component in ("qk", "ov", "mlp")
+    }
+    return LayerWidths(
+        qk=new["qk"], pairs=pairs_at(layer, qk=new["qk"]), vo=new["ov"], mlp=new["mlp"]
+    )
+
+
+def _chosen_layers(layers: Sequence[int] | None, *, num_layers: int) -> frozenset[int]:
+    for layer in layers or ():
+        if not 0 <= layer < num_layers:
+            raise layer_out_of_range(layer, num_layers=num_layers)
+    return frozenset(range(num_layers) if layers is None else layers)
+
+
+def _check_minimum(
+    shape: ModelShape,
+    *,
+    ratio: float,
+    parts: Sequence[str],
+    chosen: frozenset[int],
+    align: int | None,
+) -> None:
+    grids = {
+        (index, part): grid_of(shape.layers[index], part, align=align)
+        for index in sorted(chosen)
+        for part in parts
+    }
+    for (index, part), grid in grids.items():
+        if not grid.holds(ratio):
+            raise TrisectError(
+                f"A ratio of {ratio:g} leaves {part} of layer {index} at {grid.width_at(ratio)} of "
+                f"{grid.width}, below its minimum of {grid.minimum}{_on_grid(align)}; "
+                f"{_way_out(set(grids.values()), align=align)}."
+            )
+
+
+def _way_out(grids: set[Grid], *, align: int | None) -> str:
+    """What to type instead: the largest ratio that holds, unless it would remove nothing."""
+    # Hundredths are what people type; a ratio of 0.01 holds for every grid.
+    hundredths = [k / 100 for k in range(1, 100)]
+    largest = max(ratio for ratio in hundredths if all(grid.holds(ratio) for grid in grids))
+    if all(grid.width_at(largest) == grid.width for grid in grids):
+        return f"the model is too narrow to be cut at all{_on_grid(align)}{_or_no_grid(align)}"
+    return f"use --ratio {largest:g} or less{_or_no_grid(align)}"
+
+
+def _on_grid(align: int | None) -> str:
+    return "" if align is None else f" with --align {align}"
+
+
+def _or_no_grid(align: int | None) -> str:
+    return "" if align is None else "; --align none gives exact widths"

@@ -1,0 +1,1 @@
+"""Reports: what a run did, for people."""

@@ -1,0 +1,64 @@
+"""Sizes of a model's layers: integers only, enough to count parameters, cache bytes and FLOPs."""
+
+from dataclasses import dataclass, replace
+
+from trisect.parts import COMPONENTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """Inner widths of one layer and the fixed sizes around them."""
+
+    d_model: int
+    heads: int
+    kv_heads: int
+    qk: int
+    """Query/key head width."""
+    pairs: int
+    """Rotation pairs in a query/key head: qk / 2 with full RoPE, fewer with partial RoPE, 0 without."""
+    vo: int
+    """Value/output head width."""
+    mlp: int
+    gated: bool
+    qk_bias: bool = False
+    v_bias: bool = False
+    o_bias: bool = False
+    up_bias: bool = False
+    down_bias: bool = False
+    qk_norm: bool = False
+    shared_output: bool = False
+    """One output projection for all heads (the paper's OV-overall study)."""
+
+    def width(self, component: str) -> int:
+        return {"qk": self.qk, "ov": self.vo, "mlp": self.mlp}[component]
+
+    def with_widths(self, *, qk: int, pairs: int, vo: int, mlp: int) -> "LayerShape":
+        return replace(self, qk=qk, pairs=pairs, vo=vo, mlp=mlp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """All layers, and the parameters outside them."""
+
+    layers: tuple[LayerShape, ...]
+    other_parameters: int
+    """Embeddings, norms, heads: everything that is not a weight or bias of a decoder layer's projections."""
+    bytes_per_element: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWidths:
+    """The inner widths a layer is to have (or has)."""
+
+    qk: int
+    pairs: int
+    vo: int
+    mlp: int
+
+    def of(self, component: str) -> int:
+        assert component in COMPONENTS
+        return {"qk": self.qk, "ov": self.vo, "mlp": self.mlp}[component]
+
+
+def widths_of(shape: LayerShape) -> LayerWidths:
+    return LayerWidths(qk=shape.qk, pairs=shape.pairs, vo=shape.vo, mlp=shape.mlp)

@@ -1,0 +1,38 @@
+"""Shapes for the tests of plans."""
+
+from trisect.shapes import LayerShape, ModelShape
+
+
+def layer_shape(
+    *,
+    qk: int,
+    pairs: int,
+    vo: int,
+    mlp: int,
+    d_model: int = 32,
+    heads: int = 4,
+    kv_heads: int = 2,
+    gated: bool = True,
+    bias: bool = False,
+) -> LayerShape:
+    """One layer; `bias` gives every linear map one."""
+    return LayerShape(
+        d_model=d_model,
+        heads=heads,
+        kv_heads=kv_heads,
+        qk=qk,
+        pairs=pairs,
+        vo=vo,
+        mlp=mlp,
+        gated=gated,
+        qk_bias=bias,
+        v_bias=bias,
+        o_bias=bias,
+        up_bias=bias,
+        down_bias=bias,
+    )
+
+
+def model_shape(*layers: LayerShape, other: int = 1000) -> ModelShape:
+    """A model of these layers in a 2-byte type."""
+    return ModelShape(layers=layers, other_parameters=other, bytes_per_element=2)

@@ -1,0 +1,38 @@
+"""A receipt says how to run it again."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from trisect import receipt
+from trisect.config import CompressConfig
+
+
+def test_a_receipt_names_recipe_versions_hardware_and_tokens(tmp_path: Path):
+    recipe = CompressConfig(ratio=0.25).to_dict()
+    made = receipt.build_receipt(recipe, seed=3, token_hash="abc", timings={"solve": 1.23456})
+    receipt.write_json(tmp_path / "receipt.json", made)
+    read = json.loads((tmp_path / "receipt.json").read_text())
+    assert CompressConfig.from_dict(read["recipe"]) == CompressConfig(ratio=0.25)
+    assert read["seed"] == 3
+    assert read["token_hash"] == "abc"
+    assert read["timings"] == {"solve": 1.235}
+    assert read["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert read["hardware"]["cores"] >= 1
+    assert read["date"].endswith("+00:00")
+
+
+def test_outside_a_checkout_there_is_no_commit(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(receipt, "__file__", str(tmp_path / "receipt.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert receipt.package_commit() is None
+
+
+def test_without_git_there_is_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert receipt.package_commit() is None
+
+
+def test_a_package_that_is_not_installed_has_no_version():
+    assert receipt.package_version("no-such-package-here") is None

@@ -1,0 +1,142 @@
+"""Tiny random models, one or more per family, built from configs in memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+VOCAB = 97
+SIZES = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+LLAMA = {
+    **SIZES,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(6)],
+    "long_factor": [2.0 + 0.3 * i for i in range(6)],
+    "original_max_position_embeddings": 16,
+    "partial_rotary_factor": 0.75,
+}
+
+
+def _mistral3() -> Any:
+    text = transformers.Ministral3Config(**{**LLAMA, "num_hidden_layers": 2})
+    vision = transformers.PixtralVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=8,
+    )
+    return transformers.Mistral3Config(
+        text_config=text, vision_config=vision, image_token_index=VOCAB - 1
+    )
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama-gqa": lambda: transformers.LlamaConfig(**LLAMA),
+    "llama-mha": lambda: transformers.LlamaConfig(
+        **{**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 3}
+    ),
+    "llama-3": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters=dict(LLAMA3_ROPE)),
+    "llama-biases": lambda: transformers.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True),
+    "mistral-window": lambda: transformers.MistralConfig(**LLAMA, sliding_window=7),
+    "ministral3": lambda: transformers.Ministral3Config(**LLAMA),
+    "mistral3-wrapper": _mistral3,
+    "qwen2": lambda: transformers.Qwen2Config(**LLAMA),
+    "qwen3": lambda: transformers.Qwen3Config(**LLAMA),
+    "smollm3": lambda: transformers.SmolLM3Config(
+        **{**LLAMA, "num_hidden_layers": 4}, no_rope_layers=[1, 0, 1, 0]
+    ),
+    "helium": lambda: transformers.HeliumConfig(
+        **{**LLAMA, "hidden_size": 64, "num_attention_heads": 4}
+    ),
+    "phi3": lambda: transformers.Phi3Config(**LLAMA),
+    "phi3-longrope": lambda: transformers.Phi3Config(
+        **{**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 1},
+        original_max_position_embeddings=16,
+        rope_parameters={k: list(v) if isinstance(v, list) else v for k, v in LONGROPE.items()},
+    ),
+    "mpt": lambda: transformers.MptConfig(
+        vocab_size=VOCAB, d_model=48, n_layers=2, n_heads=3, max_seq_len=128
+    ),
+    "gpt2": lambda: transformers.GPT2Config(
+        **SIZES, n_embd=48, n_layer=2, n_head=3, n_positions=128
+    ),
+    "opt": lambda: transformers.OPTConfig(
+        **SIZES,
+        hidden_size=48,
+        ffn_dim=80,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        word_embed_proj_dim=48,
+        max_position_embeddings=128,
+    ),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(
+        **SIZES,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        max_position_embeddings=128,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+}
+
+
+def tiny(name: str, *, seed: int = 0, attention: str | None = None, dtype: Any = None) -> Any:
+    """A random model whose every parameter matters: biases and norms are not left at zero and one."""
+    config = CONFIGS[name]()
+    torch.manual_seed(seed)
+    kwargs = {} if attention is None else {"attn_implementation": attention}
+    if name == "mistral3-wrapper":
+        model = transformers.Mistral3ForConditionalGeneration._from_config(config, **kwargs)
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(config, **kwargs)
+    _shake(model, seed=seed)
+    return model.to(dtype or torch.float32).eval()
+
+
+@torch.no_grad()
+def _shake(model: nn.Module, *, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed + 1)
+    for name, parameter in model.named_parameters():
+        if "embed" in name or "wte" in name or "wpe" in name:
+            continue
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim == 1:
+            parameter.add_(0.3 * noise)
+        else:
+            parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+
+
+def tokens(batch: int = 2, length: int = 11, *, seed: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCAB - 2, (batch, length), generator=generator)
+
+
+# MPT's stock attention has no SDPA path to compare with.
+SDPA = [name for name in CONFIGS if name != "mpt"]
