@@ -47,9 +47,7 @@ def _mistral3() -> Any:
         image_size=16,
         patch_size=8,
     )
-    return transformers.Mistral3Config(
-        text_config=text, vision_config=vision, image_token_index=VOCAB - 1
-    )
+    return transformers.Mistral3Config(text_config=text, vision_config=vision, image_token_index=VOCAB - 1)
 
 
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -67,9 +65,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "smollm3": lambda: transformers.SmolLM3Config(
         **{**LLAMA, "num_hidden_layers": 4}, no_rope_layers=[1, 0, 1, 0]
     ),
-    "helium": lambda: transformers.HeliumConfig(
-        **{**LLAMA, "hidden_size": 64, "num_attention_heads": 4}
-    ),
+    "helium": lambda: transformers.HeliumConfig(**{**LLAMA, "hidden_size": 64, "num_attention_heads": 4}),
     "phi3": lambda: transformers.Phi3Config(**LLAMA),
     "phi3-longrope": lambda: transformers.Phi3Config(
         **{**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 1},
@@ -79,9 +75,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "mpt": lambda: transformers.MptConfig(
         vocab_size=VOCAB, d_model=48, n_layers=2, n_heads=3, max_seq_len=128
     ),
-    "gpt2": lambda: transformers.GPT2Config(
-        **SIZES, n_embd=48, n_layer=2, n_head=3, n_positions=128
-    ),
+    "gpt2": lambda: transformers.GPT2Config(**SIZES, n_embd=48, n_layer=2, n_head=3, n_positions=128),
     "opt": lambda: transformers.OPTConfig(
         **SIZES,
         hidden_size=48,

@@ -32,9 +32,7 @@ class CalibrationConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str) or not self.source:
-            raise TrisectError(
-                f"The calibration source must be a name or a file, not {self.source!r}."
-            )
+            raise TrisectError(f"The calibration source must be a name or a file, not {self.source!r}.")
         _check_integer("samples", self.samples, minimum=1)
         _check_integer("length", self.length, minimum=2)
         _check_integer("seed", self.seed, minimum=0)
@@ -72,9 +70,7 @@ class CompressConfig:
     def __post_init__(self) -> None:
         _check_ratio(self.ratio)
         if not isinstance(self.method, str) or not self.method:
-            raise TrisectError(
-                f"The method must be a name (`trisect ls methods`), not {self.method!r}."
-            )
+            raise TrisectError(f"The method must be a name (`trisect ls methods`), not {self.method!r}.")
         _check_parts(self.parts)
         _check_layers(self.layers)
         if self.align is not None and self.align not in ALIGNMENTS:
@@ -115,8 +111,7 @@ class CompressConfig:
             values["calibration"] = CalibrationConfig.from_dict(values["calibration"])
         elif not isinstance(values.get("calibration", CalibrationConfig()), CalibrationConfig):
             raise TrisectError(
-                "calibration must be a mapping such as {samples: 128}, "
-                f"not {values['calibration']!r}."
+                f"calibration must be a mapping such as {{samples: 128}}, not {values['calibration']!r}."
             )
         return cls(**values)
 
@@ -133,9 +128,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         reason = " ".join(str(error).split())
         raise TrisectError(f"{path} is not valid YAML or JSON: {reason}.") from error
     if not isinstance(data, dict):
-        raise TrisectError(
-            f"{path} must hold a mapping such as `ratio: 0.25`, not {type(data).__name__}."
-        )
+        raise TrisectError(f"{path} must hold a mapping such as `ratio: 0.25`, not {type(data).__name__}.")
     return data
 
 
@@ -224,8 +217,6 @@ def _check_layers(layers: tuple[int, ...] | None) -> None:
     if layers is None:
         return
     if not layers:
-        raise TrisectError(
-            "No layers were named; write e.g. --layers 4-27, or leave it out for all."
-        )
+        raise TrisectError("No layers were named; write e.g. --layers 4-27, or leave it out for all.")
     for layer in layers:
         _check_integer("A layer index", layer, minimum=0)

@@ -36,9 +36,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling path; on success it becomes `path`, otherwise it is removed."""
     path = Path(path).resolve()
     if path.is_dir():
-        raise TrisectError(
-            f"Cannot write the file {path}: a folder has that name; give a file name."
-        )
+        raise TrisectError(f"Cannot write the file {path}: a folder has that name; give a file name.")
     partial = _partial_name(path)
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,9 +91,7 @@ def check_writable(path: str | Path) -> None:
     """Refuse an output whose folder cannot be written to."""
     home = _existing_parent(Path(path).resolve())
     if not home.is_dir():
-        raise TrisectError(
-            f"Cannot write {path}: {home} is a file, not a folder; name another place."
-        )
+        raise TrisectError(f"Cannot write {path}: {home} is a file, not a folder; name another place.")
     if not os.access(home, os.W_OK | os.X_OK):
         raise TrisectError(f"Cannot write {path}: {home} is not writable; name another place.")
 
@@ -140,9 +136,7 @@ def _explained(path: Path) -> Iterator[None]:
         # Reading something else inside the block may fail too; that is not about this output.
         ours = error.filename is not None and str(error.filename).startswith(str(path.parent))
         if ours and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
-            raise TrisectError(
-                f"Cannot write {path}: {error.strerror}; name another place."
-            ) from error
+            raise TrisectError(f"Cannot write {path}: {error.strerror}; name another place.") from error
         raise
 
 

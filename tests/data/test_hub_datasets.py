@@ -21,9 +21,7 @@ def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def local_record(path: str, files: Path, *, field: str, **limits: int) -> DatasetRecord:
     part = Split(name="train", data_files=str(files), **limits)
-    return DatasetRecord(
-        description="local", path=path, calibration=part, evaluation=part, field=field
-    )
+    return DatasetRecord(description="local", path=path, calibration=part, evaluation=part, field=field)
 
 
 def write_rows(folder: Path, kind: str) -> tuple[Path, str]:

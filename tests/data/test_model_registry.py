@@ -11,9 +11,7 @@ from trisect.data.registry import REGISTRY_MODELS, RegistryModel, fetch_model
 from trisect.errors import TrisectError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8
-METADATA = (
-    "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: not-there-at-all\n"
-)
+METADATA = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: not-there-at-all\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 

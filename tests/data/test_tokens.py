@@ -24,9 +24,7 @@ def test_first_windows_laid_end_to_end_are_the_start_of_the_text(extra: int, len
 
 
 @given(extra=st.integers(0, 40), length=lengths, samples=st.integers(1, 12), seed=seeds)
-def test_random_windows_are_consecutive_and_inside_the_text(
-    extra: int, length: int, samples: int, seed: int
-):
+def test_random_windows_are_consecutive_and_inside_the_text(extra: int, length: int, samples: int, seed: int):
     ids = torch.arange(length + extra)
     cut = windows(ids, samples=samples, length=length, sampling="random", seed=seed)
     assert cut.shape == (samples, length)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny, tokens
 
+from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
@@ -42,13 +42,9 @@ def run(method: str, model: Any, *, ratio: float = 0.25, **settings: Any) -> Com
 def test_parameters_removed_are_what_the_plan_promised(method: str, name: str) -> None:
     model = tiny(name)
     before = shape_of(model)
-    promised = budget_of(
-        apply_plan(before, plan_for(before, CompressConfig(ratio=0.25, align=None)))
-    )
+    promised = budget_of(apply_plan(before, plan_for(before, CompressConfig(ratio=0.25, align=None))))
     run(method, model)
-    counted = sum(
-        module.weight.numel() for view in layer_views(model) for module in view.projections()
-    )
+    counted = sum(module.weight.numel() for view in layer_views(model) for module in view.projections())
     # The stacked study solution has one rank for all heads: its promise is met to one rank.
     slack = 2 * before.layers[0].d_model * (before.layers[0].heads + 1) * len(before.layers)
     assert abs(counted - promised.linear_parameters) <= (slack if method in MHA_ONLY else 0)
@@ -61,9 +57,7 @@ def test_full_width_leaves_the_layer_untouched(method: str, name: str) -> None:
     for view in layer_views(tiny(name)):
         for component in COMPONENTS:
             part = view.part(component)
-            solution = solve(
-                METHODS[method], component, part, {}, width=part.width, options=Options()
-            )
+            solution = solve(METHODS[method], component, part, {}, width=part.width, options=Options())
             assert solution.part is part
             assert solution.loss == 0
 
@@ -82,9 +76,7 @@ def test_predicted_loss_never_rises_with_width(method: str, name: str) -> None:
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_same_seed_same_bytes(method: str, name: str) -> None:
     first, second = run(method, tiny(name)).model, run(method, tiny(name)).model
-    for (key, a), (_, b) in zip(
-        first.state_dict().items(), second.state_dict().items(), strict=True
-    ):
+    for (key, a), (_, b) in zip(first.state_dict().items(), second.state_dict().items(), strict=True):
         assert a.equal(b), key
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CONFIGS, SDPA, tiny, tokens
 from torch import Tensor
 from transformers import BloomConfig
 
+from tiny_models import CONFIGS, SDPA, tiny, tokens
 from trisect.calibrate import collect
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
@@ -122,10 +122,7 @@ def scattered(part: Any, wide: Any) -> Any:
     """The narrow part at full width: kept pairs at their own frequency, zeros where nothing was kept."""
     if isinstance(part, QK):
         p, pairs, rest = part.num_pairs, wide.num_pairs, part.width - 2 * part.num_pairs
-        places = [
-            torch.cat([row, row + pairs, 2 * pairs + torch.arange(rest)])
-            for row in part.frequencies
-        ]
+        places = [torch.cat([row, row + pairs, 2 * pairs + torch.arange(rest)]) for row in part.frequencies]
         assert all(len(row) == part.width for row in places)
         assert p <= pairs
         k = torch.stack(places)

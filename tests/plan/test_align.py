@@ -88,9 +88,7 @@ def test_a_plan_holds_or_the_ratio_it_offers_does(layer, align, ratio):
 
 def test_exact_ranks_are_the_papers():
     shape = model_shape(layer_shape(qk=128, pairs=0, vo=128, mlp=13824))
-    (widths,) = uniform_plan(
-        shape, ratio=0.2, parts=("qk", "ov", "mlp"), layers=None, align=None
-    ).layers
+    (widths,) = uniform_plan(shape, ratio=0.2, parts=("qk", "ov", "mlp"), layers=None, align=None).layers
     assert (widths.qk, widths.vo, widths.mlp) == (102, 102, 11059)
 
 
@@ -102,9 +100,7 @@ def test_full_rotary_heads_keep_half_as_many_pairs():
 
 def test_unchosen_layers_and_parts_are_left_alone():
     layer = layer_shape(qk=64, pairs=32, vo=64, mlp=1536)
-    plan = uniform_plan(
-        model_shape(layer, layer, layer), ratio=0.25, parts=("mlp",), layers=(1,), align=16
-    )
+    plan = uniform_plan(model_shape(layer, layer, layer), ratio=0.25, parts=("mlp",), layers=(1,), align=16)
     assert plan.layers[0] == plan.layers[2] == widths_of(layer)
     assert plan.layers[1].mlp == 1152
     assert plan.layers[1].qk == 64
@@ -124,9 +120,7 @@ def test_a_ratio_that_leaves_nothing_names_the_component():
 
 def test_a_model_too_narrow_for_the_grid_is_told_so():
     shape = model_shape(layer_shape(qk=16, pairs=8, vo=16, mlp=64))
-    with pytest.raises(
-        TrisectError, match="too narrow to be cut at all with --align 16; --align none"
-    ):
+    with pytest.raises(TrisectError, match="too narrow to be cut at all with --align 16; --align none"):
         uniform_plan(shape, ratio=0.6, parts=("qk", "ov", "mlp"), layers=None, align=16)
 
 

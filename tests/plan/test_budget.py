@@ -11,9 +11,7 @@ from trisect.shapes import LayerShape
 
 SIZES = st.integers(1, 12)
 LAYERS = st.builds(
-    lambda group, kv_heads, **sizes: layer_shape(
-        heads=group * kv_heads, kv_heads=kv_heads, pairs=0, **sizes
-    ),
+    lambda group, kv_heads, **sizes: layer_shape(heads=group * kv_heads, kv_heads=kv_heads, pairs=0, **sizes),
     group=st.integers(1, 3),
     kv_heads=st.integers(1, 3),
     d_model=SIZES,
@@ -101,6 +99,4 @@ def test_one_output_projection_for_all_heads_is_counted_once():
     from dataclasses import replace
 
     layer = layer_shape(d_model=10, qk=4, pairs=0, vo=6, mlp=8, heads=4, kv_heads=4)
-    assert (
-        budget_of(model_shape(replace(layer, shared_output=True))).components["ov"] == (4 + 1) * 60
-    )
+    assert budget_of(model_shape(replace(layer, shared_output=True))).components["ov"] == (4 + 1) * 60

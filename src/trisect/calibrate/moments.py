@@ -1,6 +1,6 @@
 """Streaming second moments of what a layer computes: which there are, where they are heard, how they add up.
 
-Sums run in float64: a moment of a million bf16 activations keeps the digits that its small eigenvalues live in.
+Sums run in float64: moments of a million bf16 activations keep the digits their small eigenvalues live in.
 """
 
 from collections.abc import Callable, Iterator

@@ -48,7 +48,8 @@ class Stream:
     ) -> "Stream":
         """Hidden states in front of the first layer."""
         size = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
-        hidden, calls = [], {}
+        hidden: list[Tensor] = []
+        calls: dict[int, list[LayerCall]] = {}
         for batch in ids.split(size):
             states, notes = _take_notes(model, views, batch, all_layers=len(batch) not in calls)
             hidden.append(states)
@@ -114,7 +115,7 @@ def _noting(views: list[LayerView], notes: list[LayerCall], first: list[Tensor])
 
     try:
         for view in views:
-            view.layer.forward = note(view)  # type: ignore[method-assign]
+            view.layer.forward = note(view)
         yield
     finally:
         for view in views:

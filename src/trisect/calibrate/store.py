@@ -27,9 +27,7 @@ class MomentsInfo:
     num_tokens: int
 
 
-def save_moments(
-    path: str | Path, layers: Mapping[int, Mapping[str, Tensor]], info: MomentsInfo
-) -> None:
+def save_moments(path: str | Path, layers: Mapping[int, Mapping[str, Tensor]], info: MomentsInfo) -> None:
     """Write all layers' moments to one safetensors file."""
     tensors = {
         f"{layer}.{name}": tensor.contiguous()

@@ -52,9 +52,7 @@ class Outcome:
         from trisect.report.table import compression_table
 
         values = self.perplexity and (self.perplexity[0].perplexity, self.perplexity[1].perplexity)
-        table = compression_table(
-            self.before, self.after, losses=self.compressed.losses, perplexity=values
-        )
+        table = compression_table(self.before, self.after, losses=self.compressed.losses, perplexity=values)
         console = stdout()
         console.print(table)
         self._say_what_the_grid_did(console)
@@ -101,9 +99,7 @@ def compress_and_measure(
         return perplexity(loaded.model, evaluation, progress=of_stage(report, stage))
 
     before, was = shape_of(loaded.model), measure("perplexity before")
-    compressed = compress(
-        loaded.model, config, tokenizer=loaded.tokenizer, moments=moments, progress=report
-    )
+    compressed = compress(loaded.model, config, tokenizer=loaded.tokenizer, moments=moments, progress=report)
     after, now = shape_of(compressed.model), measure("perplexity after")
     both = (was, now) if was is not None and now is not None else None
     return Outcome(compressed=compressed, before=before, after=after, perplexity=both)

@@ -7,9 +7,7 @@ import typer
 
 Model = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL", help="Hub id, folder, GGUF file, or a name from `trisect ls models`."
-    ),
+    typer.Argument(metavar="MODEL", help="Hub id, folder, GGUF file, or a name from `trisect ls models`."),
 ]
 Calibration = Annotated[
     str | None,
@@ -25,16 +23,12 @@ Sampling = Annotated[
     typer.Option(metavar="random|first", help="Which windows are taken. (default: random)"),
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of the random windows. (default: 0)")]
-BatchSize = Annotated[
-    int | None, typer.Option(help="Windows per forward pass; chosen for you by default.")
-]
+BatchSize = Annotated[int | None, typer.Option(help="Windows per forward pass; chosen for you by default.")]
 Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16 or float16; the checkpoint's own by default.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Json = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the measurement as JSON.")
-]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the measurement as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, results only.")]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that the checkpoint brings along.")

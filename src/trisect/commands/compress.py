@@ -18,9 +18,7 @@ def run(
     ratio: Annotated[
         float | None, typer.Option(help="Fraction of the decoder's weights to remove, e.g. 0.25.")
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="See `trisect ls methods`. (default: a3)")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="See `trisect ls methods`. (default: a3)")] = None,
     calibration: options.Calibration = None,
     samples: options.Samples = None,
     length: options.Length = None,
@@ -35,9 +33,7 @@ def run(
     ] = None,
     align: Annotated[
         str | None,
-        typer.Option(
-            metavar="16|8|none", help="Head widths in multiples; none = exact. (default: 16)"
-        ),
+        typer.Option(metavar="16|8|none", help="Head widths in multiples; none = exact. (default: 16)"),
     ] = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
@@ -103,9 +99,7 @@ def build_config(
     return CompressConfig.from_dict(merged)
 
 
-def show_plan(
-    model: str, config: "CompressConfig", *, json: Path | None, trust_remote_code: bool
-) -> None:
+def show_plan(model: str, config: "CompressConfig", *, json: Path | None, trust_remote_code: bool) -> None:
     """Plan from the model's configuration alone: no weights are read."""
     from trisect.commands._screen import hushed, stdout
     from trisect.files import write_json
@@ -168,9 +162,7 @@ def carry_out(
             split="evaluation",
         )
     with progress(quiet=quiet) as report:
-        outcome = compress_and_measure(
-            loaded, config, evaluation=evaluation, moments=moments, report=report
-        )
+        outcome = compress_and_measure(loaded, config, evaluation=evaluation, moments=moments, report=report)
     save_model(outcome.compressed.model, loaded.tokenizer, out, receipt=outcome.compressed.receipt)
     outcome.show()
     stdout().print(f"Saved to {out}", soft_wrap=True)

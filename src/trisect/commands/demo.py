@@ -17,9 +17,7 @@ SAMPLES, LENGTH, EVAL_WINDOWS = 24, 512, 8
 
 
 def run(
-    ratio: Annotated[
-        float, typer.Option(help="Fraction of the decoder's weights to remove.")
-    ] = 0.25,
+    ratio: Annotated[float, typer.Option(help="Fraction of the decoder's weights to remove.")] = 0.25,
     method: Annotated[str, typer.Option(help="See `trisect ls methods`.")] = "a3",
     json: options.Json = None,
     quiet: options.Quiet = False,
@@ -36,9 +34,7 @@ def run(
     config = CompressConfig(ratio=ratio, method=method, calibration=calibration)
     get_method(method)
     console = stdout()
-    console.print(
-        f"{MODEL}: remove {ratio:.0%} with {method}, calibrated on {SAMPLES}x{LENGTH} tokens"
-    )
+    console.print(f"{MODEL}: remove {ratio:.0%} with {method}, calibrated on {SAMPLES}x{LENGTH} tokens")
     with progress(quiet=quiet) as report:
         report("load", 0, 1)
         loaded = load(MODEL, dtype="float32", device="cpu", trust_remote_code=False)
@@ -53,9 +49,7 @@ def run(
             split="evaluation",
         )
         dense_text = continue_prompt(loaded)
-        outcome = compress_and_measure(
-            loaded, config, evaluation=evaluation, moments=None, report=report
-        )
+        outcome = compress_and_measure(loaded, config, evaluation=evaluation, moments=None, report=report)
         narrow_text = continue_prompt(loaded)
     outcome.show()
     console.print(f"({MODEL}: {REGISTRY_MODELS[MODEL].note}; text: {evaluation.source})")

@@ -15,9 +15,7 @@ def run(
     ] = "builtin",
     length: Annotated[int, typer.Option(help="Tokens per window.")] = 2048,
     windows: Annotated[int | None, typer.Option(help="Number of windows. (default: all)")] = None,
-    sampling: Annotated[
-        str, typer.Option(metavar="random|first", help="Which windows are taken.")
-    ] = "first",
+    sampling: Annotated[str, typer.Option(metavar="random|first", help="Which windows are taken.")] = "first",
     seed: Annotated[int, typer.Option(help="Seed of random windows.")] = 0,
     batch_size: options.BatchSize = None,
     dtype: options.Dtype = None,

@@ -12,9 +12,7 @@ KINDS = ("methods", "families", "data", "models")
 def run(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[methods|families|data|models]", help="Leave it out for everything."
-        ),
+        typer.Argument(metavar="[methods|families|data|models]", help="Leave it out for everything."),
     ] = None,
 ) -> None:
     """List methods, model families, data sources and built-in models."""

@@ -24,9 +24,7 @@ class Tokens:
     """UTF-8 bytes of the text that `ids` decode to, for bits per byte; None where it is unknown."""
 
 
-def tokens_from_tensor(
-    ids: Tensor, source: str = "tensor", *, text_bytes: int | None = None
-) -> Tokens:
+def tokens_from_tensor(ids: Tensor, source: str = "tensor", *, text_bytes: int | None = None) -> Tokens:
     """Tokens that own a copy of `ids`, (n, length) non-negative integers."""
     if ids.ndim != 2 or ids.numel() == 0:
         raise TrisectError(
@@ -75,9 +73,7 @@ def windows(
     return _first_windows(ids, samples=samples, length=length, source=source)
 
 
-def rows(
-    ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: int, source: str
-) -> Tensor:
+def rows(ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: int, source: str) -> Tensor:
     """Choose (samples, length) out of ready-made windows, (n, at least length).
 
     `first` takes rows in order, `random` draws without replacement; longer rows lose their end.

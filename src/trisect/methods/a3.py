@@ -1,7 +1,7 @@
 """A3, the paper's method, and its published ablations.                          docs/math.md, sections 2-5
 
 Every solver follows the same three lines: moments of the narrow quantities, a basis or a choice, new
-weights. No d_model- or d_inter-sized root, inverse or SVD appears (math.md, section 1, says why none is needed).
+weights. No d_model- or d_inter-sized root, inverse or SVD appears; math.md, section 1, says why.
 """
 
 from collections.abc import Callable
@@ -91,9 +91,7 @@ def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -
             f"among {part.group} query heads. Use --method a3."
         )
     h, _, d = part.W_v.shape
-    rank = min(
-        round(width * 2 * h / (h + 1)), h * d
-    )  # as many parameters as `width` per head would have
+    rank = min(round(width * 2 * h / (h + 1)), h * d)  # as many parameters as `width` per head would have
     W_o = part.W_o.to(SOLVE_DTYPE).flatten(0, 1)  # (h, d, D) -> (h d, D)
     basis = shared_basis(need(moments, "a_gram"), W_o @ W_o.mT)
     v_map, o_map = basis.maps(rank)  # (h d, r)
@@ -147,14 +145,10 @@ def key_only_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
     return _sum_groups(_weight_moment(part.W_q, part.b_q), part.group), need(moments, "k")
 
 
-def _renormalise(
-    part: QK, solution: Shrunk, kept: Tensor, moments: Moments, options: Options
-) -> Shrunk:
+def _renormalise(part: QK, solution: Shrunk, kept: Tensor, moments: Moments, options: Options) -> Shrunk:
     """Correct the norms' denominators for the channels that are gone, or leave QK whole.   [math.md Q-1]"""
     if 2 * part.num_pairs != part.width:
-        raise TrisectError(
-            "QK-norm together with unrotated channels is not supported; use --parts ov,mlp."
-        )
+        raise TrisectError("QK-norm together with unrotated channels is not supported; use --parts ov,mlp.")
     channels = torch.cat([kept, kept + part.num_pairs], dim=-1)  # (k, r)
     q = denominator(need(moments, "q_squares"), channels.repeat_interleave(part.group, dim=0))
     k = denominator(need(moments, "k_squares"), channels)
@@ -169,7 +163,8 @@ def _renormalise(
         )
     assert isinstance(solution.part, QK)
     narrow = solution.part
-    assert narrow.norm_q is not None and narrow.norm_k is not None
+    assert narrow.norm_q is not None
+    assert narrow.norm_k is not None
     return replace(
         solution,
         part=replace(
@@ -239,9 +234,7 @@ def _like(old: Tensor, new: Tensor) -> Tensor:
     return new.to(dtype=old.dtype, device=old.device).contiguous()
 
 
-def _a3(
-    name: str, summary: str, *, qk: QKMoments = activation_moments, weighted: bool = True
-) -> Method:
+def _a3(name: str, summary: str, *, qk: QKMoments = activation_moments, weighted: bool = True) -> Method:
     """The paper's method with one of its moments exchanged."""
 
     def moment(part: OV) -> str:
@@ -266,12 +259,8 @@ def _a3(
 
 
 A3 = _a3("a3", "The paper's closed-form solutions, exactly as published.")
-A3_Q_ONLY = _a3(
-    "a3-q-only", "Ablation: QK from query statistics, keys by weight.", qk=query_only_moments
-)
-A3_K_ONLY = _a3(
-    "a3-k-only", "Ablation: QK from key statistics, queries by weight.", qk=key_only_moments
-)
+A3_Q_ONLY = _a3("a3-q-only", "Ablation: QK from query statistics, keys by weight.", qk=query_only_moments)
+A3_K_ONLY = _a3("a3-k-only", "Ablation: QK from key statistics, queries by weight.", qk=key_only_moments)
 A3_XKV = _a3("a3-xkv", "Ablation: OV from values before attention weights them.", weighted=False)
 A3_OV_OVERALL = replace(
     A3,

@@ -39,6 +39,7 @@ class Attention(nn.Module):
     clips_v: float | None
     rotary_index: Tensor | None
     tap: Tap | None
+    is_causal: bool
 
     def forward(
         self,
@@ -66,6 +67,8 @@ class Attention(nn.Module):
             k, v = cache.update(k, v, self.layer_idx)
         if position_bias is not None:
             attention_mask = _biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
+        if q.device.type == "cpu" and self.config._attn_implementation == "sdpa":
+            q, k, v = _equal_widths(q, k, v)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
         out, weights = attend(
             self,
@@ -76,12 +79,11 @@ class Attention(nn.Module):
             dropout=self._dropout() if self.training else 0.0,
             # Scores approximate those of the original head, so they keep the original head's scale.
             scaling=getattr(self, self.family.scale),
-            sliding_window=getattr(
-                self, "sliding_window", getattr(self.config, "sliding_window", None)
-            ),
+            sliding_window=getattr(self, "sliding_window", getattr(self.config, "sliding_window", None)),
             position_ids=position_ids,
             **kwargs,
-        )  # (b, t, h, vo)
+        )
+        out = out[..., : self.vo_width]  # (b, t, h, vo)
         if self.tap is not None:
             self.tap("a", out)
         out = out.sum(dim=2) if self.shared_output else out.flatten(2)
@@ -157,11 +159,10 @@ def own(module: nn.Module, family: Family, config: Any) -> Attention:
         return module
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    rotates = family.rotary is not None and (
-        family.rotates is None or bool(getattr(module, family.rotates))
-    )
+    rotates = family.rotary is not None and (family.rotates is None or bool(getattr(module, family.rotates)))
     clip = None if family.clip is None else getattr(module, family.clip)
-    module.__class__ = _owned_class(type(module))
+    stock: Any = type(module)
+    module.__class__ = _owned_class(stock)
     assert isinstance(module, Attention)
     module.register_buffer("rotary_index", None)
     module.config, module.family = config, family
@@ -177,7 +178,7 @@ def own(module: nn.Module, family: Family, config: Any) -> Attention:
 
 
 @cache
-def _owned_class(stock: type[nn.Module]) -> type[Attention]:
+def _owned_class(stock: Any) -> type[Attention]:
     """Attention first, so that its forward wins; the stock class second, so that `isinstance` still holds."""
     return type(f"Owned{stock.__name__}", (Attention, stock), {"__module__": __name__})
 
@@ -193,6 +194,15 @@ def _biased_mask(position_bias: Tensor, mask: Tensor | None, *, key_length: int)
     if mask is None:
         return bias
     return torch.where(mask[..., :key_length], torch.finfo(bias.dtype).min, bias)
+
+
+def _equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Zero channels that change nothing: on a CPU, SDPA takes its slow path unless the widths are equal."""
+    width = max(q.shape[-1], v.shape[-1])
+    q, k, v = (
+        x if x.shape[-1] == width else nn.functional.pad(x, (0, width - x.shape[-1])) for x in (q, k, v)
+    )
+    return q, k, v
 
 
 def eager(

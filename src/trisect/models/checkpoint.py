@@ -14,6 +14,7 @@ from trisect.errors import TrisectError
 from trisect.files import check_disk_space, new_folder, write_json
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
 from trisect.models.families import PREFIX, family_for
+from trisect.models.linear import weight_of
 from trisect.models.source import Source, check_weights, resolve
 from trisect.models.view import layer_views, shape_of
 from trisect.shapes import ModelShape
@@ -127,7 +128,7 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256(repr(shape_of(model).layers).encode())
     for view in layer_views(model):
         for module in view.projections():
-            sample = module.weight.detach().flatten()[:64].float().cpu()  # type: ignore[union-attr,operator]
+            sample = weight_of(module).flatten()[:64].float().cpu()
             digest.update(sample.numpy().tobytes())
     return digest.hexdigest()
 
@@ -162,8 +163,7 @@ def _check_loaded(name: str, info: dict[str, Any]) -> None:
             f"{name} has no weights for {missing[0]}{_and_more(missing)}; the checkpoint is incomplete."
         )
     mismatched = [
-        f"{key} (file {tuple(a)}, config {tuple(b)})"
-        for key, a, b in sorted(info["mismatched_keys"])
+        f"{key} (file {tuple(a)}, config {tuple(b)})" for key, a, b in sorted(info["mismatched_keys"])
     ]
     if mismatched:
         raise TrisectError(
@@ -182,7 +182,7 @@ def _forget_quantisation(model: Any) -> None:
     method = getattr(model.config.quantization_config, "quant_method", None)
     if method != "gguf" and getattr(model, "hf_quantizer", None) is not None:
         raise TrisectError(
-            f"The checkpoint is quantised ({method}); compress the original weights first and quantise the result."
+            f"The checkpoint is quantised ({method}); compress the original weights and quantise the result."
         )
     del model.config.quantization_config
     model.hf_quantizer = None

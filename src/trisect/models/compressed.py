@@ -24,6 +24,7 @@ class CompressedModel(nn.Module):
     """Mixed in before a stock class with a language-model head."""
 
     receipt: dict[str, Any] | None = None
+    save_pretrained: Any
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
@@ -53,9 +54,7 @@ def register() -> None:
     """Teach AutoConfig and AutoModelForCausalLM about compressed checkpoints."""
     for name in (*FAMILIES, *WRAPPERS):
         model = compressed_class(name)
-        transformers.AutoConfig.register(
-            model.config_class.model_type, model.config_class, exist_ok=True
-        )
+        transformers.AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
         transformers.AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
 
 
@@ -109,21 +108,15 @@ def _checked(entry: Any, num_layers: int) -> list[dict[str, Any]]:
         )
     layers = entry["layers"]
     if len(layers) != num_layers:
-        raise TrisectError(
-            f"config.json plans {len(layers)} layers but the model has {num_layers}."
-        )
+        raise TrisectError(f"config.json plans {len(layers)} layers but the model has {num_layers}.")
     keys = {"qk", "pairs", "vo", "mlp"}
     for index, layer in enumerate(layers):
         if not isinstance(layer, dict) or not keys <= set(layer) <= keys | {"shared_output"}:
-            raise TrisectError(
-                f"config.json: layer {index} of the plan needs {sorted(keys)}, got {layer!r}."
-            )
+            raise TrisectError(f"config.json: layer {index} of the plan needs {sorted(keys)}, got {layer!r}.")
         if not all(isinstance(layer[key], int) and layer[key] >= 0 for key in keys):
             raise TrisectError(
                 f"config.json: layer {index} of the plan has a width that is not a count: {layer!r}."
             )
         if not (layer["qk"] and layer["vo"] and layer["mlp"] and 2 * layer["pairs"] <= layer["qk"]):
-            raise TrisectError(
-                f"config.json: layer {index} of the plan has impossible widths: {layer!r}."
-            )
+            raise TrisectError(f"config.json: layer {index} of the plan has impossible widths: {layer!r}.")
     return layers

@@ -1,15 +1,15 @@
 """Read and build linear layers in the row-vector convention, whichever class holds them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from trisect.errors import TrisectError
 
-Projection = nn.Linear | Conv1D
 
-
-def weight_of(linear: nn.Module) -> Tensor:
+def weight_of(linear: Any) -> Tensor:
     """(in, out) view of the weight, so that y = x W."""
     if isinstance(linear, Conv1D):
         return linear.weight.detach()
@@ -21,11 +21,11 @@ def weight_of(linear: nn.Module) -> Tensor:
     )
 
 
-def bias_of(linear: nn.Module) -> Tensor | None:
-    return None if linear.bias is None else linear.bias.detach()  # type: ignore[union-attr,operator]
+def bias_of(linear: Any) -> Tensor | None:
+    return None if linear.bias is None else linear.bias.detach()
 
 
-def built_from(old: nn.Module, weight: Tensor, bias: Tensor | None) -> Projection:
+def built_from(old: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
     """A projection of the same class, dtype and mode as `old` with (in, out) weight and bias."""
     d_in, d_out = weight.shape
     with torch.device("meta"):

@@ -1,6 +1,6 @@
 """Rotation of query and key pairs at each key head's own frequencies.
 
-b = batch, t = tokens, k = key heads, g = query heads per key head, n = frequencies of the model, p = pairs of a head
+b = batch, t = tokens, k = key heads, g = queries per key, n = the model's frequencies, p = a head's pairs
 """
 
 from typing import Literal

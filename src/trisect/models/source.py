@@ -41,14 +41,10 @@ def resolve(name: str) -> Source:
 
 def _resolve_file(path: Path) -> Source:
     if path.suffix != ".gguf":
-        raise TrisectError(
-            f"{path} is a file; give the folder that holds config.json, or a .gguf file."
-        )
+        raise TrisectError(f"{path} is a file; give the folder that holds config.json, or a .gguf file.")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise TrisectError(
-                f"{path} does not start as a GGUF file; it is damaged or something else."
-            )
+            raise TrisectError(f"{path} does not start as a GGUF file; it is damaged or something else.")
     return Source(path=str(path.parent), kwargs={"gguf_file": path.name}, gguf=True)
 
 
@@ -58,9 +54,7 @@ def check_weights(source: Source) -> None:
         return
     folder = Path(source.path)
     if not (folder / "config.json").is_file():
-        raise TrisectError(
-            f"{folder} has no config.json; give the folder of a Hugging Face checkpoint."
-        )
+        raise TrisectError(f"{folder} has no config.json; give the folder of a Hugging Face checkpoint.")
     shards = _shards(folder)
     if not shards:
         pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
@@ -69,21 +63,15 @@ def check_weights(source: Source) -> None:
                 f"{folder} holds only pickled weights ({pickles[0]}), which can run code when opened. "
                 "Convert them to safetensors first (model.save_pretrained does)."
             )
-        raise TrisectError(
-            f"{folder} has no model.safetensors and no {INDEX}; the weights are missing."
-        )
+        raise TrisectError(f"{folder} has no model.safetensors and no {INDEX}; the weights are missing.")
     for shard in shards:
         if not shard.is_file():
-            raise TrisectError(
-                f"{folder} is incomplete: {shard.name} is missing; download it again."
-            )
+            raise TrisectError(f"{folder} is incomplete: {shard.name} is missing; download it again.")
         try:
             with safe_open(shard, framework="pt") as file:
                 file.keys()
         except (OSError, SafetensorError) as error:
-            raise TrisectError(
-                f"{shard} is damaged or cut short: {error}; download it again."
-            ) from error
+            raise TrisectError(f"{shard} is damaged or cut short: {error}; download it again.") from error
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 This is the only place that knows how a checkpoint stores what the methods think about.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,13 +65,10 @@ class LayerView:
 
     def part(self, component: str) -> Part:
         """The component's tensors in canonical layout, checked to be finite."""
-        part = {"qk": self._qk, "ov": self._ov, "mlp": self._mlp}[component]()
+        readers: dict[str, Callable[[], Part]] = {"qk": self._qk, "ov": self._ov, "mlp": self._mlp}
+        part = readers[component]()
         for name, tensor in vars(part).items():
-            if (
-                isinstance(tensor, Tensor)
-                and tensor.is_floating_point()
-                and not tensor.isfinite().all()
-            ):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.isfinite().all():
                 raise TrisectError(
                     f"Layer {self.index}: {name} of {component} holds NaN or inf; the checkpoint is damaged "
                     "or was saved from a run that diverged. Nothing was written."
@@ -107,7 +105,7 @@ class LayerView:
     # -- reading ---------------------------------------------------------------------------------------
 
     def _projections(self) -> tuple[list[Tensor], list[Tensor | None]]:
-        """W_q (h, D, d), W_k (k, D, d), W_v (k, D, d) and their biases (heads, d), in stored channel order."""
+        """W_q (h, D, d), W_k and W_v (k, D, d), biases (heads, d), in stored channel order."""
         a, f = self.attention, self.family
         modules = [getattr(a, name) for name in f.qkv]
         weights = self._split_heads([weight_of(m) for m in modules])
@@ -124,9 +122,7 @@ class LayerView:
             heads = columns[0].unflatten(1, (a.heads, -1)).movedim(1, 0)
             return list(heads.split([qk, qk, vo], dim=-1))
         if len(columns) == 1:
-            columns = list(
-                columns[0].split([a.heads * qk, a.kv_heads * qk, a.kv_heads * vo], dim=1)
-            )
+            columns = list(columns[0].split([a.heads * qk, a.kv_heads * qk, a.kv_heads * vo], dim=1))
         counts = (a.heads, a.kv_heads, a.kv_heads)
         return [c.unflatten(1, (n, -1)).movedim(1, 0) for c, n in zip(columns, counts, strict=True)]
 
@@ -192,18 +188,16 @@ class LayerView:
     def _write_qk(self, part: QK) -> None:
         a, f = self.attention, self.family
         weights, biases = self._projections()
-        stored = [
-            None if x is None else from_canonical(x, part.num_pairs, f.rotary)
-            for x in (part.W_q, part.W_k, part.b_q, part.b_k)
-        ]
+        W_q, W_k = (from_canonical(x, part.num_pairs, f.rotary) for x in (part.W_q, part.W_k))
+        b_q, b_k = (
+            None if x is None else from_canonical(x, part.num_pairs, f.rotary) for x in (part.b_q, part.b_k)
+        )
         narrowed = (part.width, part.num_pairs) != (
             a.qk_width,
             a.num_pairs,
         ) or a.rotary_index is not None
         a.qk_width, a.num_pairs = part.width, part.num_pairs
-        self._write_projections(
-            [stored[0], stored[1], weights[2]], [stored[2], stored[3], biases[2]]
-        )
+        self._write_projections([W_q, W_k, weights[2]], [b_q, b_k, biases[2]])
         if not narrowed:
             return
         # Clamping commutes with keeping channels, not with mixing them.
@@ -218,7 +212,7 @@ class LayerView:
         for name, weight in zip(self.family.norms, (part.norm_q, part.norm_k), strict=True):
             assert weight is not None
             old = getattr(self.attention, name)
-            new = HeadNorm(*weight.shape, eps=eps_of(old))
+            new = HeadNorm(weight.shape[0], weight.shape[1], eps=eps_of(old))
             stored = from_canonical(weight, part.num_pairs, self.family.rotary)
             new.weight = nn.Parameter(stored.contiguous(), requires_grad=old.weight.requires_grad)
             setattr(self.attention, name, new)
@@ -318,13 +312,13 @@ def _empty_ov(shape: LayerShape) -> OV:
 
 
 def _empty_mlp(shape: LayerShape) -> MLP:
-    D, I = shape.d_model, shape.mlp
+    D, inter = shape.d_model, shape.mlp
     return MLP(
-        W_up=torch.empty(D, I),
-        W_gate=torch.empty(D, I) if shape.gated else None,
-        W_down=torch.empty(I, D),
-        b_up=torch.empty(I) if shape.up_bias else None,
-        b_gate=torch.empty(I) if shape.gated and shape.up_bias else None,
+        W_up=torch.empty(D, inter),
+        W_gate=torch.empty(D, inter) if shape.gated else None,
+        W_down=torch.empty(inter, D),
+        b_up=torch.empty(inter) if shape.up_bias else None,
+        b_gate=torch.empty(inter) if shape.gated and shape.up_bias else None,
         b_down=torch.empty(D) if shape.down_bias else None,
     )
 

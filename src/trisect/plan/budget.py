@@ -70,8 +70,7 @@ def compare(before: Budget, after: Budget) -> Change:
     """What went, as fractions of what was there."""
     return Change(
         components={
-            name: _removed(count, after.components[name])
-            for name, count in before.components.items()
+            name: _removed(count, after.components[name]) for name, count in before.components.items()
         },
         ratio=_removed(before.linear_parameters, after.linear_parameters),
         parameters=_removed(before.parameters, after.parameters),

@@ -22,9 +22,7 @@ def uniform_plan(
     chosen = _chosen_layers(layers, num_layers=len(shape.layers))
     _check_minimum(shape, ratio=ratio, parts=parts, chosen=chosen, align=align)
     widths = tuple(
-        _narrowed(layer, ratio=ratio, parts=parts, align=align)
-        if index in chosen
-        else widths_of(layer)
+        _narrowed(layer, ratio=ratio, parts=parts, align=align) if index in chosen else widths_of(layer)
         for index, layer in enumerate(shape.layers)
     )
     if widths == tuple(widths_of(layer) for layer in shape.layers):
@@ -35,18 +33,14 @@ def uniform_plan(
     return Plan(layers=widths, method=method, ratio=ratio, align=align)
 
 
-def _narrowed(
-    layer: LayerShape, *, ratio: float, parts: Sequence[str], align: int | None
-) -> LayerWidths:
+def _narrowed(layer: LayerShape, *, ratio: float, parts: Sequence[str], align: int | None) -> LayerWidths:
     new = {
         component: grid_of(layer, component, align=align).width_at(ratio)
         if component in parts
         else layer.width(component)
         for component in ("qk", "ov", "mlp")
     }
-    return LayerWidths(
-        qk=new["qk"], pairs=pairs_at(layer, qk=new["qk"]), vo=new["ov"], mlp=new["mlp"]
-    )
+    return LayerWidths(qk=new["qk"], pairs=pairs_at(layer, qk=new["qk"]), vo=new["ov"], mlp=new["mlp"])
 
 
 def _chosen_layers(layers: Sequence[int] | None, *, num_layers: int) -> frozenset[int]:

@@ -1,0 +1,95 @@
+"""The replay loop sees what the stock model computes, layer by layer, and nothing else.
+
+References: the stock model's hidden states; brute-force moments of recorded activations.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tiny_models import CONFIGS, tiny, tokens
+from trisect.calibrate import READINGS, Stream, collect
+from trisect.errors import TrisectError
+from trisect.models import layer_views
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_replayed_hidden_states_equal_the_stock_ones(name: str) -> None:
+    model, ids = tiny(name), tokens(5, 20)
+    seen: dict[int, list[Tensor]] = {}
+    views = layer_views(model)
+    handles = [
+        view.layer.register_forward_hook(
+            lambda module, args, output, index=view.index: seen.setdefault(index, []).append(
+                output[0] if isinstance(output, tuple) else output
+            )
+        )
+        for view in views
+    ]
+    with torch.no_grad():
+        model(ids)
+    for handle in handles:
+        handle.remove()
+    stream = Stream.embed(model, views, ids, batch_size=2)  # the last batch is smaller
+    for view in views:
+        stream.advance(view)
+        torch.testing.assert_close(torch.cat(stream.hidden), seen[view.index][0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "helium"])
+def test_moments_equal_brute_force_sums_over_tokens(name: str) -> None:
+    model, ids = tiny(name), tokens(3, 12)
+    view = layer_views(model)[0]
+    heard: dict[str, Tensor] = {}
+    view.attention.tap = lambda tap, x: heard.__setitem__(tap, x.double())
+    down: list[Tensor] = []
+    handle = view.down.register_forward_pre_hook(lambda m, args: down.append(args[0].double()))
+    with torch.no_grad():
+        model(ids)
+    view.attention.tap = None
+    handle.remove()
+
+    _, moments = next(collect(model, ids, lambda layer: frozenset(READINGS), batch_size=2))
+    n = ids.numel()
+    for name_, tap in {"q": "q", "k": "k", "v": "v", "a": "a"}.items():
+        x = heard[tap]
+        expected = torch.einsum("bthd,bthe->hde", x, x) / n
+        torch.testing.assert_close(moments[name_], expected, rtol=1e-6, atol=1e-9)
+    flat = heard["a"].flatten(2)
+    torch.testing.assert_close(
+        moments["a_gram"], torch.einsum("bti,btj->ij", flat, flat) / n, rtol=1e-6, atol=1e-9
+    )
+    torch.testing.assert_close(moments["mlp"], down[0].square().mean(dim=(0, 1)), rtol=1e-6, atol=1e-9)
+    if name == "qwen3":
+        u = heard["q_raw"].square()
+        torch.testing.assert_close(
+            moments["q_squares"], torch.einsum("bthd,bthe->hde", u, u) / n, rtol=1e-6, atol=1e-9
+        )
+
+
+def test_moments_do_not_depend_on_the_batch_size() -> None:
+    model, ids = tiny("llama-gqa"), tokens(6, 16)
+    reads = frozenset({"q", "a", "mlp"})
+    runs = [list(collect(model, ids, lambda layer: reads, batch_size=size)) for size in (1, 4, 6)]
+    for others in runs[1:]:
+        for (_, a), (_, b) in zip(runs[0], others, strict=True):
+            for name in reads:
+                torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-8)
+
+
+def test_moments_of_a_bf16_model_are_float64() -> None:
+    model, ids = tiny("llama-gqa", dtype=torch.bfloat16), tokens(2, 16)
+    _, moments = next(collect(model, ids, lambda layer: frozenset({"q", "mlp"})))
+    assert {tensor.dtype for tensor in moments.values()} == {torch.float64}
+
+
+def test_nothing_stays_attached_when_calibration_fails_half_way() -> None:
+    model, ids = tiny("llama-gqa"), tokens(2, 16)
+    views = layer_views(model)
+    with torch.no_grad():
+        views[1].down.weight[0, 0] = float("nan")
+    with pytest.raises(TrisectError, match=r"after layer 1 hold NaN"):
+        list(collect(model, ids, lambda layer: frozenset({"q", "mlp"})))
+    assert all(view.attention.tap is None for view in views)
+    assert all(not view.down._forward_pre_hooks for view in views)
+    assert all("forward" not in vars(view.layer) for view in views)

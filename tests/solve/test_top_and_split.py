@@ -1,0 +1,86 @@
+"""Selection [math.md R-1, R-2, M-1]: scores against their definition on samples, `top` and `split_width`
+against exhaustive enumeration, ties by position."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from trisect.solve import neuron_scores, pair_scores, split_width, top
+
+few = settings(deadline=None, max_examples=25)
+# Whole numbers: sums are exact and ties are common.
+ENERGIES = st.integers(0, 9).map(float)
+
+
+def table(draw: st.DataObject, *, heads: int, width: int) -> Tensor:
+    row = st.lists(ENERGIES, min_size=width, max_size=width)
+    rows = draw.draw(st.lists(row, min_size=heads, max_size=heads))
+    return torch.tensor(rows, dtype=torch.float64).reshape(heads, width)
+
+
+@few
+@given(st.data(), st.integers(1, 3), st.integers(1, 6))
+def test_top_drops_no_more_than_any_other_choice(data: st.DataObject, heads: int, width: int):
+    count = data.draw(st.integers(0, width))
+    scores = table(data, heads=heads, width=width)
+    kept, lost = top(scores, count)
+    assert kept.shape == (heads, count)
+    for row, indices, loss in zip(scores, kept, lost, strict=True):
+        assert loss == row.sum() - row[indices].sum()
+        assert loss == min((row.sum() - row[list(c)].sum()).item() for c in combinations(range(width), count))
+
+
+@few
+@given(st.data(), st.integers(1, 40))
+def test_ties_go_to_the_earlier_position_and_indices_ascend(data: st.DataObject, width: int):
+    count = data.draw(st.integers(0, width))
+    scores = table(data, heads=1, width=width)[0]
+    kept, _ = top(scores, count)
+    by_hand = sorted(range(width), key=lambda i: (-scores[i].item(), i))[:count]
+    assert kept.tolist() == sorted(by_hand)
+
+
+def test_pair_scores_multiply_energies_channel_by_channel_and_ignore_unrotated_ones():
+    q = torch.tensor([[2.0, 3.0, 5.0, 7.0, 100.0]])
+    k = torch.tensor([[11.0, 13.0, 17.0, 19.0, 100.0]])
+    assert pair_scores(q, k, 2).tolist() == [[2 * 11 + 5 * 17, 3 * 13 + 7 * 19]]
+
+
+@few
+@given(st.integers(0, 2**31 - 1))
+def test_a_neuron_scores_the_mean_squared_output_it_makes_alone(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(30, 6, generator=generator, dtype=torch.float64)
+    W_down = torch.randn(6, 4, generator=generator)
+    scores = neuron_scores(x.square().mean(dim=0), W_down)
+    assert scores.dtype == torch.float64
+    for i in range(6):
+        alone = x[:, i : i + 1] @ W_down[i : i + 1].double()
+        assert scores[i].item() == pytest.approx(alone.square().sum(dim=-1).mean().item(), rel=1e-12)
+
+
+@few
+@given(st.data(), st.integers(1, 3), st.integers(0, 4), st.integers(0, 5))
+def test_split_width_is_the_cheapest_of_all_splits(
+    data: st.DataObject, heads: int, num_pairs: int, num_slots: int
+):
+    scores = table(data, heads=heads, width=num_pairs)
+    slots = table(data, heads=heads, width=num_slots).sort(dim=-1, descending=True).values
+    width = data.draw(st.integers(0, 2 * num_pairs + num_slots))
+    # (pairs, slots) of one head that fill the width exactly
+    splits = [p for p in range(num_pairs + 1) if 0 <= width - 2 * p <= num_slots]
+    if not splits:
+        return  # odd widths of heads without unrotated channels, which no plan asks for
+
+    def cost(p: int) -> float:
+        dropped = [top(scores, p)[1].sum(), top(slots, width - 2 * p)[1].sum()]
+        return sum(d.item() for d in dropped)
+
+    chosen = split_width(scores, slots, width)
+    assert chosen in splits
+    assert cost(chosen) == min(map(cost, splits))
+    assert chosen == min(p for p in splits if cost(p) == cost(chosen)), "ties keep fewer pairs"

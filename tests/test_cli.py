@@ -1,0 +1,195 @@
+"""The command line as a user meets it: the spellings of design.md, JSON out, one line for bad input.
+
+The model is tiny and random, with a character tokenizer; the text is the built-in one or a file.
+"""
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
+
+from tiny_models import tiny
+from trisect.cli import main
+from trisect.models import load_model
+
+FAST = ["--samples", "4", "--length", "32", "--eval-windows", "2", "--align", "none", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    tiny("llama-gqa").save_pretrained(folder)
+    characters = [c for c in string.printable if c.isprintable()][:95]
+    vocabulary = {token: index for index, token in enumerate(["<unk>", *characters])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "text.txt"
+    file.write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    return file
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_compress_writes_a_folder_that_inspect_and_eval_understand(
+    model_folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, result = tmp_path / "out", tmp_path / "r.json"
+    arguments = ["--ratio", 0.25, "--calibration", text, "--eval", text, "--json", result, *FAST]
+    assert run("compress", model_folder, "-o", out, *arguments) == 0
+    assert "QK" in capsys.readouterr().out
+    measured = read(result)
+    assert measured["ratio"] == pytest.approx(0.25)
+    assert {"before", "after"} <= measured["perplexity"].keys()
+    assert sorted(p.name for p in out.iterdir() if p.suffix in {".json", ".safetensors"}) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "receipt.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert run("inspect", out, "--json", tmp_path / "i.json") == 0
+    seen = read(tmp_path / "i.json")
+    model = load_model(str(out)).model
+    assert seen["parameters"] == sum(p.numel() for p in model.parameters())
+    assert seen["ratio"] == pytest.approx(0.25)
+    assert seen["layers"][0] == {"qk": 12, "vo": 12, "mlp": 60}
+    ids = torch.ones(1, 5, dtype=torch.long)
+    cache = model(ids, use_cache=True).past_key_values
+    live = sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values))
+    assert seen["kv_bytes_per_token"] * 5 == live
+    arguments = ["--data", text, "--length", 32, "--windows", 2, "--json", tmp_path / "e.json"]
+    assert run("eval", out, *arguments) == 0
+    assert read(tmp_path / "e.json")["perplexity"] == pytest.approx(
+        measured["perplexity"]["after"]["perplexity"]
+    )
+
+
+def test_moments_are_collected_once_and_cut_at_two_ratios(
+    model_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    moments = tmp_path / "m.safetensors"
+    arguments = ["--calibration", text, "--samples", 4, "--length", 32, "--quiet"]
+    assert run("calibrate", model_folder, "-o", moments, *arguments) == 0
+    widths = []
+    for ratio in (0.25, 0.5):
+        out = tmp_path / f"out{ratio}"
+        arguments = ["--ratio", ratio, "--moments", moments, "--eval", "none", *FAST]
+        assert run("compress", model_folder, "-o", out, *arguments) == 0
+        widths.append(read(out / "config.json")["trisect"]["layers"][0]["mlp"])
+    assert widths == [60, 40]
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--ratio", 0.5, "--align", "none", "--dry-run", "--json", tmp_path / "p.json"]
+    assert run("compress", model_folder, "-o", tmp_path / "out", *arguments) == 0
+    assert "50.0%" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    assert read(tmp_path / "p.json")["plan"]["layers"][0] == {"qk": 8, "pairs": 4, "vo": 8, "mlp": 40}
+
+
+def test_parts_and_layers_limit_the_cut(model_folder: Path, text: Path, tmp_path: Path) -> None:
+    arguments = ["--ratio", 0.25, "--calibration", text, "--eval", "none", *FAST]
+    arguments += ["--parts", "ov", "--layers", "1-2"]
+    assert run("compress", model_folder, "-o", tmp_path / "out", *arguments) == 0
+    layers = read(tmp_path / "out" / "config.json")["trisect"]["layers"]
+    assert [layer["vo"] for layer in layers] == [16, 12, 12]
+    assert {layer["qk"] for layer in layers} == {16}
+
+
+@pytest.mark.parametrize("kind", ["methods", "families", "data", "models"])
+def test_ls_lists_every_table(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ls", kind) == 0
+    known = {"methods": "a3", "families": "gpt_neox", "data": "wikitext2", "models": "smollm2-135m"}
+    assert known[kind] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ratio", "1.5"], "ratio"),
+        (["--ratio", "0"], "ratio"),
+        (["--ratio", "0.99"], "below its minimum"),
+        (["--ratio", "0.25", "--method", "a4"], "Known: a3,"),
+        (["--ratio", "0.25", "--parts", "qk,vo"], "vo"),
+        (["--ratio", "0.25", "--layers", "0-9"], "layer"),
+        (["--ratio", "0.25", "--calibration", "nowhere.txt"], "nowhere.txt"),
+        (["--ratio", "0.25", "--length", "100000"], "tokens"),
+        (["--ratio", "0.25", "--dtype", "float8"], "float32"),
+        ([], "ratio"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing_behind(
+    model_folder: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    fast = [word for word in FAST if word not in arguments]
+    if "--length" in arguments:
+        fast = ["--samples", "4", "--align", "none"]
+    base = ["compress", model_folder, "-o", tmp_path / "out", "--eval", "none", *fast]
+    if "--calibration" not in arguments:
+        base += ["--calibration", text]
+    before = sorted(tmp_path.iterdir())
+    assert run(*base, *arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.count("\n") == 0
+    assert error.startswith("error: ")
+    assert message in error
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_empty_calibration_text_is_refused(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    arguments = ["--ratio", 0.25, "--calibration", tmp_path / "empty.txt", "--eval", "none", *FAST]
+    assert run("compress", model_folder, "-o", tmp_path / "out", *arguments) == 2
+    assert "tokens" in capsys.readouterr().err
+
+
+def test_an_existing_output_is_refused_before_any_work(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("keep")
+    assert run("compress", model_folder, "-o", tmp_path / "out", "--ratio", 0.25, *FAST) == 2
+    assert "exists and is not empty" in capsys.readouterr().err
+    assert (tmp_path / "out" / "precious").read_text() == "keep"
+
+
+def test_nan_in_the_weights_names_the_tensor(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny("llama-gqa")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 5] = float("nan")
+    model.save_pretrained(tmp_path / "bad")
+    arguments = ["--ratio", 0.25, "--calibration", text, "--eval", "none", *FAST]
+    assert run("compress", tmp_path / "bad", "-o", tmp_path / "out", *arguments) == 2
+    assert "model.layers.1.mlp.up_proj.weight" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
