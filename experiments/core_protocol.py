@@ -4,7 +4,7 @@
     .venv/bin/python experiments/core_protocol.py smollm2    # only rows whose name starts so
 
 SmolLM2-135M is dequantised from 4 bits. Calibration and evaluation are the first 16 windows of 1024 tokens of
-WikiText-2's valid and test text (TinyStories windows of 256 for the story models).
+WikiText-2's valid and test text; for the story models, windows of 256 tokens of one half of TinyStories each.
 """
 
 import os
@@ -12,15 +12,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ASSETS = Path(os.environ.get("TRISECT_ASSETS") or HERE.parents[1] / "shared")
-WIKITEXT = ASSETS / "data" / "wikitext-2"
-STORIES = ASSETS / "data" / "tinystories" / "tinystories.txt"
+ROOT = Path(__file__).resolve().parents[1]
+# Relative to the repository, so that receipts do not name this machine.
+ASSETS = Path(os.path.relpath(os.environ.get("TRISECT_ASSETS") or ROOT.parent / "shared", ROOT))
+RUNS = Path("runs")
+HALVES = (RUNS / "stories-calibration.txt", RUNS / "stories-evaluation.txt")
 
-SMOLLM2 = ["smollm2-135m", "--calibration", WIKITEXT / "valid.txt", "--eval", WIKITEXT / "test.txt"]
-SMOLLM2 += ["--samples", 16, "--length", 1024, "--eval-windows", 16]
-TALES = ["--calibration", STORIES, "--eval", STORIES, "--samples", 64, "--length", 256]
-TALES += ["--eval-windows", 32, "--dtype", "float32"]
+SMOLLM2 = ["smollm2-135m", "--calibration", ASSETS / "data/wikitext-2/valid.txt"]
+SMOLLM2 += ["--eval", ASSETS / "data/wikitext-2/test.txt", "--samples", 16, "--length", 1024]
+SMOLLM2 += ["--eval-windows", 16]
+STORIES = ["--calibration", HALVES[0], "--eval", HALVES[1], "--samples", 128, "--length", 256]
+STORIES += ["--eval-windows", 64, "--dtype", "float32"]
 
 ROWS: dict[str, list[object]] = {
     "smollm2-12.5": [*SMOLLM2, "--ratio", 0.125],
@@ -29,22 +31,33 @@ ROWS: dict[str, list[object]] = {
     "smollm2-25-qk": [*SMOLLM2, "--ratio", 0.25, "--parts", "qk"],
     "smollm2-25-ov": [*SMOLLM2, "--ratio", 0.25, "--parts", "ov"],
     "smollm2-25-mlp": [*SMOLLM2, "--ratio", 0.25, "--parts", "mlp"],
-    "stories15m-25": [ASSETS / "models" / "stories15m", *TALES, "--ratio", 0.25],
-    "stories-mpt-20m-25": [ASSETS / "models" / "stories-mpt-20m", *TALES, "--ratio", 0.25],
+    "stories15m-25": [ASSETS / "models/stories15m", *STORIES, "--ratio", 0.25],
+    "stories-mpt-20m-25": [ASSETS / "models/stories-mpt-20m", *STORIES, "--ratio", 0.25],
 }
 
 
 def main(prefix: str = "") -> None:
     """Run the rows that are missing; outputs go to a scratch folder, receipts stay."""
+    os.chdir(ROOT)
+    split_stories()
     for name, arguments in ROWS.items():
-        receipt = HERE / "results" / f"core-{name}.json"
+        receipt = Path("experiments/results") / f"core-{name}.json"
         if not name.startswith(prefix) or receipt.exists():
             continue
         command = [Path(sys.executable).with_name("trisect"), "compress", *arguments]
-        command += ["-o", HERE.parent / "runs" / f"core-{name}", "--json", receipt]
+        command += ["-o", RUNS / f"core-{name}", "--json", receipt]
         command += ["--method", "a3", "--sampling", "first", "--align", "none"]
         print(name, flush=True)
         subprocess.run([str(word) for word in command], check=True)
+
+
+def split_stories() -> None:
+    """One half of TinyStories calibrates, the other evaluates."""
+    text = (ASSETS / "data/tinystories/tinystories.txt").read_text(encoding="utf-8")
+    stories = [story.strip() for story in text.split("<|endoftext|>") if story.strip()]
+    RUNS.mkdir(exist_ok=True)
+    for number, path in enumerate(HALVES):
+        path.write_text("\n\n".join(stories[number::2]), encoding="utf-8")
 
 
 if __name__ == "__main__":

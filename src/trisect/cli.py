@@ -5,13 +5,13 @@ import logging
 import pkgutil
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
 from trisect import commands
 from trisect.errors import TrisectError
+from trisect.receipt import package_version
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Usage errors of typer, whose class moved when it took click in; this is what they share.
         if not hasattr(error, "format_message"):
             raise
-        return _fail(f"{error.format_message()} See `trisect --help`.", code=BAD_INPUT)
+        return _fail(f"{error.format_message().rstrip('.')}. See `trisect --help`.", code=BAD_INPUT)
     if code == INTERRUPTED:
         return _fail("interrupted; no half-written output was left behind.", code=INTERRUPTED)
     return code or 0
@@ -50,7 +50,7 @@ def build_app() -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"trisect {metadata.version('trisect')}")
+        print(f"trisect {package_version('trisect') or '(from source, not installed)'}")
         raise typer.Exit
 
 

@@ -200,7 +200,7 @@ def truncated(M: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     Mixing slots r and r + 1 by the rounding of the squared problem changes M by this share of |M|.
     """
     U, s, Vh = torch.linalg.svd(M, full_matrices=False)
-    if rank < len(s) and s[rank] > 0:
+    if 0 < rank < len(s) and s[rank] > 0:
         eps = torch.finfo(M.dtype).eps
         assume(eps * s[0] * s[rank - 1] < 1e-10 * (s[rank - 1] ** 2 - s[rank] ** 2))
     return U[:, :rank] * s[:rank] @ Vh[:rank], s
@@ -257,9 +257,14 @@ def assert_same(actual: Tensor, expected: Tensor, *, dense: Tensor, tolerance: f
     assert error.max() <= tolerance, f"relative errors by head: {error.tolist()}"
 
 
+def resolved(solution: Shrunk) -> float:
+    """How closely outputs must agree. Energy below the floor of 1e-13 is an amplitude of 1e-6.5."""
+    return 1e-8 if solution.clipped == 0 else 1e-6
+
+
 def near(expected: float, total: float) -> Any:
     """Equal to eight digits, or as far as float64 resolves shares of the total."""
-    return pytest.approx(expected, rel=1e-8, abs=1e-13 * total)
+    return pytest.approx(expected, rel=1e-8, abs=1e-12 * total)
 
 
 # -- QK without RoPE -------------------------------------------------------------------------------------
@@ -291,7 +296,12 @@ def test_qk_without_rope_is_the_joint_svd_of_the_whitened_fused_weights(
     left = X_q if q_root is root_of else torch.eye(X_q.shape[1], dtype=X_q.dtype)
     right = X_k if k_root is root_of else torch.eye(X_k.shape[1], dtype=X_k.dtype)
     dense = left @ W_qk @ right.mT
-    assert_same(left @ fused_qk(solution.part) @ right.mT, left @ expected @ right.mT, dense=dense)
+    assert_same(
+        left @ fused_qk(solution.part) @ right.mT,
+        left @ expected @ right.mT,
+        dense=dense,
+        tolerance=resolved(solution),
+    )
     total = (R_q.root @ W_qk @ R_k.root).square().sum().item()
     assert solution.loss == near(loss, total)
     assert solution.total == pytest.approx(total, rel=1e-8)
@@ -435,7 +445,9 @@ def test_partial_rotary_heads_take_the_cheapest_split_into_pairs_and_svd_slots(
         assert narrow.frequencies[head].tolist() == part.frequencies[head, kept].tolist()
         assert narrow.W_k[head, :, : 2 * best].equal(part.W_k[head][:, kept + [i + pairs for i in kept]])
     got = fused_qk(only_channels(narrow, slice(2 * best, None)))
-    assert_same(X_q @ got @ X_k.mT, X_q @ slots @ X_k.mT, dense=X_q @ W_rest @ X_k.mT)
+    assert_same(
+        X_q @ got @ X_k.mT, X_q @ slots @ X_k.mT, dense=X_q @ W_rest @ X_k.mT, tolerance=resolved(solution)
+    )
 
 
 def only_channels(part: QK, channels: slice) -> QK:
@@ -450,7 +462,6 @@ def only_channels(part: QK, channels: slice) -> QK:
     )
 
 
-@pytest.mark.xfail(reason="factor() takes the mean of nothing where no channel is unrotated", strict=True)
 def test_a_fully_rotated_head_has_nothing_clipped():
     problem = qk_problem(Size(width=4), pairs=2)
     assert solution_of("a3", "qk", problem.part, problem.moments, 2).clipped == 0.0
@@ -515,7 +526,6 @@ def test_qk_norm_with_unrotated_channels_is_refused():
         solution_of("a3", "qk", part, problem.moments, 4)
 
 
-@pytest.mark.xfail(reason="0 / 0 in denominator() reaches the norm weights", strict=True)
 def test_a_head_that_is_always_zero_keeps_finite_norm_weights():
     problem = normed_problem(jitter=0.05, dead_key=True)
     solution = solution_of("a3", "qk", problem.part, problem.moments, 4)
@@ -562,7 +572,7 @@ def check_ov(method: str, problem: OVProblem, inputs: Tensor, *, rank: int) -> N
     assert narrow.W_v.shape[-1] == narrow.W_o.shape[1] == rank
     assert narrow.b_o is part.b_o
     dense, got = inputs @ W_vo, inputs @ fused_vo(narrow)
-    assert_same(got, inputs @ expected, dense=dense)
+    assert_same(got, inputs @ expected, dense=dense, tolerance=resolved(solution))
     total = mean_output_error(dense, torch.zeros_like(dense))
     assert solution.loss == near(loss, total)
     assert solution.loss == near(mean_output_error(dense, got), total)
@@ -618,7 +628,9 @@ def test_ov_overall_is_the_svd_of_all_heads_stacked(size: Size, data: st.DataObj
     assert narrow.W_v.shape == (h, D, rank)
     assert narrow.W_o.shape == (1, rank, D)
     got = project(problem.P, narrow.W_v, narrow.b_v).sum(dim=0) @ narrow.W_o[0]
-    assert_same(got.unsqueeze(0), expected.unsqueeze(0), dense=dense.unsqueeze(0))
+    assert_same(
+        got.unsqueeze(0), expected.unsqueeze(0), dense=dense.unsqueeze(0), tolerance=resolved(solution)
+    )
     total = s.square().sum().item()
     assert solution.loss == near(s[rank:].square().sum().item(), total)
     assert solution.loss == near(mean_output_error(dense.unsqueeze(0), got.unsqueeze(0)), total)
@@ -721,7 +733,7 @@ def test_qk_loss_never_rises_with_width_and_full_width_computes_the_same_scores(
     solutions = [solution_of("a3", "qk", problem.part, problem.moments, w) for w in range(step, 7, step)]
     check_curve(solutions)
     dense, whole = (qk_scores(p, problem.X_q, problem.X_k) for p in (problem.part, solutions[-1].part))
-    assert_same(whole, dense, dense=dense)
+    assert_same(whole, dense, dense=dense, tolerance=resolved(solutions[-1]))
 
 
 @few
@@ -732,7 +744,8 @@ def test_ov_loss_never_rises_with_width_and_full_width_computes_the_same_outputs
     check_curve(solutions)
     P = with_one(problem.P, problem.part.b_v)
     dense = P @ fused_vo(problem.part)
-    assert_same(P @ fused_vo(solutions[-1].part), dense, dense=dense)
+    whole = P @ fused_vo(solutions[-1].part)
+    assert_same(whole, dense, dense=dense, tolerance=resolved(solutions[-1]))
 
 
 @few
@@ -749,8 +762,8 @@ def check_curve(solutions: list[Shrunk]) -> None:
     losses = [solution.loss for solution in solutions]
     total = solutions[0].total
     for wide, narrow in zip(losses[1:], losses, strict=False):
-        assert wide <= narrow + 1e-13 * total
-    assert losses[-1] <= 1e-13 * total
+        assert wide <= narrow + 1e-12 * total
+    assert losses[-1] <= 1e-12 * total
     assert all(0 <= solution.loss <= solution.total * (1 + 1e-12) for solution in solutions)
 
 

@@ -63,12 +63,13 @@ class Outcome:
     def _say_what_the_grid_did(self, console: "Console") -> None:
         from trisect.plan import budget_of, compare
 
-        asked = self.compressed.plan.ratio
+        plan = self.compressed.plan
         removed = compare(budget_of(self.before), budget_of(self.after)).ratio
-        if abs(asked - removed) > NOTABLE_MISS:
+        if abs(plan.ratio - removed) > NOTABLE_MISS:
+            exact = "" if plan.align is None else f" in multiples of {plan.align} (--align none: exact)"
             console.print(
-                f"Asked for {asked:.1%}, removed {removed:.1%}: widths are aligned, and only the "
-                "chosen parts and layers count. --align none gives exact widths."
+                f"Asked for {plan.ratio:.1%}, removed {removed:.1%} of the decoder: "
+                f"only the chosen parts and layers were cut{exact}."
             )
 
 

@@ -39,7 +39,7 @@ def entries(kind: str) -> dict[str, str]:
     if kind == "families":
         from trisect.models import FAMILIES
 
-        return {name: "" for name in sorted(FAMILIES)}
+        return {name: FAMILIES[name].model for name in sorted(FAMILIES)}
     if kind == "data":
         from trisect.data import list_sources
 

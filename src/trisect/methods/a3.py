@@ -61,6 +61,7 @@ def solve_ov(
     part: OV, moments: Moments, width: int, options: Options, *, moment: Callable[[OV], str]
 ) -> Shrunk:
     """One value basis per value head, each query head's output rows mapped along.    [math.md OV-1, OV-2]"""
+    _refuse_shared_output(part)
     C = need(moments, moment(part))  # (k, d, d)
     W_o = part.W_o.to(SOLVE_DTYPE)
     M = (W_o @ W_o.mT).unflatten(0, (-1, part.group)).sum(dim=1)  # (h, d, d) -> (k, d, d)
@@ -85,6 +86,7 @@ def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -
     For study: it removes the same parameters but every value head grows to the shared rank, and so does
     the KV cache.
     """
+    _refuse_shared_output(part)
     if part.group != 1:
         raise TrisectError(
             "a3-ov-overall needs one value head per query head (MHA); this layer shares each value head "
@@ -174,6 +176,14 @@ def _renormalise(part: QK, solution: Shrunk, kept: Tensor, moments: Moments, opt
         ),
         note=f"norm corrected, off by {error:.1%}",
     )
+
+
+def _refuse_shared_output(part: OV) -> None:
+    if part.W_o.shape[0] != part.heads:
+        raise TrisectError(
+            "This layer's heads already share one output projection (a3-ov-overall), which is not cut again; "
+            "start from the original model, or use --parts qk,mlp."
+        )
 
 
 def _map_heads(part: QK, *, q_map: Tensor, k_map: Tensor, kept: Tensor) -> QK:

@@ -101,8 +101,8 @@ class Attention(nn.Module):
             v = v.clamp(-self.clips_v, self.clips_v)
         if self.family.norms is not None:
             if self.tap is not None:
-                self.tap("q_raw", q)
-                self.tap("k_raw", k)
+                self.tap("q_raw", self._canonical(q))
+                self.tap("k_raw", self._canonical(k))
             q_norm, k_norm = self.family.norms
             q, k = getattr(self, q_norm)(q), getattr(self, k_norm)(k)
         return q, k, v
@@ -148,9 +148,12 @@ class Attention(nn.Module):
 
     def _listen(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         if self.tap is not None:
-            self.tap("q", to_canonical(q, self.num_pairs, self.family.rotary))
-            self.tap("k", to_canonical(k, self.num_pairs, self.family.rotary))
+            self.tap("q", self._canonical(q))
+            self.tap("k", self._canonical(k))
             self.tap("v", v)
+
+    def _canonical(self, x: Tensor) -> Tensor:
+        return to_canonical(x, self.num_pairs, self.family.rotary)
 
 
 def own(module: nn.Module, family: Family, config: Any) -> Attention:

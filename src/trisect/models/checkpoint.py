@@ -1,7 +1,7 @@
 """Load and save: hub ids, folders, GGUF files, registry names in; a plain Hugging Face folder out."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,8 @@ def load_model(
 
 def read_config(source: Source, *, trust_remote_code: bool) -> Any:
     """The config of a known family, or an error that says what is missing."""
-    with _explained(f"Cannot read the config of {source.path}"):
-        raw, _ = transformers.PreTrainedConfig.get_config_dict(source.path, **source.kwargs)
-    if "auto_map" in raw and not trust_remote_code and not _known_type(raw.get("model_type")):
-        raise TrisectError(
-            f"{source.path} brings its own code (auto_map in config.json). trisect runs it only when asked: "
-            "add --trust-remote-code if you trust its authors."
-        )
+    if not source.gguf and not trust_remote_code:
+        _refuse_remote_code(source)
     with _explained(f"Cannot read the config of {source.path}"):
         config = transformers.AutoConfig.from_pretrained(
             source.path, trust_remote_code=trust_remote_code, **source.kwargs
@@ -97,14 +92,10 @@ def original_shape(model: Any) -> ModelShape:
     """The shape before any compression."""
     now = shape_of(model)
     layers = tuple(
-        shape.with_widths(qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp)
+        replace(shape, qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp, shared_output=False)
         for shape, w in zip(now.layers, original_widths(model), strict=True)
     )
-    return ModelShape(
-        layers=layers,
-        other_parameters=now.other_parameters,
-        bytes_per_element=now.bytes_per_element,
-    )
+    return replace(now, layers=layers)
 
 
 def save_model(model: Any, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any]) -> Path:
@@ -140,8 +131,14 @@ def _class_for(config: Any) -> Any:
     return getattr(transformers, family.model)
 
 
-def _known_type(model_type: str | None) -> bool:
-    return model_type in transformers.CONFIG_MAPPING
+def _refuse_remote_code(source: Source) -> None:
+    with _explained(f"Cannot read the config of {source.path}"):
+        raw, _ = transformers.PreTrainedConfig.get_config_dict(source.path)
+    if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
+        raise TrisectError(
+            f"{source.path} brings its own code (auto_map in config.json). trisect runs it only when asked: "
+            "add --trust-remote-code if you trust its authors."
+        )
 
 
 def _dtype(dtype: str | torch.dtype | None, source: Source) -> torch.dtype | str:

@@ -7,6 +7,7 @@ second moments of the squares.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -27,4 +28,8 @@ def denominator(squares: Tensor, kept: Tensor) -> Denominator:
     inner = rows.gather(2, kept.unsqueeze(1).expand(h, r, r)).sum(dim=(1, 2)) / r**2
     cross = rows.sum(dim=(1, 2)) / (r * d)
     full = squares.sum(dim=(1, 2)) / d**2
-    return Denominator(factor=cross / inner, error=1 - cross.square() / (inner * full))
+    # A head that never speaks has nothing to correct; one whose kept channels never do cannot be corrected.
+    speaks, kept_speak = full > 0, inner > 0
+    factor = torch.where(kept_speak, cross / inner, 1.0)
+    error = torch.where(kept_speak, 1 - cross.square() / (inner * full), speaks.to(full.dtype))
+    return Denominator(factor=factor, error=error)

@@ -35,4 +35,5 @@ def factor(C: Tensor, *, floor: float = FLOOR) -> Factor:
     safe = torch.where(alive, values, torch.ones_like(values)).sqrt()
     root = torch.where(alive, safe, 0.0).unsqueeze(-1) * vectors.mT
     inverse = vectors * torch.where(alive, 1 / safe, 0.0).unsqueeze(-2)
-    return Factor(root=root, inverse=inverse, clipped=1.0 - alive.double().mean().item())
+    clipped = 1.0 - alive.double().mean().item() if alive.numel() else 0.0
+    return Factor(root=root, inverse=inverse, clipped=clipped)

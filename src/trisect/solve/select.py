@@ -37,6 +37,8 @@ def split_width(pair_scores: Tensor, slot_values: Tensor, width: int) -> int:
     num_pairs, num_slots = pair_scores.shape[-1], slot_values.shape[-1]
     fewest = max(0, -(-(width - num_slots) // 2))
     most = min(num_pairs, width // 2)
+    if fewest > most:
+        raise ValueError(f"{num_pairs} pairs and {num_slots} plain channels cannot make a head of {width}")
     lost = _dropped_by_count(pair_scores)  # (pairs + 1,)
     silent = _dropped_by_count(slot_values)  # (slots + 1,)
     candidates = torch.arange(fewest, most + 1)
