@@ -1,16 +1,25 @@
 """The whole flow on one screen: load -> calibrate -> plan -> solve -> rewrite."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from trisect.calibrate import MomentsInfo, Progress, collect, load_moments, read_info, save_moments
+from trisect.calibrate import (
+    MomentsInfo,
+    Progress,
+    TwoStreams,
+    collect,
+    load_moments,
+    read_info,
+    save_moments,
+)
 from trisect.config import CompressConfig
 from trisect.data import Tokens, load_tokens
+from trisect.errors import TrisectError
 from trisect.methods import get_method, solve
 from trisect.methods.method import Method, Options
 from trisect.models import (
@@ -22,6 +31,7 @@ from trisect.models import (
     shape_of,
 )
 from trisect.models.check import check_finite, check_tokens
+from trisect.parts import COMPONENTS
 from trisect.plan import Plan, uniform_plan
 from trisect.receipt import build_receipt
 from trisect.shapes import ModelShape, widths_of
@@ -54,21 +64,19 @@ def compress(
     check_finite(model)
     original = original_widths(model)
     plan = plan_for(shape_of(model), config)
-    reads = _reads(method, plan, shape_of(model), config.parts)
     if moments is None:
         tokens = tokens or calibration_tokens(config, tokenizer)
         check_tokens(model, tokens.ids)
-        layers = collect(
-            model, tokens.ids, reads, batch_size=config.calibration.batch_size, progress=progress
-        )
+        rounds = (_repaired if method.repairs else _dense)(model, method, plan, config, tokens, progress)
         token_hash = tokens.hash
     else:
-        layers, token_hash = _stored(model, moments), read_info(moments).token_hash
+        _refuse_stored_moments(method)
+        rounds, token_hash = _stored(model, config, moments), read_info(moments).token_hash
 
     options = Options(qk_norm_tolerance=config.qk_norm_tolerance)
     losses = []
-    for view, statistics in layers:
-        for component in config.parts:
+    for view, components, statistics in rounds:
+        for component in components:
             width = plan.layers[view.index].of(component)
             solution = solve(
                 method, component, view.part(component), statistics, width=width, options=options
@@ -100,6 +108,7 @@ def calibrate(
 ) -> MomentsInfo:
     """Collect every moment a method reads and write them to one file, to be cut at any ratio later."""
     method = get_method(config.method)
+    _refuse_stored_moments(method)
     check_finite(model)
     tokens = tokens or calibration_tokens(config, tokenizer)
     check_tokens(model, tokens.ids)
@@ -151,22 +160,54 @@ def calibration_tokens(config: CompressConfig, tokenizer: Any) -> Tokens:
     )
 
 
-def _reads(
-    method: Method, plan: Plan, shape: ModelShape, parts: tuple[str, ...]
-) -> Callable[[int], frozenset[str]]:
-    """The moments each layer needs: those of the components the plan narrows there."""
+Round = tuple[LayerView, tuple[str, ...], dict[str, Tensor]]
+"""A layer, the components to solve now, and the statistics to solve them with."""
+
+
+def _dense(
+    model: Any, method: Method, plan: Plan, config: CompressConfig, tokens: Tokens, progress: Progress | None
+) -> Iterator[Round]:
+    """All components of a layer at once, on what the dense model computes."""
+    shape = shape_of(model)
 
     def reads(layer: int) -> frozenset[str]:
-        wanted = [p for p in parts if plan.layers[layer].of(p) != shape.layers[layer].width(p)]
-        return frozenset().union(*(method.reads[part] for part in wanted))
+        widths, now = plan.layers[layer], shape.layers[layer]
+        narrowed = [part for part in config.parts if widths.of(part) != now.width(part)]
+        return frozenset().union(*(method.reads[part] for part in narrowed))
 
-    return reads
+    batch_size = config.calibration.batch_size
+    for view, statistics in collect(model, tokens.ids, reads, batch_size=batch_size, progress=progress):
+        yield view, config.parts, statistics
 
 
-def _stored(model: Any, path: str | Path) -> Iterator[tuple[LayerView, dict[str, Tensor]]]:
+def _repaired(
+    model: Any, method: Method, plan: Plan, config: CompressConfig, tokens: Tokens, progress: Progress | None
+) -> Iterator[Round]:
+    """One component after the other, on what the layers narrowed so far really feed it."""
+    views = layer_views(model)
+    batch_size = config.calibration.batch_size
+    streams = TwoStreams(model, views, tokens.ids, batch_size=batch_size, seed=config.seed)
+    for view in views:
+        streams.begin(view, progress=progress)
+        if config.layers is None or view.index in config.layers:
+            for part in (part for part in COMPONENTS if part in config.parts):
+                yield view, (part,), streams.statistics(view, part, method.reads[part])
+        streams.finish(view)
+
+
+def _stored(model: Any, config: CompressConfig, path: str | Path) -> Iterator[Round]:
+    """All components of a layer at once, from moments collected before."""
     views = layer_views(model)
     for layer, statistics in load_moments(path, fingerprint=fingerprint(model)):
-        yield views[layer], statistics
+        yield views[layer], config.parts, statistics
+
+
+def _refuse_stored_moments(method: Method) -> None:
+    if method.repairs:
+        raise TrisectError(
+            f"{method.name} solves each layer on what the layers narrowed before it put out, which no stored "
+            "moments can hold; compress without --moments, or use --method a3."
+        )
 
 
 def _loss_entry(layer: int, component: str, width: int, solution: Any) -> dict[str, Any]:

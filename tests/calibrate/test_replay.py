@@ -41,7 +41,7 @@ def test_moments_equal_brute_force_sums_over_tokens(name: str) -> None:
     model, ids = tiny(name), tokens(3, 12)
     view = layer_views(model)[0]
     heard: dict[str, Tensor] = {}
-    view.attention.tap = lambda tap, x: heard.__setitem__(tap, x.double())
+    view.attention.tap = lambda tap, x, *rest: heard.__setitem__(tap, x.double())
     down: list[Tensor] = []
     handle = view.down.register_forward_pre_hook(lambda m, args: down.append(args[0].double()))
     with torch.no_grad():

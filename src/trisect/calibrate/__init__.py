@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
-from trisect.calibrate.moments import READINGS, listening
+from trisect.calibrate.moments import READINGS, Accumulator, listening
 from trisect.calibrate.replay import Progress, Stream
 from trisect.calibrate.store import MomentsInfo, load_moments, read_info, save_moments
+from trisect.calibrate.streams import TwoStreams
 from trisect.models.view import LayerView, layer_views
 
 
@@ -26,7 +27,7 @@ def collect(
     views = layer_views(model)
     stream = Stream.embed(model, views, ids, batch_size=batch_size)
     for view in views:
-        with listening(view, reads(view.index)) as accumulator:
+        with listening(view, Accumulator(reads(view.index))) as accumulator:
             stream.advance(view, progress=progress)
         yield view, accumulator.means(view.index)
 
@@ -36,6 +37,7 @@ __all__ = [
     "MomentsInfo",
     "Progress",
     "Stream",
+    "TwoStreams",
     "collect",
     "load_moments",
     "read_info",

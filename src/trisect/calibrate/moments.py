@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from trisect.calibrate.scores import ScoreSampler
 from trisect.errors import TrisectError
 from trisect.models.view import LayerView
 
-# b = batch, t = tokens, n = b t, h = heads, d = head width, I = MLP width
+# b = batch, t = tokens, n = b t, h = heads, d = head width, I = MLP width, D = d_model
 
 
 def head_grams(x: Tensor) -> Tensor:
@@ -57,23 +58,59 @@ READINGS: dict[str, Reading] = {
     "mlp": Reading(tap="down", sum=channel_energy),
 }
 
+# Regressions of a target on what is heard: name -> tap. Each gives NAME_gram, NAME_target, NAME_energy and
+# NAME_tokens over the fitting tokens, and the same with _held over the held-out ones.
+REGRESSIONS = {"a": "a", "mlp": "down"}
+SCORES = "scores"
+
+Target = Callable[[str], Tensor]
+"""Tap name -> what the projection behind that tap should put out for the batch at hand."""
+
 
 class Accumulator:
     """Sums of the moments asked for, over all batches of one layer."""
 
-    def __init__(self, names: frozenset[str]):
-        self.names = names
+    def __init__(self, names: frozenset[str], *, sampler: ScoreSampler | None = None):
+        regressed = {name for name in REGRESSIONS if f"{name}_target" in names}
+        covered = {f"{name}_{what}" for name in regressed for what in ("gram", "target", "energy", "tokens")}
+        self.readings = sorted(names - covered - {SCORES})
+        self.regressed = sorted(regressed)
+        self.sampler = sampler if SCORES in names else None
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
+        self.held = False
+        self.target: Target | None = None
 
-    def __call__(self, tap: str, x: Tensor) -> None:
-        for name in sorted(self.names):
-            reading = READINGS[name]
-            if reading.tap == tap:
-                value = reading.sum(x)
-                self.sums[name] = self.sums[name] + value if name in self.sums else value
-                tokens = x.numel() // x.shape[-1] if tap == "down" else x.shape[0] * x.shape[1]
-                self.counts[name] = self.counts.get(name, 0) + tokens
+    def __call__(self, tap: str, *heard: Tensor) -> None:
+        if tap == "rotated":
+            if self.sampler is not None:
+                total, count = self.sampler(*heard)
+                self._add(SCORES, total, count)
+            return
+        x = heard[0]
+        tokens = x.numel() // x.shape[-1] if tap == "down" else x.shape[0] * x.shape[1]
+        for name in self.readings:
+            if READINGS[name].tap == tap:
+                self._add(name, READINGS[name].sum(x), tokens)
+        for name in self.regressed:
+            if REGRESSIONS[name] == tap:
+                self._regress(name, x.reshape(tokens, -1), tokens)
+
+    def _regress(self, name: str, x: Tensor, tokens: int) -> None:
+        assert self.target is not None
+        y = self.target(REGRESSIONS[name]).reshape(tokens, -1)
+        # Products of one batch in float32 at least, the running sum in float64: the ridge is far above the
+        # rounding of a batch, and float64 products of an MLP's width would take most of the run.
+        x, y = (z if z.dtype == torch.float64 else z.float() for z in (x, y))
+        suffix = "_held" if self.held else ""
+        self._add(f"{name}_gram{suffix}", (x.mT @ x).double(), tokens)
+        self._add(f"{name}_target{suffix}", (x.mT @ y).double(), tokens)
+        self._add(f"{name}_energy{suffix}", y.double().square().sum(), tokens)
+        self._add(f"{name}_tokens{suffix}", torch.tensor(float(tokens), dtype=torch.float64), 0)
+
+    def _add(self, name: str, value: Tensor, count: int) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.counts[name] = self.counts.get(name, 0) + count
 
     def means(self, layer: int) -> dict[str, Tensor]:
         """Second moments per token; a non-finite one names the layer and the tensor."""
@@ -83,13 +120,12 @@ class Accumulator:
                     f"Layer {layer}: the activations behind {name!r} hold NaN or inf; load the model in a "
                     "wider dtype (--dtype float32), or check the checkpoint."
                 )
-        return {name: total / self.counts[name] for name, total in self.sums.items()}
+        return {name: total / max(1, self.counts[name]) for name, total in self.sums.items()}
 
 
 @contextmanager
-def listening(view: LayerView, names: frozenset[str]) -> Iterator[Accumulator]:
-    """Collect the named moments while the layer runs; whatever was attached is taken off again."""
-    accumulator = Accumulator(names)
+def listening(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator]:
+    """Collect moments while the layer runs; whatever was attached is taken off again."""
 
     def hear_down(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         accumulator("down", args[0])

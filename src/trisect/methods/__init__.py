@@ -2,10 +2,11 @@
 
 from trisect.errors import unknown_name
 from trisect.methods.a3 import A3, A3_K_ONLY, A3_OV_OVERALL, A3_Q_ONLY, A3_XKV
+from trisect.methods.a3plus import A3_PLUS
 from trisect.methods.method import Method, solve
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (A3, A3_Q_ONLY, A3_K_ONLY, A3_XKV, A3_OV_OVERALL)
+    method.name: method for method in (A3_PLUS, A3, A3_Q_ONLY, A3_K_ONLY, A3_XKV, A3_OV_OVERALL)
 }
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trisect.errors import TrisectError
+from trisect.methods.fold import head_maps, keep_neurons, like, map_heads, map_rows
 from trisect.methods.method import Method, Options, need
 from trisect.parts import MLP, OV, QK, Moments, Shrunk
 from trisect.solve import (
@@ -39,29 +40,28 @@ def solve_qk(
     """
     C_q, C_k = second_moments(part, moments)  # (k, d, d) each
     P = part.num_pairs
-    scores = pair_scores(_diagonal(C_q), _diagonal(C_k), P)  # (k, P)
+    scores = pair_energy(C_q, C_k, P)  # (k, P)
     rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
     p = split_width(scores, rest.values, width)
     kept, lost = top(scores, p)  # (k, p)
     k_rest, q_rest = rest.maps(width - 2 * p)
+    q_map = head_maps(kept, P, q_rest).repeat_interleave(part.group, dim=0)  # (k, d, r) -> (h, d, r)
     solution = Shrunk(
-        part=_map_heads(
-            part, q_map=_with_pairs(kept, P, q_rest), k_map=_with_pairs(kept, P, k_rest), kept=kept
-        ),
+        part=map_heads(part, q_map=q_map, k_map=head_maps(kept, P, k_rest), kept=kept),
         loss=(lost.sum() + rest.loss(width - 2 * p).sum()).item(),
         total=(scores.sum() + rest.total.sum()).item(),
         clipped=rest.clipped,
     )
     if part.norm_q is None:
         return solution
-    return _renormalise(part, solution, kept, moments, options)
+    return renormalise(part, solution, kept, moments, options)
 
 
 def solve_ov(
     part: OV, moments: Moments, width: int, options: Options, *, moment: Callable[[OV], str]
 ) -> Shrunk:
     """One value basis per value head, each query head's output rows mapped along.    [math.md OV-1, OV-2]"""
-    _refuse_shared_output(part)
+    refuse_shared_output(part)
     C = need(moments, moment(part))  # (k, d, d)
     W_o = part.W_o.to(SOLVE_DTYPE)
     M = (W_o @ W_o.mT).unflatten(0, (-1, part.group)).sum(dim=1)  # (h, d, d) -> (k, d, d)
@@ -70,9 +70,9 @@ def solve_ov(
     return Shrunk(
         part=replace(
             part,
-            W_v=_like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ v_map),
-            b_v=_map_bias(part.b_v, v_map),
-            W_o=_like(part.W_o, o_map.repeat_interleave(part.group, dim=0).mT @ W_o),
+            W_v=like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ v_map),
+            b_v=map_rows(part.b_v, v_map),
+            W_o=like(part.W_o, o_map.repeat_interleave(part.group, dim=0).mT @ W_o),
         ),
         loss=basis.loss(width).sum().item(),
         total=basis.total.sum().item(),
@@ -86,7 +86,7 @@ def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -
     For study: it removes the same parameters but every value head grows to the shared rank, and so does
     the KV cache.
     """
-    _refuse_shared_output(part)
+    refuse_shared_output(part)
     if part.group != 1:
         raise TrisectError(
             "a3-ov-overall needs one value head per query head (MHA); this layer shares each value head "
@@ -101,9 +101,9 @@ def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -
     return Shrunk(
         part=replace(
             part,
-            W_v=_like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ v_map),
-            b_v=_map_bias(part.b_v, v_map),
-            W_o=_like(part.W_o, (o_map.mT @ W_o).unsqueeze(0)),
+            W_v=like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ v_map),
+            b_v=map_rows(part.b_v, v_map),
+            W_o=like(part.W_o, (o_map.mT @ W_o).unsqueeze(0)),
         ),
         loss=basis.loss(rank).item(),
         total=basis.total.item(),
@@ -119,17 +119,9 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     return Shrunk(part=keep_neurons(part, kept), loss=lost.item(), total=scores.sum().item())
 
 
-def keep_neurons(part: MLP, kept: Tensor) -> MLP:
-    """The MLP with only the neurons at `kept`."""
-    index = kept.to(part.W_down.device)
-    return replace(
-        part,
-        W_up=part.W_up[:, index],
-        W_gate=None if part.W_gate is None else part.W_gate[:, index],
-        W_down=part.W_down[index],
-        b_up=None if part.b_up is None else part.b_up[index],
-        b_gate=None if part.b_gate is None else part.b_gate[index],
-    )
+def pair_energy(C_q: Tensor, C_k: Tensor, num_pairs: int) -> Tensor:
+    """lambda of each rotation pair (k, P) from the moments of both sides."""
+    return pair_scores(_diagonal(C_q), _diagonal(C_k), num_pairs)
 
 
 def activation_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
@@ -147,7 +139,7 @@ def key_only_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
     return _sum_groups(_weight_moment(part.W_q, part.b_q), part.group), need(moments, "k")
 
 
-def _renormalise(part: QK, solution: Shrunk, kept: Tensor, moments: Moments, options: Options) -> Shrunk:
+def renormalise(part: QK, solution: Shrunk, kept: Tensor, moments: Moments, options: Options) -> Shrunk:
     """Correct the norms' denominators for the channels that are gone, or leave QK whole.   [math.md Q-1]"""
     if 2 * part.num_pairs != part.width:
         raise TrisectError("QK-norm together with unrotated channels is not supported; use --parts ov,mlp.")
@@ -171,55 +163,19 @@ def _renormalise(part: QK, solution: Shrunk, kept: Tensor, moments: Moments, opt
         solution,
         part=replace(
             narrow,
-            norm_q=_like(narrow.norm_q, narrow.norm_q / q.factor.sqrt().unsqueeze(-1)),
-            norm_k=_like(narrow.norm_k, narrow.norm_k / k.factor.sqrt().unsqueeze(-1)),
+            norm_q=like(narrow.norm_q, narrow.norm_q / q.factor.sqrt().unsqueeze(-1)),
+            norm_k=like(narrow.norm_k, narrow.norm_k / k.factor.sqrt().unsqueeze(-1)),
         ),
         note=f"norm corrected, off by {error:.1%}",
     )
 
 
-def _refuse_shared_output(part: OV) -> None:
+def refuse_shared_output(part: OV) -> None:
     if part.W_o.shape[0] != part.heads:
         raise TrisectError(
             "This layer's heads already share one output projection (a3-ov-overall), which is not cut again; "
             "start from the original model, or use --parts qk,mlp."
         )
-
-
-def _map_heads(part: QK, *, q_map: Tensor, k_map: Tensor, kept: Tensor) -> QK:
-    """Fold the maps (k, d, r) into weights, biases, norms and frequencies."""
-    q_maps = q_map.repeat_interleave(part.group, dim=0)  # (k, d, r) -> (h, d, r)
-    return QK(
-        W_q=_like(part.W_q, part.W_q.to(SOLVE_DTYPE) @ q_maps),
-        W_k=_like(part.W_k, part.W_k.to(SOLVE_DTYPE) @ k_map),
-        b_q=_map_bias(part.b_q, q_maps),
-        b_k=_map_bias(part.b_k, k_map),
-        norm_q=_map_bias(part.norm_q, q_maps),
-        norm_k=_map_bias(part.norm_k, k_map),
-        frequencies=part.frequencies.gather(-1, kept.to(part.frequencies.device)),
-    )
-
-
-def _with_pairs(kept: Tensor, num_pairs: int, rest: Tensor) -> Tensor:
-    """The whole head's map (k, d, r): ones for the kept pairs' channels, `rest` for the unrotated ones."""
-    k, p = kept.shape
-    s, r = rest.shape[-2:]
-    whole = rest.new_zeros(k, 2 * num_pairs + s, 2 * p + r)
-    heads, slots = (
-        torch.arange(k, device=kept.device).unsqueeze(-1),
-        torch.arange(p, device=kept.device),
-    )
-    whole[heads, kept, slots] = 1.0
-    whole[heads, kept + num_pairs, slots + p] = 1.0
-    whole[:, 2 * num_pairs :, 2 * p :] = rest
-    return whole
-
-
-def _map_bias(bias: Tensor | None, maps: Tensor) -> Tensor | None:
-    """(heads, d) through (heads, d, r)."""
-    if bias is None:
-        return None
-    return _like(bias, (bias.to(SOLVE_DTYPE).unsqueeze(-2) @ maps).squeeze(-2))
 
 
 def _weight_moment(W: Tensor, b: Tensor | None) -> Tensor:
@@ -238,10 +194,6 @@ def _sum_groups(per_head: Tensor, group: int) -> Tensor:
 
 def _diagonal(C: Tensor) -> Tensor:
     return C.diagonal(dim1=-2, dim2=-1)
-
-
-def _like(old: Tensor, new: Tensor) -> Tensor:
-    return new.to(dtype=old.dtype, device=old.device).contiguous()
 
 
 def _a3(name: str, summary: str, *, qk: QKMoments = activation_moments, weighted: bool = True) -> Method:

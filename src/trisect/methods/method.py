@@ -28,6 +28,8 @@ class Method:
     """Component name -> solver."""
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Component name -> the moments its solver needs."""
+    repairs: bool = False
+    """Solve on the compressed stream, one component after the other, and fit outputs to the dense model's."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -37,8 +39,8 @@ class Method:
 def solve(
     method: Method, component: str, part: Part, moments: Moments, *, width: int, options: Options
 ) -> Solution:
-    """Solve one part at one width; at full width nothing may change, so nothing is computed."""
-    if width == part.width:
+    """Solve one part at one width; where nothing is cut or repaired, nothing is computed."""
+    if width == part.width and not (method.repairs and moments):
         return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
     if width > part.width:
         raise TrisectError(

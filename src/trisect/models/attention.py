@@ -18,8 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trisect.models.families import Family
 from trisect.models.rotary import head_angles, rotate, to_canonical
 
-Tap = Callable[[str, Tensor], None]
-"""Called with a name and a tensor (b, t, heads, width) while calibration listens."""
+Tap = Callable[..., None]
+"""Called with a name and one or more tensors (b, t, heads, width) while calibration listens."""
 
 
 class Attention(nn.Module):
@@ -60,6 +60,9 @@ class Attention(nn.Module):
             q, k = self._rotate(q, k, *position_embeddings)
         if self.family.position_scale:
             q = q * self._position_scale(position_ids, q.dtype)
+        scale = getattr(self, self.family.scale)
+        if self.tap is not None and self.num_pairs:
+            self._listen_rotated(q * scale, k, attention_mask)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (b, heads, t, width)
 
         cache = past_key_values if past_key_values is not None else layer_past
@@ -78,7 +81,7 @@ class Attention(nn.Module):
             attention_mask,
             dropout=self._dropout() if self.training else 0.0,
             # Scores approximate those of the original head, so they keep the original head's scale.
-            scaling=getattr(self, self.family.scale),
+            scaling=scale,
             sliding_window=getattr(self, "sliding_window", getattr(self.config, "sliding_window", None)),
             position_ids=position_ids,
             **kwargs,
@@ -151,6 +154,11 @@ class Attention(nn.Module):
             self.tap("q", self._canonical(q))
             self.tap("k", self._canonical(k))
             self.tap("v", v)
+
+    def _listen_rotated(self, q: Tensor, k: Tensor, mask: Tensor | None) -> None:
+        assert self.tap is not None
+        heard = [self._canonical(q), self._canonical(k)]
+        self.tap("rotated", *heard, *([] if mask is None else [mask]))
 
     def _canonical(self, x: Tensor) -> Tensor:
         return to_canonical(x, self.num_pairs, self.family.rotary)

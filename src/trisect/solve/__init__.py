@@ -2,19 +2,30 @@
 
 from trisect.solve.basis import Basis, shared_basis
 from trisect.solve.denominator import Denominator, denominator
+from trisect.solve.eliminate import Pairs, eliminate_pairs, eliminate_rows
 from trisect.solve.psd import SOLVE_DTYPE, Factor, factor
+from trisect.solve.ridge import Regression, held_out_ridge, ridge
 from trisect.solve.select import neuron_scores, pair_scores, split_width, top
+from trisect.solve.values import stacked, value_bases
 
 __all__ = [
     "SOLVE_DTYPE",
     "Basis",
     "Denominator",
     "Factor",
+    "Pairs",
+    "Regression",
     "denominator",
+    "eliminate_pairs",
+    "eliminate_rows",
     "factor",
+    "held_out_ridge",
     "neuron_scores",
     "pair_scores",
+    "ridge",
     "shared_basis",
     "split_width",
+    "stacked",
     "top",
+    "value_bases",
 ]

@@ -1,0 +1,116 @@
+"""Backward elimination with compensation: what goes is what the rest can stand in for.
+
+The optimal-brain-surgeon step in two forms: rows of a regression (MLP neurons), and small blocks of features
+of several regressions at once (rotation pairs, shared by the query heads of a group).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trisect.solve.ridge import DEPENDENCE, unit_scale
+
+# Neurons go in at most this many rounds; each round pays one rank-m update of the inverse.
+ROUNDS = 96
+
+
+def eliminate_rows(gram: Tensor, W: Tensor, keep: int, *, ridge: float, rounds: int = ROUNDS) -> Tensor:
+    """Indices (keep,), ascending, of the rows of W whose loss hurts most after refitting.    [math.md E-1]
+
+    Dropping row i and refitting the others costs |w_i|^2 / H_ii with H the inverse Gram.
+    """
+    scale = unit_scale(gram)
+    system = scale.unsqueeze(-1) * gram * scale
+    system.diagonal().add_(ridge + DEPENDENCE)
+    H, W = torch.linalg.inv(system), W / scale.unsqueeze(-1)
+    index = torch.arange(len(W), device=W.device)
+    per_round = max(1, -(-(len(W) - keep) // rounds))
+    while len(index) > keep:
+        count = min(per_round, len(index) - keep)
+        cost = W.square().sum(dim=-1) / H.diagonal()
+        order = cost.argsort(stable=True)
+        drop, stay = order[:count], order[count:].sort().values
+        update = torch.linalg.solve(H[drop][:, drop], H[drop])  # (count, n)
+        W = (W - update.mT @ W[drop])[stay]
+        H = (H - H[:, drop] @ update)[stay][:, stay]
+        index = index[stay]
+    return index
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Pairs kept per key head, and what each query head multiplies them with."""
+
+    kept: Tensor  # (k, p) ascending
+    real: Tensor  # (k, g, p)
+    quadrature: Tensor  # (k, g, p)
+    loss: Tensor  # (k,)
+    total: Tensor  # (k,)
+
+
+def eliminate_pairs(G: Tensor, keep: int, *, ridge: float, quadrature: bool = True) -> Pairs:
+    """Drop rotation pairs while the kept ones, each times a complex number, stand in.       [math.md E-2]
+
+    `G` (k, g, 2 P, 2 P) is the Gram of every pair's share s of the score and of its quadrature t, [s | t],
+    for the g query heads of k key heads. The sum of all s is regressed on the kept s and t.
+    """
+    k, g, twice, _ = G.shape
+    P, B = twice // 2, 2 if quadrature else 1
+    G = G[..., : B * P, : B * P]
+    total = G[..., :P, :P].sum(dim=(-3, -2, -1))  # (k,)
+    mean = G.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None].clamp(min=torch.finfo(G.dtype).tiny)
+    H = torch.linalg.inv(G + ridge * mean * torch.eye(B * P, dtype=G.dtype, device=G.device))
+    c = torch.zeros(k, g, B * P, dtype=G.dtype, device=G.device)
+    c[..., :P] = 1.0
+    ids = torch.arange(P, device=G.device).repeat(k, 1)
+    loss = torch.zeros_like(total)
+    for n in range(P, keep, -1):
+        cost = _block_costs(H, c, n, B)  # (k, n)
+        least, gone = cost.min(dim=-1)
+        loss = loss + least
+        stay = _others(gone, n)  # (k, n - 1)
+        H, c = _without(H, c, _features(gone.unsqueeze(-1), n, B), _features(stay, n, B))
+        ids = ids.gather(-1, stay)
+    real = c[..., :keep]
+    zero = torch.zeros_like(real)
+    return Pairs(
+        kept=ids, real=real, quadrature=c[..., keep:] if quadrature else zero, loss=loss, total=total
+    )
+
+
+def _block_costs(H: Tensor, c: Tensor, n: int, B: int) -> Tensor:
+    """What dropping each pair costs, summed over the group: c_b^T (H_bb)^-1 c_b."""
+    blocks = H.unflatten(-1, (B, n)).unflatten(-3, (B, n)).diagonal(dim1=-3, dim2=-1)  # (k, g, B, B, n)
+    blocks = blocks.movedim(-1, 2)  # (k, g, n, B, B)
+    shares = c.unflatten(-1, (B, n)).mT  # (k, g, n, B)
+    solved = torch.linalg.solve(blocks, shares.unsqueeze(-1)).squeeze(-1)
+    return (shares * solved).sum(dim=-1).sum(dim=1)
+
+
+def _others(gone: Tensor, n: int) -> Tensor:
+    """(k,) -> (k, n - 1): every index but one, in order."""
+    index = torch.arange(n - 1, device=gone.device).expand(len(gone), -1)
+    return index + (index >= gone.unsqueeze(-1))
+
+
+def _features(pairs: Tensor, n: int, B: int) -> Tensor:
+    """Feature columns of the given pairs: their s, then their t."""
+    return torch.cat([pairs + n * block for block in range(B)], dim=-1)
+
+
+def _without(H: Tensor, c: Tensor, drop: Tensor, stay: Tensor) -> tuple[Tensor, Tensor]:
+    """Inverse Gram and coefficients after the features at `drop` (k, b) are gone."""
+    rows = _take(H, drop, -2)  # (k, g, b, n)
+    update = torch.linalg.solve(_take(rows, drop, -1), rows)
+    c = c - (_take(c.unsqueeze(-2), drop, -1) @ update).squeeze(-2)
+    H = H - rows.mT @ update
+    return _take(_take(H, stay, -2), stay, -1), _take(c.unsqueeze(-2), stay, -1).squeeze(-2)
+
+
+def _take(x: Tensor, index: Tensor, dim: int) -> Tensor:
+    """Gather (k, m) indices along `dim` of (k, g, a, b)."""
+    index = index[:, None, :, None] if dim == -2 else index[:, None, None, :]
+    shape = list(x.shape)
+    shape[dim] = index.shape[dim]
+    return x.gather(dim, index.expand(shape))

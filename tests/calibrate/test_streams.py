@@ -1,0 +1,118 @@
+"""Two streams and sampled scores: targets, held-out tokens and covariances, against hand-written passes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tiny_models import CONFIGS, tiny, tokens
+from trisect.calibrate import TwoStreams
+from trisect.calibrate.scores import ScoreSampler
+from trisect.config import CompressConfig
+from trisect.data import tokens_from_tensor
+from trisect.errors import TrisectError
+from trisect.methods import METHODS
+from trisect.models import layer_views
+from trisect.pipeline import calibrate, compress
+
+
+def relative_gap(model: torch.nn.Module, reference: torch.nn.Module, ids: Tensor) -> float:
+    with torch.no_grad():
+        dense = reference(ids).logits
+        return ((model(ids).logits - dense).square().sum() / dense.square().sum()).item()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_repairing_beats_the_paper_on_every_family(name: str) -> None:
+    calibration, fresh = tokens_from_tensor(tokens(16, 60, seed=5)), tokens(8, 60, seed=9)
+    gaps = {}
+    for method in ("a3", "a3+"):
+        model = tiny(name)
+        config = CompressConfig(ratio=0.25, method=method, align=None, qk_norm_tolerance=1.0)
+        compress(model, config, tokens=calibration)
+        gaps[method] = relative_gap(model, tiny(name), fresh)
+    assert gaps["a3+"] < gaps["a3"]
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gpt_neox", "gpt2", "mpt"])
+def test_at_the_first_layer_the_target_is_the_layers_own_output(name: str) -> None:
+    """Both streams are the same there, so the dense projections solve the regression without error."""
+    model, ids = tiny(name).double(), tokens(16, 12)
+    views = layer_views(model)
+    streams = TwoStreams(model, views, ids, batch_size=None, seed=0)
+    view = views[0]
+    streams.begin(view)
+    for component, tap in (("ov", "a"), ("mlp", "mlp")):
+        moments = streams.statistics(view, component, METHODS["a3+"].reads[component])
+        part = view.part(component)
+        W = part.W_o.flatten(0, 1) if component == "ov" else part.W_down
+        for suffix in ("", "_held"):
+            gram, cross = moments[f"{tap}_gram{suffix}"], moments[f"{tap}_target{suffix}"]
+            torch.testing.assert_close(gram @ W, cross, rtol=1e-6, atol=1e-8)
+            energy = (W * (gram @ W)).sum()
+            torch.testing.assert_close(moments[f"{tap}_energy{suffix}"], energy, rtol=1e-6, atol=1e-8)
+    total = moments["mlp_tokens"] + moments["mlp_tokens_held"]
+    assert total == ids.numel()
+    assert moments["mlp_tokens_held"] >= ids.numel() / 16
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gpt_neox"])
+def test_the_targets_close_the_gap_to_the_dense_residual_stream(name: str) -> None:
+    """Whatever a damaged first layer leaves undone is in the second layer's targets, to the last bit."""
+    model, ids = tiny(name).double(), tokens(8, 12)
+    views = layer_views(model)
+    streams = TwoStreams(model, views, ids, batch_size=None, seed=0)
+    streams.begin(views[0])
+    with torch.no_grad():
+        views[0].down.weight.mul_(0.5)
+    streams.finish(views[0])
+    streams.begin(views[1])
+    states, dense = streams.narrow.hidden[0], streams.before[0]
+    assert not torch.allclose(states, dense)
+    attended = [torch.randn_like(states)]
+    target = streams._target(views[1], 0, states, attended)
+    b_o = getattr(getattr(views[1].attention, views[1].family.o), "bias", None)
+    b_d = views[1].down.bias
+    missing = sum(b for b in (b_o, b_d) if b is not None)
+    whole = states + attended[0] + target("down")
+    torch.testing.assert_close(whole + missing, streams.dense.hidden[0], rtol=1e-9, atol=1e-9)
+
+
+def test_one_window_is_not_enough_to_hold_any_out() -> None:
+    config = CompressConfig(ratio=0.25, method="a3+", align=None)
+    one = tokens_from_tensor(tokens(1, 40))
+    with pytest.raises(TrisectError, match="at least two calibration windows"):
+        compress(tiny("llama-gqa"), config, tokens=one)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool", "float"])
+def test_sampled_scores_are_attention_weighted_covariances(mask: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    b, t, h, k, d, P = 2, 9, 4, 2, 8, 3
+    q = torch.randn(b, t, h, d, generator=generator)
+    key = torch.randn(b, t, k, d, generator=generator)
+    window = torch.ones(t, t).tril().triu(-4).bool()[None, None]
+    given = {"none": None, "bool": window, "float": torch.where(window, 0.0, -1e9)}[mask]
+    found, count = ScoreSampler(P, per_window=5, seed=7)(q, key, *([] if given is None else [given]))
+    assert count == 10
+    draw = torch.Generator().manual_seed(7)
+    expected = torch.zeros(h, 2 * P, 2 * P, dtype=torch.float64)
+    for i in range(b):
+        for m in torch.randint(t // 8, t, (5,), generator=draw).tolist():
+            visible = [n for n in range(m + 1) if mask == "none" or n >= m - 4]
+            for head in range(h):
+                x, y = q[i, m, head].double(), key[i, visible, head // 2].double()
+                p = (y @ x).softmax(0)
+                s = x[:P] * y[:, :P] + x[P : 2 * P] * y[:, P : 2 * P]
+                quad = x[:P] * y[:, P : 2 * P] - x[P : 2 * P] * y[:, :P]
+                z = torch.cat([s, quad], dim=1)
+                z = z - p @ z
+                expected[head] += (z * p[:, None]).T @ z
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_stored_moments_are_refused_for_a_method_that_repairs() -> None:
+    config = CompressConfig(ratio=0.25, method="a3+", align=None)
+    with pytest.raises(TrisectError, match="--method a3"):
+        calibrate(tiny("llama-gqa"), config, "unused")
+    with pytest.raises(TrisectError, match="--method a3"):
+        compress(tiny("llama-gqa"), config, moments="unused")
