@@ -24,8 +24,8 @@ ALLOWED = {
     "calibrate": {"trisect.calibrate", "trisect.models", "trisect.errors", "trisect.files"},
     "evaluate": {"trisect.evaluate", "trisect.data", "trisect.errors"},
 }
-OUTSIDE = {"solve": {"torch"}, "methods": {"torch"}, "plan": set()}
-STANDARD_ONLY = {"collections", "dataclasses", "math", "typing", "functools", "itertools"}
+OUTSIDE = {"solve": {"torch"}, "methods": {"torch"}, "plan": {"numpy"}}
+STANDARD_ONLY = {"collections", "dataclasses", "functools", "itertools", "json", "math", "pathlib", "typing"}
 
 
 def imported_modules(path: Path) -> set[str]:

@@ -13,6 +13,7 @@ from trisect.parts import COMPONENTS
 
 SAMPLINGS = ("random", "first")
 ALIGNMENTS = (8, 16, 32)
+ALLOCATIONS = ("uniform", "balanced")
 DEFAULT_ALIGN = 16
 
 
@@ -62,6 +63,8 @@ class CompressConfig:
     """Layer indices to compress; None means all of them."""
     align: int | None = DEFAULT_ALIGN
     """Head widths become multiples of this; None gives the paper's exact ranks."""
+    allocate: str = "uniform"
+    """How widths are spread over layers and components: evenly, or by measured loss curves."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     qk_norm_tolerance: float = 0.1
     """QK-norm layers whose corrected denominator misses by more than this keep their QK whole."""
@@ -82,6 +85,8 @@ class CompressConfig:
                 f"qk_norm_tolerance must be 0 or more, not {self.qk_norm_tolerance!r}; try 0.1."
             )
         _check_integer("seed", self.seed, minimum=0)
+        if self.allocate not in ALLOCATIONS:
+            raise unknown_name("allocation", str(self.allocate), ALLOCATIONS)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, ready for JSON or YAML."""

@@ -18,9 +18,11 @@ from trisect.calibrate import (
     save_moments,
 )
 from trisect.config import CompressConfig
+from trisect.curves import measure_curves
 from trisect.data import Tokens, load_tokens
 from trisect.errors import TrisectError
-from trisect.methods import get_method, solve
+from trisect.files import write_json
+from trisect.methods import METHODS, get_method, solve
 from trisect.methods.method import Method, Options
 from trisect.models import (
     LayerView,
@@ -32,7 +34,7 @@ from trisect.models import (
 )
 from trisect.models.check import check_finite, check_tokens
 from trisect.parts import COMPONENTS
-from trisect.plan import Plan, uniform_plan
+from trisect.plan import Curves, Plan, balanced_plan, read_curves, uniform_plan
 from trisect.receipt import build_receipt
 from trisect.shapes import ModelShape, widths_of
 
@@ -53,25 +55,29 @@ def compress(
     tokenizer: Any = None,
     tokens: Tokens | None = None,
     moments: str | Path | None = None,
+    curves: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Compressed:
     """Compress a model in place and say what it cost.
 
-    Statistics come from `moments` if given, else from `tokens`, else from `config.calibration`.
+    Statistics come from `moments` if given, else from `tokens`, else from `config.calibration`. With
+    `allocate="balanced"`, loss curves are read from the file `curves`, or measured and written there.
     """
     started = time.perf_counter()
     method = get_method(config.method)
     check_finite(model)
     original = original_widths(model)
-    plan = plan_for(shape_of(model), config)
     if moments is None:
         tokens = tokens or calibration_tokens(config, tokenizer)
         check_tokens(model, tokens.ids)
-        rounds = (_repaired if method.repairs else _dense)(model, method, plan, config, tokens, progress)
-        token_hash = tokens.hash
-    else:
+    plan = plan_for(shape_of(model), config, _curves(model, config, tokens, curves, progress))
+    if moments is not None:
         _refuse_stored_moments(method)
         rounds, token_hash = _stored(model, config, moments), read_info(moments).token_hash
+    else:
+        assert tokens is not None
+        gather = _repaired if method.repairs else _dense
+        rounds, token_hash = gather(model, method, plan, config, tokens, progress), tokens.hash
 
     options = Options(qk_norm_tolerance=config.qk_norm_tolerance)
     losses = []
@@ -134,8 +140,20 @@ def calibrate(
     return info
 
 
-def plan_for(shape: ModelShape, config: CompressConfig) -> Plan:
+def plan_for(shape: ModelShape, config: CompressConfig, curves: Curves | None = None) -> Plan:
     """The widths a config asks for."""
+    if config.allocate == "balanced":
+        if curves is None:
+            raise TrisectError("A balanced plan needs measured loss curves: name their file with --curves.")
+        return balanced_plan(
+            shape,
+            curves,
+            ratio=config.ratio,
+            parts=config.parts,
+            layers=config.layers,
+            align=config.align,
+            method=config.method,
+        )
     return uniform_plan(
         shape,
         ratio=config.ratio,
@@ -158,6 +176,35 @@ def calibration_tokens(config: CompressConfig, tokenizer: Any) -> Tokens:
         seed=c.seed,
         split="calibration",
     )
+
+
+def _curves(
+    model: Any,
+    config: CompressConfig,
+    tokens: Tokens | None,
+    path: str | Path | None,
+    progress: Progress | None,
+) -> Curves | None:
+    """The loss curves a balanced plan needs: from their file where there is one, else measured."""
+    if config.allocate != "balanced":
+        return None
+    if path is not None and Path(path).exists():
+        return read_curves(path, fingerprint=fingerprint(model))
+    if tokens is None:
+        raise TrisectError("Loss curves are measured on tokens, not on moments; leave --moments out.")
+    curves = measure_curves(
+        model,
+        tokens,
+        METHODS["a3+"],
+        parts=config.parts,
+        options=Options(qk_norm_tolerance=config.qk_norm_tolerance),
+        batch_size=config.calibration.batch_size,
+        seed=config.seed,
+        progress=progress,
+    )
+    if path is not None:
+        write_json(path, curves.to_dict())
+    return curves
 
 
 Round = tuple[LayerView, tuple[str, ...], dict[str, Tensor]]

@@ -85,7 +85,9 @@ class Accumulator:
         if tap == "rotated":
             if self.sampler is not None:
                 total, count = self.sampler(*heard)
-                self._add(SCORES, total, count)
+                suffix = "_held" if self.held else ""
+                self._add(f"{SCORES}{suffix}", total, count)
+                self._add(f"{SCORES}_tokens{suffix}", torch.tensor(float(count), dtype=torch.float64), 0)
             return
         x = heard[0]
         tokens = x.numel() // x.shape[-1] if tap == "down" else x.shape[0] * x.shape[1]

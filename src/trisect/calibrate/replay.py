@@ -94,22 +94,16 @@ def _take_notes(
 @contextmanager
 def _noting(views: list[LayerView], notes: list[LayerCall], first: list[Tensor]) -> Iterator[None]:
     """Layers note their arguments and pass the hidden states on; the last one leaves the forward."""
-    wraps = False
 
     def note(view: LayerView) -> Callable[..., Any]:
-        stock = view.layer.forward
-
         def forward(*args: Any, **kwargs: Any) -> Any:
-            nonlocal wraps
             states, args, kwargs = _without_states(args, kwargs)
             notes.append(LayerCall(args, kwargs))
             if not first:
                 first.append(states)
-                # Some families' layers return a tuple; the surrounding model unpacks what it expects.
-                wraps = len(views) > 1 and isinstance(stock(states, *args, **kwargs), tuple)
             if view is views[-1]:
                 raise _LastNoteTaken
-            return (states, None) if wraps else states
+            return (states, None) if view.family.tuple_output else states
 
         return forward
 

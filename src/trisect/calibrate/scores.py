@@ -50,11 +50,22 @@ class ScoreSampler:
         return torch.cat(grams)
 
     def _gram(self, query: Tensor, key: Tensor, weights: Tensor) -> Tensor:
-        """(g, q, d), (t, d), (g, q, t) -> (g, 2P, 2P): covariance of [s | t] under the weights."""
+        """(g, q, d), (t, d), (g, q, t) -> (g, 2P, 2P): covariance of [s | t] under the weights.
+
+        Both are linear in the key, so the key's covariance (2P x 2P per query) is all that is summed over
+        tokens: s = q1 k1 + q2 k2 and t = q1 k2 - q2 k1.
+        """
         P = self.num_pairs
-        q1, q2 = query[..., None, :P], query[..., None, P : 2 * P]  # (g, q, 1, P)
-        k1, k2 = key[:, :P], key[:, P : 2 * P]  # (t, P)
-        z = torch.cat([q1 * k1 + q2 * k2, q1 * k2 - q2 * k1], dim=-1)  # (g, q, t, 2P)
-        z = z - (weights.unsqueeze(-2) @ z)
-        z = (z * weights.sqrt().unsqueeze(-1)).flatten(1, 2)  # (g, q t, 2P)
-        return (z.mT @ z).double()
+        key = key[:, : 2 * P]
+        key = key - key.mean(dim=0)  # a shift that no covariance sees, and that saves its digits
+        mean = weights @ key  # (g, q, 2P)
+        cov = (weights.unsqueeze(-1) * key).mT @ key - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        turned = self._turned(query, cov)  # rows: k -> [s | t]
+        return self._turned(query, turned.mT).sum(dim=1).double()
+
+    def _turned(self, query: Tensor, x: Tensor) -> Tensor:
+        """Map the second last dimension from key channels to [s | t]: (g, q, 2P, n) -> (g, q, 2P, n)."""
+        P = self.num_pairs
+        q1, q2 = query[..., :P, None], query[..., P : 2 * P, None]
+        k1, k2 = x[..., :P, :], x[..., P:, :]
+        return torch.cat([q1 * k1 + q2 * k2, q1 * k2 - q2 * k1], dim=-2)

@@ -86,7 +86,8 @@ def compress_and_measure(
     config: "CompressConfig",
     *,
     evaluation: "Tokens | None",
-    moments: Path | None,
+    moments: Path | None = None,
+    curves: Path | None = None,
     report: Report,
 ) -> Outcome:
     """Compress in place, with perplexity before and after where evaluation tokens are given."""
@@ -100,7 +101,9 @@ def compress_and_measure(
         return perplexity(loaded.model, evaluation, progress=of_stage(report, stage))
 
     before, was = shape_of(loaded.model), measure("perplexity before")
-    compressed = compress(loaded.model, config, tokenizer=loaded.tokenizer, moments=moments, progress=report)
+    compressed = compress(
+        loaded.model, config, tokenizer=loaded.tokenizer, moments=moments, curves=curves, progress=report
+    )
     after, now = shape_of(compressed.model), measure("perplexity after")
     both = (was, now) if was is not None and now is not None else None
     return Outcome(compressed=compressed, before=before, after=after, perplexity=both)

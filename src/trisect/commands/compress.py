@@ -37,6 +37,14 @@ def run(
     ] = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
+    allocate: Annotated[
+        str | None,
+        typer.Option(metavar="uniform|balanced", help="Widths: the same share off each, or by loss curves."),
+    ] = None,
+    curves: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Loss curves for a balanced plan: read, or measured and written."),
+    ] = None,
     moments: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Moments from `trisect calibrate`.")
     ] = None,
@@ -56,7 +64,7 @@ def run(
     recipe = build_config(
         config,
         run_options=options.given(
-            ratio=ratio, method=method, parts=parts, layers=layers, align=align, seed=seed
+            ratio=ratio, method=method, parts=parts, layers=layers, align=align, allocate=allocate, seed=seed
         ),
         calibration_options=options.given(
             source=calibration,
@@ -68,7 +76,7 @@ def run(
         ),
     )
     if dry_run:
-        show_plan(model, recipe, json=json, trust_remote_code=trust_remote_code)
+        show_plan(model, recipe, curves=curves, json=json, trust_remote_code=trust_remote_code)
         return
     if out is None:
         raise TrisectError("No output was named; add -o OUT (or --dry-run to see the plan only).")
@@ -77,6 +85,7 @@ def run(
         recipe,
         out=out,
         moments=moments,
+        curves=curves,
         evaluate=evaluate,
         eval_windows=eval_windows,
         load_options={"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code},
@@ -99,18 +108,25 @@ def build_config(
     return CompressConfig.from_dict(merged)
 
 
-def show_plan(model: str, config: "CompressConfig", *, json: Path | None, trust_remote_code: bool) -> None:
+def show_plan(
+    model: str,
+    config: "CompressConfig",
+    *,
+    curves: Path | None,
+    json: Path | None,
+    trust_remote_code: bool,
+) -> None:
     """Plan from the model's configuration alone: no weights are read."""
     from trisect.commands._screen import hushed, stdout
     from trisect.files import write_json
     from trisect.models import read_shape
     from trisect.pipeline import plan_for
-    from trisect.plan import apply_plan, budget_of, compare
+    from trisect.plan import apply_plan, budget_of, compare, read_curves
     from trisect.report.table import compression_table
 
     with hushed():
         shape, _, _ = read_shape(model, trust_remote_code=trust_remote_code)
-    plan = plan_for(shape, config)
+    plan = plan_for(shape, config, None if curves is None else read_curves(curves))
     after = apply_plan(shape, plan)
     stdout().print(compression_table(shape, after))
     if json is not None:
@@ -131,6 +147,7 @@ def carry_out(
     *,
     out: Path,
     moments: Path | None,
+    curves: Path | None,
     evaluate: str,
     eval_windows: int,
     load_options: dict[str, Any],
@@ -162,7 +179,9 @@ def carry_out(
             split="evaluation",
         )
     with progress(quiet=quiet) as report:
-        outcome = compress_and_measure(loaded, config, evaluation=evaluation, moments=moments, report=report)
+        outcome = compress_and_measure(
+            loaded, config, evaluation=evaluation, moments=moments, curves=curves, report=report
+        )
     save_model(outcome.compressed.model, loaded.tokenizer, out, receipt=outcome.compressed.receipt)
     outcome.show()
     stdout().print(f"Saved to {out}", soft_wrap=True)

@@ -49,7 +49,7 @@ def run(
             split="evaluation",
         )
         dense_text = continue_prompt(loaded)
-        outcome = compress_and_measure(loaded, config, evaluation=evaluation, moments=None, report=report)
+        outcome = compress_and_measure(loaded, config, evaluation=evaluation, report=report)
         narrow_text = continue_prompt(loaded)
     outcome.show()
     console.print(f"({MODEL}: {REGISTRY_MODELS[MODEL].note}; text: {evaluation.source})")

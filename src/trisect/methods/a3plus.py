@@ -28,7 +28,7 @@ from trisect.solve import (
 
 # h = query heads, k = key/value heads, g = h / k, D = d_model, d = head width, r = new width, P = pairs
 
-PAIR_RIDGE = 1e-4
+PAIR_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 ROW_RIDGE = 1e-3
 VALUE_ROUNDS = 6
 
@@ -42,8 +42,7 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
     rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
     energy = a3.pair_energy(C_q, C_k, P)
     p = split_width(energy, rest.values, width)
-    G = need(moments, "scores").unflatten(0, (-1, part.group))  # (h, 2P, 2P) -> (k, g, 2P, 2P)
-    pairs = eliminate_pairs(G, p, ridge=PAIR_RIDGE, quadrature=part.norm_q is None)
+    pairs = choose_pairs(part, moments, p)
     k_rest, q_rest = rest.maps(width - 2 * p)
     solution = Shrunk(
         part=map_heads(
@@ -59,6 +58,24 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
     if part.norm_q is None:
         return solution
     return a3.renormalise(part, solution, pairs.kept, moments, options)
+
+
+def choose_pairs(part: QK, moments: Moments, keep: int) -> Pairs:
+    """Pairs from all sampled queries, with the ridge that did best on the held-out ones.     [math.md E-2]"""
+    fit, held = (
+        need(moments, name).unflatten(0, (-1, part.group))  # (h, 2P, 2P) -> (k, g, 2P, 2P)
+        for name in ("scores", "scores_held")
+    )
+    quadrature = part.norm_q is None  # a norm between projection and rotation lets only real factors through
+    errors = {
+        ridge: eliminate_pairs(fit, keep, ridge=ridge, quadrature=quadrature).error(held).sum().item()
+        for ridge in PAIR_RIDGES
+    }
+    best = min(errors, key=errors.__getitem__)
+    share = need(moments, "scores_tokens") / (
+        need(moments, "scores_tokens") + need(moments, "scores_tokens_held")
+    )
+    return eliminate_pairs(share * fit + (1 - share) * held, keep, ridge=best, quadrature=quadrature)
 
 
 def compensated(maps: Tensor, pairs: Pairs, num_pairs: int) -> Tensor:
@@ -85,16 +102,16 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
     fit, held = regressions(moments, "a")
     both = fit.joined(held)
     prior = part.W_o.to(SOLVE_DTYPE).flatten(0, 1)  # (h d, D)
-    wanted, _ = held_out_ridge(fit, held, prior)  # the full-width projection that would serve best
     T = None
     if width != part.width:
+        wanted, _ = held_out_ridge(fit, held, prior)  # the full-width projection that would serve best
         heads = wanted.unflatten(0, (part.heads, -1))
         kv_heads = part.W_v.shape[0]
         T = value_bases(both.gram, heads, kv_heads=kv_heads, rank=width, rounds=VALUE_ROUNDS)
         features = stacked(T, part.heads)
         prior = _projected(both, features, prior)
         fit, held, both = (problem.mapped(features) for problem in (fit, held, both))
-        wanted, _ = held_out_ridge(fit, held, prior)
+    wanted, _ = held_out_ridge(fit, held, prior)
     W_o = wanted.unflatten(0, (part.heads, -1))
     return Shrunk(
         part=replace(

@@ -40,6 +40,8 @@ class Family:
     """Dropout that the attention module applies after its output projection."""
     clip: str | None = None
     """Attention attribute with the bound that projections are clamped to."""
+    tuple_output: bool = False
+    """The decoder layer returns (hidden states, attention weights)."""
     position_scale: bool = False
     """Queries are scaled by position after rotation (Llama 4's attention temperature)."""
 
@@ -85,6 +87,7 @@ _RECORDS = (
         scale="softmax_scale",
         dropout="attn_dropout_p",
         clip="clip_qkv",
+        tuple_output=True,
     ),
     Family(
         name="gpt2",

@@ -3,7 +3,8 @@
 This is the only place that knows how a checkpoint stores what the methods think about.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,22 @@ class LayerView:
         inside = [getattr(a, name) for name in (*f.qkv, f.o)]
         paths = dict.fromkeys(path for path in (f.gate, f.up, f.down) if path is not None)
         return inside + [self.layer.get_submodule(path) for path in paths]
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Whatever is written to the layer inside is taken back at the end."""
+        a = self.attention
+        paths = [path for path in (self.family.gate, self.family.up, self.family.down) if path is not None]
+        before = {path: self.layer.get_submodule(path) for path in paths}
+        state = dict(vars(a))
+        held = {name: dict(state[name]) for name in ("_modules", "_buffers", "_parameters")}
+        try:
+            yield
+        finally:
+            vars(a).clear()
+            vars(a).update({**state, **held})
+            for path, module in before.items():
+                self.layer.set_submodule(path, module)
 
     # -- reading ---------------------------------------------------------------------------------------
 

@@ -1,16 +1,21 @@
 """Plans: the widths every layer is to have, aligned to the hardware, and what they cost."""
 
+from trisect.plan.balanced import balanced_plan
 from trisect.plan.budget import Budget, Change, budget_of, compare, flops_of
+from trisect.plan.curves import Curves, read_curves
 from trisect.plan.plan import Plan, apply_plan
 from trisect.plan.uniform import uniform_plan
 
 __all__ = [
     "Budget",
     "Change",
+    "Curves",
     "Plan",
     "apply_plan",
+    "balanced_plan",
     "budget_of",
     "compare",
     "flops_of",
+    "read_curves",
     "uniform_plan",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 from trisect.solve.ridge import DEPENDENCE, unit_scale
 
 # Neurons go in at most this many rounds; each round pays one rank-m update of the inverse.
-ROUNDS = 96
+ROUNDS = 48
 
 
 def eliminate_rows(gram: Tensor, W: Tensor, keep: int, *, ridge: float, rounds: int = ROUNDS) -> Tensor:
@@ -47,6 +47,15 @@ class Pairs:
     quadrature: Tensor  # (k, g, p)
     loss: Tensor  # (k,)
     total: Tensor  # (k,)
+
+    def error(self, G: Tensor) -> Tensor:
+        """What these pairs miss of the scores behind another Gram (k, g, 2P, 2P): (k, g)."""
+        k, g, twice, _ = G.shape
+        index = self.kept.unsqueeze(1).expand(k, g, -1)
+        gap = torch.zeros(k, g, twice, dtype=G.dtype, device=G.device)
+        gap[..., : twice // 2] = -1.0
+        gap = gap.scatter_add(-1, index, self.real).scatter_add(-1, index + twice // 2, self.quadrature)
+        return (gap.unsqueeze(-2) @ G @ gap.unsqueeze(-1)).squeeze(-1).squeeze(-1)
 
 
 def eliminate_pairs(G: Tensor, keep: int, *, ridge: float, quadrature: bool = True) -> Pairs:

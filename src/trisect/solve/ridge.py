@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 # Strengths tried on held-out tokens, from "trust the data" to "keep the prior".
-STRENGTHS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 10.0, 1e4)
+STRENGTHS = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 10.0, 1e4)
 
 # Features this much quieter than the mean are silent: their weights stay at the prior.
 SILENCE = 1e-14

@@ -1,0 +1,63 @@
+"""Loss curves: what each component of each layer costs at a few widths. Measured once, for any budget."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trisect.errors import TrisectError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """Rise of the loss when one component of one layer is narrowed alone."""
+
+    points: Mapping[tuple[int, str], Mapping[int, float]]
+    """(layer, component) -> width -> rise of the mean loss in nats per token; the full width is 0."""
+    fingerprint: str
+    """Of the model they were measured on."""
+    token_hash: str
+
+    def loss_at(self, layer: int, component: str, width: int) -> float:
+        """The curve between its points: it never falls as the width does, and noise below zero is zero."""
+        points = sorted(self.points[layer, component].items(), reverse=True)
+        highest, previous = 0.0, points[0]
+        for here, value in points:
+            value = max(highest, value)
+            if here <= width:
+                span = previous[0] - here
+                share = (previous[0] - width) / span if span else 0.0
+                return highest + share * (value - highest)
+            highest, previous = value, (here, value)
+        raise TrisectError(
+            f"The curve of {component} in layer {layer} ends at width {points[-1][0]}; {width} is below it. "
+            "Use a smaller --ratio, or measure curves with lower widths."
+        )
+
+    def floor(self, layer: int, component: str) -> int:
+        return min(self.points[layer, component])
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [
+            {"layer": layer, "component": component, "width": width, "loss": loss}
+            for (layer, component), curve in self.points.items()
+            for width, loss in curve.items()
+        ]
+        return {"fingerprint": self.fingerprint, "token_hash": self.token_hash, "points": rows}
+
+
+def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
+    """Curves from a JSON file; with a fingerprint, only those measured on that model."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        points: dict[tuple[int, str], dict[int, float]] = {}
+        for row in data["points"]:
+            key = (int(row["layer"]), str(row["component"]))
+            points.setdefault(key, {})[int(row["width"])] = float(row["loss"])
+        curves = Curves(points=points, fingerprint=data["fingerprint"], token_hash=data["token_hash"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrisectError(f"Cannot read loss curves from {path}: {error!r}.") from error
+    if fingerprint not in (None, curves.fingerprint):
+        raise TrisectError(f"{path} holds the curves of another model; name a new file with --curves.")
+    return curves

@@ -1,0 +1,80 @@
+"""Loss curves are the losses of the real model, and measuring them leaves the model as it was."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from tiny_models import tiny, tokens
+from trisect.config import CompressConfig
+from trisect.curves import TEST_SHARE, _Judge, measure_curves
+from trisect.data import tokens_from_tensor
+from trisect.methods import METHODS
+from trisect.models import layer_views, shape_of
+from trisect.pipeline import compress
+from trisect.plan import budget_of
+
+CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "mpt", "qwen3"])
+def test_the_judged_loss_is_the_models_own(name: str) -> None:
+    model, ids = tiny(name), tokens(5, 20)
+    judge = _Judge(model, layer_views(model), ids, batch_size=2)
+    with torch.no_grad():
+        expected = model(ids, labels=ids).loss.item()
+    assert judge.loss(0) == pytest.approx(expected, rel=1e-5)
+    judge.advance(layer_views(model)[0])
+    assert judge.loss(1) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "phi3"])
+def test_measuring_leaves_the_model_untouched(name: str) -> None:
+    model = tiny(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    measured = measure_curves(model, CALIBRATION, METHODS["a3+"])
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(after[key].equal(value) for key, value in before.items())
+    assert set(measured.points) == {(v.index, p) for v in layer_views(model) for p in ("qk", "ov", "mlp")}
+    assert all(curve[max(curve)] == 0 for curve in measured.points.values())
+
+
+def test_a_point_of_a_curve_is_the_loss_of_the_model_with_that_component_narrowed() -> None:
+    measured = measure_curves(tiny("gpt2"), CALIBRATION, METHODS["a3+"], parts=("mlp",))
+    width = min(measured.points[0, "mlp"])
+    model = tiny("gpt2")
+    judging = CALIBRATION.ids[-len(CALIBRATION.ids) // TEST_SHARE :]
+    solving = tokens_from_tensor(CALIBRATION.ids[: -len(judging)])
+    with torch.no_grad():
+        dense = model(judging, labels=judging).loss.item()
+    ratio = 1 - width / shape_of(model).layers[0].mlp
+    config = CompressConfig(ratio=ratio, method="a3+", parts=("mlp",), layers=(0,), align=None)
+    compress(model, config, tokens=solving)
+    with torch.no_grad():
+        narrow = model(judging, labels=judging).loss.item()
+    assert measured.points[0, "mlp"][width] == pytest.approx(narrow - dense, abs=1e-5)
+
+
+def test_a_balanced_run_stays_within_its_budget_and_reuses_its_curves(tmp_path: Path) -> None:
+    path = tmp_path / "curves.json"
+    config = CompressConfig(ratio=0.3, method="a3+", align=8, allocate="balanced")
+    wide = {"hidden_size": 48, "intermediate_size": 256}
+    models = [widened(wide) for _ in range(2)]
+    full = budget_of(shape_of(models[0])).linear_parameters
+    for model in models:
+        compress(model, config, tokens=CALIBRATION, curves=path)
+        assert budget_of(shape_of(model)).linear_parameters <= 0.7 * full
+        assert path.exists()
+    assert shape_of(models[0]) == shape_of(models[1])
+
+
+def widened(changes: dict[str, int]) -> torch.nn.Module:
+    import transformers
+
+    config = copy.deepcopy(tiny("llama-gqa").config)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
