@@ -31,7 +31,24 @@ def _core_row(name: str, receipt: dict[str, Any]) -> str:
     )
 
 
-TABLES = {"core": core_table}
+def a3plus_table() -> str:
+    """Increase in perplexity of a3 and a3+ on SmolLM2."""
+    receipt = json.loads((RESULTS / "a3plus-smollm2.json").read_text(encoding="utf-8"))
+    texts = list(receipt["dense"])
+    rows = [
+        f"| method | removed | parts | {' | '.join(texts)} |",
+        "|---|---|---|" + "---|" * len(texts),
+        "| dense | - | - | " + " | ".join(f"{receipt['dense'][text]:.2f}" for text in texts) + " |",
+    ]
+    for row in receipt["rows"]:
+        name = f"{row['method']} {row.get('allocate', 'uniform')}, align {row['align'] or 'none'}"
+        parts = ", ".join(row.get("parts", ("qk", "ov", "mlp")))
+        increases = " | ".join(f"+{row['increase'][text]:.2f}" for text in texts)
+        rows.append(f"| {name} | {row['ratio']:.1%} | {parts} | {increases} |")
+    return "\n".join(rows)
+
+
+TABLES = {"core": core_table, "a3plus": a3plus_table}
 DOCUMENTS = (ROOT / "README.md",)
 
 

@@ -75,6 +75,14 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "mpt": lambda: transformers.MptConfig(
         vocab_size=VOCAB, d_model=48, n_layers=2, n_heads=3, max_seq_len=128
     ),
+    "mpt-clip": lambda: transformers.MptConfig(
+        vocab_size=VOCAB,
+        d_model=48,
+        n_layers=2,
+        n_heads=3,
+        max_seq_len=128,
+        attn_config={"clip_qkv": 1.0, "alibi": True},
+    ),
     "gpt2": lambda: transformers.GPT2Config(**SIZES, n_embd=48, n_layer=2, n_head=3, n_positions=128),
     "opt": lambda: transformers.OPTConfig(
         **SIZES,
@@ -84,6 +92,29 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         num_attention_heads=3,
         word_embed_proj_dim=48,
         max_position_embeddings=128,
+    ),
+    "opt-norm-after": lambda: transformers.OPTConfig(
+        **SIZES,
+        hidden_size=48,
+        ffn_dim=80,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        word_embed_proj_dim=32,
+        do_layer_norm_before=False,
+        max_position_embeddings=128,
+    ),
+    "gpt_neox-sequential": lambda: transformers.GPTNeoXConfig(
+        **SIZES,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        use_parallel_residual=False,
+        attention_bias=False,
+        max_position_embeddings=128,
+    ),
+    "qwen2-window": lambda: transformers.Qwen2Config(
+        **LLAMA, use_sliding_window=True, sliding_window=7, max_window_layers=1
     ),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(
         **SIZES,
@@ -133,4 +164,4 @@ def tokens(batch: int = 2, length: int = 11, *, seed: int = 3) -> torch.Tensor:
 
 
 # MPT's stock attention has no SDPA path to compare with.
-SDPA = [name for name in CONFIGS if name != "mpt"]
+SDPA = [name for name in CONFIGS if not name.startswith("mpt")]

@@ -24,6 +24,8 @@ from trisect.pipeline import compress
 from trisect.plan import budget_of
 
 EXACT = {"rtol": 0, "atol": 0}
+# A clamp that bites does not commute with mixing channels: there is nothing exact to compare with.
+MIXABLE = [name for name in CONFIGS if name != "mpt-clip"]
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
@@ -84,7 +86,7 @@ def cached_logits(model: Any, ids: Tensor) -> Tensor:
     return torch.cat(steps, dim=1)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MIXABLE)
 def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None:
     model, ids = tiny(name).double(), tokens(4, 40)
     before = logits(model, ids)
@@ -104,7 +106,7 @@ def narrow(name: str, *, parts: tuple[str, ...] = COMPONENTS, **kwargs: Any) -> 
     return model
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MIXABLE)
 def test_a_narrow_model_equals_the_stock_model_with_its_weights_scattered_back(name: str) -> None:
     stock = tiny(name)
     # A norm over fewer channels has another denominator: QK-norm has a test of its own.
@@ -172,9 +174,8 @@ def test_generation_with_the_narrow_cache_equals_generation_without(name: str) -
     settings["eos_token_id"] = None
     without = model.generate(ids, use_cache=False, **settings)
     assert model.generate(ids, use_cache=True, **settings).equal(without)
-    if name != "mpt":  # stock MPT builds its masks for growing caches only
-        static = model.generate(ids, cache_implementation="static", **settings)
-        assert static.equal(without)
+    static = model.generate(ids, cache_implementation="static", **settings)
+    assert static.equal(without)
 
 
 @pytest.mark.parametrize("name", SDPA)

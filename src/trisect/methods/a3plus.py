@@ -20,6 +20,7 @@ from trisect.solve import (
     eliminate_pairs,
     eliminate_rows,
     held_out_ridge,
+    ridge,
     shared_basis,
     split_width,
     stacked,
@@ -31,6 +32,8 @@ from trisect.solve import (
 PAIR_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 ROW_RIDGE = 1e-3
 VALUE_ROUNDS = 6
+CHOICE_STRENGTH = 0.3
+"""Ridge of the full-width weights that a choice is made against; what stays is fitted again afterwards."""
 
 
 def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
@@ -104,8 +107,7 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
     prior = part.W_o.to(SOLVE_DTYPE).flatten(0, 1)  # (h d, D)
     T = None
     if width != part.width:
-        wanted, _ = held_out_ridge(fit, held, prior)  # the full-width projection that would serve best
-        heads = wanted.unflatten(0, (part.heads, -1))
+        heads = ridge(both, prior, CHOICE_STRENGTH).unflatten(0, (part.heads, -1))
         kv_heads = part.W_v.shape[0]
         T = value_bases(both.gram, heads, kv_heads=kv_heads, rank=width, rounds=VALUE_ROUNDS)
         features = stacked(T, part.heads)
@@ -132,7 +134,7 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     narrow = part
     if width != part.width:
         both = fit.joined(held)
-        wanted, _ = held_out_ridge(fit, held, prior)
+        wanted = ridge(both, prior, CHOICE_STRENGTH)
         kept = eliminate_rows(both.gram, wanted, width, ridge=ROW_RIDGE)
         narrow, prior = keep_neurons(part, kept), prior[kept]
         fit, held = fit.chosen(kept), held.chosen(kept)

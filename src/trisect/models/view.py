@@ -3,6 +3,7 @@
 This is the only place that knows how a checkpoint stores what the methods think about.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from trisect.models.norm import HeadNorm, eps_of
 from trisect.models.rotary import from_canonical, to_canonical
 from trisect.parts import MLP, OV, QK, Part
 from trisect.shapes import LayerShape, ModelShape
+
+log = logging.getLogger(__name__)
 
 # h = query heads, k = key/value heads, D = d_model, d = head width, I = MLP width, P = rotation pairs
 
@@ -217,12 +220,17 @@ class LayerView:
         self._write_projections([W_q, W_k, weights[2]], [b_q, b_k, biases[2]])
         if not narrowed:
             return
-        # Clamping commutes with keeping channels, not with mixing them.
-        if 2 * part.num_pairs != part.width:
+        if 2 * part.num_pairs != part.width and a.clips_qk is not None:
+            self._drop_clamp("queries and keys", a.clips_qk)
             a.clips_qk = None
         a.rotary_index = part.frequencies.to(torch.int16) if part.num_pairs else None
         if f.norms is not None:
             self._write_norms(part)
+
+    def _drop_clamp(self, what: str, bound: float) -> None:
+        """Clamping commutes with keeping channels, not with mixing them: say once that it is gone."""
+        if self.index == 0:
+            log.warning("narrowed %s are no longer clamped to %g: their channels are mixed now", what, bound)
 
     def _write_norms(self, part: QK) -> None:
         assert self.family.norms is not None
@@ -237,7 +245,8 @@ class LayerView:
     def _write_ov(self, part: OV) -> None:
         a, f = self.attention, self.family
         weights, biases = self._projections()
-        if part.width != a.vo_width:
+        if part.width != a.vo_width and a.clips_v is not None:
+            self._drop_clamp("values", a.clips_v)
             a.clips_v = None
         a.vo_width, a.shared_output = part.width, part.W_o.shape[0] != a.heads
         self._write_projections([*weights[:2], part.W_v], [*biases[:2], part.b_v])
