@@ -7,17 +7,22 @@ computed again.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trisect.calibrate import Progress, Stream, TwoStreams
+from trisect.config import CompressConfig
 from trisect.data import Tokens
+from trisect.errors import TrisectError
+from trisect.files import write_json
+from trisect.methods import METHODS
 from trisect.methods.method import Method, Options, solve
 from trisect.models import LayerView, fingerprint, layer_views
 from trisect.parts import COMPONENTS
-from trisect.plan import Curves
+from trisect.plan import Curves, read_curves
 from trisect.plan.align import MINIMUM_HEAD
 
 # Shares of each width that are measured; between them the curve is a straight line.
@@ -66,6 +71,37 @@ def measure_curves(
         streams.narrow.hidden = list(streams.dense.hidden)
         judge.advance(view)
     return Curves(points=points, fingerprint=fingerprint(model), token_hash=tokens.hash)
+
+
+def curves_for(
+    model: Any,
+    config: CompressConfig,
+    tokens: Tokens | None,
+    *,
+    options: Options,
+    path: str | Path | None,
+    progress: Progress | None,
+) -> Curves | None:
+    """The loss curves a balanced plan needs: from their file where there is one, else measured."""
+    if config.allocate != "balanced":
+        return None
+    if path is not None and Path(path).exists():
+        return read_curves(path, fingerprint=fingerprint(model))
+    if tokens is None:
+        raise TrisectError("Loss curves are measured on tokens, not on moments; leave --moments out.")
+    curves = measure_curves(
+        model,
+        tokens,
+        METHODS["a3+"],
+        parts=config.parts,
+        options=options,
+        batch_size=config.calibration.batch_size,
+        seed=config.seed,
+        progress=progress,
+    )
+    if path is not None:
+        write_json(path, curves.to_dict())
+    return curves
 
 
 def _curve(view: LayerView, part: str, rise: Callable[[int], float]) -> dict[int, float]:

@@ -10,9 +10,10 @@ from trisect.calibrate.scores import ScoreSampler
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
+from trisect.gather import calibrate
 from trisect.methods import METHODS
 from trisect.models import layer_views
-from trisect.pipeline import calibrate, compress
+from trisect.pipeline import compress
 
 
 def relative_gap(model: torch.nn.Module, reference: torch.nn.Module, ids: Tensor) -> float:

@@ -14,12 +14,13 @@ from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
+from trisect.gather import calibrate
 from trisect.methods import METHODS, get_method
 from trisect.methods.method import Options, solve
 from trisect.models import layer_views, load_model, save_model, shape_of
 from trisect.parts import COMPONENTS
-from trisect.pipeline import Compressed, calibrate, compress, plan_for
-from trisect.plan import apply_plan, budget_of
+from trisect.pipeline import Compressed, compress
+from trisect.plan import apply_plan, budget_of, plan_for
 
 # MHA with RoPE, MHA without, and GQA with both kinds of layer.
 MODELS = ("llama-mha", "gpt2", "smollm3")

@@ -120,8 +120,7 @@ def show_plan(
     from trisect.commands._screen import hushed, stdout
     from trisect.files import write_json
     from trisect.models import read_shape
-    from trisect.pipeline import plan_for
-    from trisect.plan import apply_plan, budget_of, compare, read_curves
+    from trisect.plan import apply_plan, budget_of, compare, plan_for, read_curves
     from trisect.report.table import compression_table
 
     with hushed():

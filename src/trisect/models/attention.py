@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trisect.models.families import Family
+from trisect.models.heads import HeadLayout
 from trisect.models.rotary import head_angles, rotate, to_canonical
 
 Tap = Callable[..., None]
@@ -97,7 +98,7 @@ class Attention(nn.Module):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query (b, t, h, qk), key (b, t, k, qk) and value (b, t, k, vo), clamped and normalised."""
-        q, k, v = self._split(x)
+        q, k, v = self.layout.split([getattr(self, name)(x) for name in self.family.qkv])
         if self.clips_qk is not None:
             q, k = q.clamp(-self.clips_qk, self.clips_qk), k.clamp(-self.clips_qk, self.clips_qk)
         if self.clips_v is not None:
@@ -110,20 +111,14 @@ class Attention(nn.Module):
             q, k = getattr(self, q_norm)(q), getattr(self, k_norm)(k)
         return q, k, v
 
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qk, vo = self.qk_width, self.vo_width
-        mixed = [getattr(self, name)(x) for name in self.family.qkv]
-        if self.family.per_head:
-            q, k, v = mixed[0].unflatten(-1, (self.heads, -1)).split([qk, qk, vo], dim=-1)
-            return q, k, v
-        if len(mixed) == 1:
-            sizes = [self.heads * qk, self.kv_heads * qk, self.kv_heads * vo]
-            mixed = mixed[0].split(sizes, dim=-1)
-        q, k, v = mixed
-        return (
-            q.unflatten(-1, (self.heads, qk)),
-            k.unflatten(-1, (self.kv_heads, qk)),
-            v.unflatten(-1, (self.kv_heads, vo)),
+    @property
+    def layout(self) -> HeadLayout:
+        return HeadLayout(
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            qk=self.qk_width,
+            vo=self.vo_width,
+            per_head=self.family.per_head,
         )
 
     def _rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.models.attention import Attention, own
+from trisect.models.blank import blank_mlp, blank_ov, blank_qk
 from trisect.models.families import Family, family_for
 from trisect.models.linear import bias_of, built_from, weight_of
 from trisect.models.norm import HeadNorm, eps_of
@@ -93,11 +94,11 @@ class LayerView:
         now, o = self.shape(), getattr(self.attention, self.family.o)
         with torch.device(o.weight.device):
             if (shape.qk, shape.pairs) != (now.qk, now.pairs):
-                self.write(_empty_qk(shape))
+                self.write(blank_qk(shape))
             if (shape.vo, shape.shared_output) != (now.vo, now.shared_output):
-                self.write(_empty_ov(shape))
+                self.write(blank_ov(shape))
             if shape.mlp != now.mlp:
-                self.write(_empty_mlp(shape))
+                self.write(blank_mlp(shape))
 
     def projections(self) -> list[nn.Module]:
         """The linear modules that hold the three components."""
@@ -126,25 +127,11 @@ class LayerView:
 
     def _projections(self) -> tuple[list[Tensor], list[Tensor | None]]:
         """W_q (h, D, d), W_k and W_v (k, D, d), biases (heads, d), in stored channel order."""
-        a, f = self.attention, self.family
-        modules = [getattr(a, name) for name in f.qkv]
-        weights = self._split_heads([weight_of(m) for m in modules])
-        biases = [bias_of(m) for m in modules]
-        if biases[0] is None:
-            return weights, [None] * 3
-        rows = self._split_heads([b.unsqueeze(0) for b in biases if b is not None])
-        return weights, [row.squeeze(1) for row in rows]
-
-    def _split_heads(self, columns: list[Tensor]) -> list[Tensor]:
-        """(D, out) of one fused or three separate projections -> three (heads, D, width)."""
-        a, qk, vo = self.attention, self.attention.qk_width, self.attention.vo_width
-        if self.family.per_head:
-            heads = columns[0].unflatten(1, (a.heads, -1)).movedim(1, 0)
-            return list(heads.split([qk, qk, vo], dim=-1))
-        if len(columns) == 1:
-            columns = list(columns[0].split([a.heads * qk, a.kv_heads * qk, a.kv_heads * vo], dim=1))
-        counts = (a.heads, a.kv_heads, a.kv_heads)
-        return [c.unflatten(1, (n, -1)).movedim(1, 0) for c, n in zip(columns, counts, strict=True)]
+        a = self.attention
+        modules = [getattr(a, name) for name in self.family.qkv]
+        weights = [W.movedim(-2, 0) for W in a.layout.split([weight_of(m) for m in modules])]
+        biases = [b for b in map(bias_of, modules) if b is not None]
+        return weights, list(a.layout.split(biases)) if biases else [None] * 3
 
     def _qk(self) -> QK:
         a = self.attention
@@ -254,20 +241,13 @@ class LayerView:
 
     def _write_projections(self, weights: list[Tensor], biases: list[Tensor | None]) -> None:
         a, f = self.attention, self.family
-        columns = self._join_heads(weights)
+        fused = len(f.qkv) == 1
+        columns = a.layout.join(*(W.movedim(0, -2) for W in weights), fused=fused)
         rows: list[Tensor | None] = [None] * len(columns)
         if biases[0] is not None:
-            joined = self._join_heads([b.unsqueeze(1) for b in biases if b is not None])
-            rows = [row.squeeze(0) for row in joined]
+            rows[:] = a.layout.join(*(b for b in biases if b is not None), fused=fused)
         for name, weight, bias in zip(f.qkv, columns, rows, strict=True):
             setattr(a, name, built_from(getattr(a, name), weight, bias))
-
-    def _join_heads(self, heads: list[Tensor]) -> list[Tensor]:
-        """Undo _split_heads."""
-        if self.family.per_head:
-            return [torch.cat(heads, dim=-1).movedim(0, 1).flatten(1)]
-        columns = [x.movedim(0, 1).flatten(1) for x in heads]
-        return [torch.cat(columns, dim=1)] if len(self.family.qkv) == 1 else columns
 
     def _write_mlp(self, part: MLP) -> None:
         f = self.family
@@ -310,42 +290,6 @@ def shape_of(model: nn.Module) -> ModelShape:
         layers=shapes,
         other_parameters=sum(p.numel() for p in parameters) - sum(p.numel() for p in inside),
         bytes_per_element=next(p for p in parameters if p.is_floating_point()).element_size(),
-    )
-
-
-def _empty_qk(shape: LayerShape) -> QK:
-    h, k, D, d = shape.heads, shape.kv_heads, shape.d_model, shape.qk
-    return QK(
-        W_q=torch.empty(h, D, d),
-        W_k=torch.empty(k, D, d),
-        b_q=torch.empty(h, d) if shape.qk_bias else None,
-        b_k=torch.empty(k, d) if shape.qk_bias else None,
-        frequencies=torch.empty(k, shape.pairs, dtype=torch.int64),
-        norm_q=torch.empty(h, d) if shape.qk_norm else None,
-        norm_k=torch.empty(k, d) if shape.qk_norm else None,
-    )
-
-
-def _empty_ov(shape: LayerShape) -> OV:
-    h, k, D, d = shape.heads, shape.kv_heads, shape.d_model, shape.vo
-    return OV(
-        W_v=torch.empty(k, D, d),
-        W_o=torch.empty(1 if shape.shared_output else h, d, D),
-        b_v=torch.empty(k, d) if shape.v_bias else None,
-        b_o=torch.empty(D) if shape.o_bias else None,
-        heads=h,
-    )
-
-
-def _empty_mlp(shape: LayerShape) -> MLP:
-    D, inter = shape.d_model, shape.mlp
-    return MLP(
-        W_up=torch.empty(D, inter),
-        W_gate=torch.empty(D, inter) if shape.gated else None,
-        W_down=torch.empty(inter, D),
-        b_up=torch.empty(inter) if shape.up_bias else None,
-        b_gate=torch.empty(inter) if shape.gated and shape.up_bias else None,
-        b_down=torch.empty(D) if shape.down_bias else None,
     )
 
 

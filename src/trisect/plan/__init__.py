@@ -2,6 +2,7 @@
 
 from trisect.plan.balanced import balanced_plan
 from trisect.plan.budget import Budget, Change, budget_of, compare, flops_of
+from trisect.plan.choose import plan_for
 from trisect.plan.curves import Curves, read_curves
 from trisect.plan.plan import Plan, apply_plan
 from trisect.plan.uniform import uniform_plan
@@ -16,6 +17,7 @@ __all__ = [
     "budget_of",
     "compare",
     "flops_of",
+    "plan_for",
     "read_curves",
     "uniform_plan",
 ]
