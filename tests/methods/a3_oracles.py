@@ -1,4 +1,10 @@
-"""What the paper prints, at full size in float64, and what a model computes on the calibration tokens.
+"""What A3's solvers are held against: the paper's formulas, spelt out at full size.   [math.md, sections 2-5]
+
+The reference is what the paper prints: symmetric roots of (d_model x d_model) autocorrelations, their
+inverses, and the SVD of the whitened fused weights, in float64. The solvers see moments of the narrow
+quantities only. Both are compared where the objective looks, on scores and outputs of the calibration
+tokens relative to the dense ones, because weights that no token can tell apart may differ freely.
+Biases enter the reference as the paper's formulas allow: a constant channel appended to the input.
 
 h = query heads, k = key/value heads, g = h / k, t = tokens, D = d_model, d = head width, r = new width
 """

@@ -1,4 +1,4 @@
-"""A3's MLP solver, against the paper's formulas at full size. [math.md]"""
+"""A3's MLP solver, against the paper's formulas at full size.    [math.md, section 5]"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A3's OV solver and its ablations, against the paper's formulas at full size. [math.md]"""
+"""A3's OV solver and its ablations, against the paper's formulas at full size.    [math.md, section 4]"""
 
 from dataclasses import replace
 

@@ -1,13 +1,4 @@
-"""A3's QK solver without RoPE against the paper's formulas, spelt out at full size. [math.md, sections 2-5]
-
-The reference is what the paper prints: symmetric roots of (d_model x d_model) autocorrelations, their
-inverses, and the SVD of the whitened fused weights, in float64. The solvers see moments of the narrow
-quantities only. Both are compared where the objective looks, on scores and outputs of the calibration
-tokens relative to the dense ones, because weights that no token can tell apart may differ freely.
-Biases enter the reference as the paper's formulas allow: a constant channel appended to the input.
-
-h = query heads, k = key/value heads, g = h / k, t = tokens, D = d_model, d = head width, r = new width
-"""
+"""A3's QK solver without RoPE, against the paper's formulas at full size.    [math.md, sections 2-3]"""
 
 from dataclasses import replace
 

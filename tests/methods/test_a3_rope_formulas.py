@@ -1,4 +1,4 @@
-"""A3's QK solver with RoPE and with QK-norm, against the paper's formulas at full size. [math.md, section 3]"""
+"""A3's QK solver with RoPE and QK-norm, against the paper's formulas at full size.    [math.md, section 3]"""
 
 from dataclasses import replace
 

@@ -3,27 +3,14 @@ Eckart-Young optimum, which no other solution can beat) and against random rival
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from solve_problems import SEEDS, few, moment, samples
 from torch import Tensor
 
 from trisect.solve import shared_basis
 
-SEEDS = st.integers(0, 2**31 - 1)
 SPREADS = st.sampled_from([1.0, 1e4, 1e8])
-few = settings(deadline=None, max_examples=25)
-
-
-def samples(seed: int, *, tokens: int, width: int, spread: float = 1.0) -> Tensor:
-    """Correlated rows whose second moment has eigenvalues over about `spread`."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(tokens, width, generator=generator, dtype=torch.float64)
-    basis = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64)).Q
-    return noise * spread ** -torch.linspace(0, 0.5, width, dtype=torch.float64) @ basis
-
-
-def moment(x: Tensor) -> Tensor:
-    return x.mT @ x / x.shape[-2]
 
 
 def mean_squared(products: Tensor) -> float:

@@ -4,26 +4,11 @@ support) and against numpy's rank and pseudo-inverse, on moments good, bad and r
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from solve_problems import SEEDS, few, moment, samples
 
 from trisect.solve import factor
-
-SEEDS = st.integers(0, 2**31 - 1)
-few = settings(deadline=None, max_examples=25)
-
-
-def samples(seed: int, *, tokens: int, width: int, spread: float = 1.0) -> Tensor:
-    """Correlated rows whose second moment has eigenvalues over about `spread`."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(tokens, width, generator=generator, dtype=torch.float64)
-    basis = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64)).Q
-    return noise * spread ** -torch.linspace(0, 0.5, width, dtype=torch.float64) @ basis
-
-
-def moment(x: Tensor) -> Tensor:
-    return x.mT @ x / x.shape[-2]
 
 
 @few
