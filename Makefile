@@ -8,11 +8,12 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 demo: .venv/.installed
 	$(BIN)/trisect demo
 
+# One thread per worker: two workers on two cores would otherwise wait for each other's threads.
 test: lint types
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 check: format lint types
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not network"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not network"
 
 format: .venv/.installed
 	$(BIN)/ruff format .

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trisect.calibrate.moments import Accumulator, listening
-from trisect.calibrate.replay import Progress, Stream
+from trisect.calibrate.replay import TOKENS_PER_BATCH, Progress, Stream
 from trisect.calibrate.scores import QUERIES, ScoreSampler
 from trisect.errors import TrisectError
 from trisect.models.view import LayerView
@@ -35,7 +35,9 @@ class TwoStreams:
             raise TrisectError(
                 "a3+ needs at least two calibration windows, one of them held out; raise --samples."
             )
-        size = max(1, min(batch_size or len(ids), max(1, 8192 // ids.shape[1]), len(ids) // HELD_SHARE))
+        # Whole batches are held out, so there must be enough of them.
+        fitting = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
+        size = max(1, min(fitting, len(ids) // HELD_SHARE))
         self.views, self.seed = views, seed
         self.dense = Stream.embed(model, views, ids, batch_size=size)
         self.narrow = Stream(list(self.dense.hidden), self.dense.calls)

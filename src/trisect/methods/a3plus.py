@@ -39,8 +39,10 @@ CHOICE_STRENGTH = 0.3
 def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
     """Pairs by what softmax sees, compensated; unrotated channels by SVD.              [math.md E-2, QK-1]"""
     P = part.num_pairs
-    if P == 0 or width == part.width:
-        return part_unchanged(part) if width == part.width else _paper_qk(part, moments, width, options)
+    if width == part.width:
+        return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
+    if P == 0:
+        return a3.solve_qk(part, moments, width, options, second_moments=a3.activation_moments)
     C_q, C_k = a3.activation_moments(part, moments)
     rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
     energy = a3.pair_energy(C_q, C_k, P)
@@ -159,14 +161,6 @@ def regressions(moments: Moments, name: str) -> tuple[Regression, Regression]:
         )
 
     return problem(""), problem("_held")
-
-
-def part_unchanged(part: QK) -> Shrunk:
-    return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
-
-
-def _paper_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
-    return a3.solve_qk(part, moments, width, options, second_moments=a3.activation_moments)
 
 
 def _projected(problem: Regression, features: Tensor, W: Tensor) -> Tensor:
