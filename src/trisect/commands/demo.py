@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from trisect.models import Loaded
 
 MODEL = "smollm2-135m"
-PROMPT = "The capital of France is"
+PROMPT = "A function in Python is"
 NEW_TOKENS = 40
 # Enough that the moments settle, little enough that two cores finish within four minutes.
-SAMPLES, LENGTH, EVAL_WINDOWS = 24, 512, 8
+SAMPLES, LENGTH, EVAL_WINDOWS = 16, 512, 8
 
 
 def run(
     ratio: Annotated[float, typer.Option(help="Fraction of the decoder's weights to remove.")] = 0.25,
-    method: Annotated[str, typer.Option(help="See `trisect ls methods`.")] = "a3",
+    method: Annotated[str, typer.Option(help="See `trisect ls methods`.")] = "a3+",
     json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
