@@ -36,6 +36,7 @@ ROWS: list[dict[str, Any]] = [
     ),
     {"method": "a3+", "ratio": 0.25, "align": 16, "allocate": "balanced"},
     {"method": "a3+", "ratio": 0.25, "align": None, "parts": ("qk",)},
+    {"method": "a3", "ratio": 0.25, "align": 8, "allocate": "balanced"},
 ]
 
 

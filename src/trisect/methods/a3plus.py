@@ -1,4 +1,4 @@
-"""a3+: the same three components, refitted, compensated and repaired, still in closed form.   docs/math.md, 6
+"""a3+: the same three components, refitted, compensated and repaired, still in closed form.   docs/math.md, 9
 
 Every solver works on the narrow stream (what the narrow model really feeds the layer) and aims at the dense
 one: the output projections are fitted to the dense output plus whatever earlier layers have left undone.

@@ -2,7 +2,7 @@
 
     min_W  E |x W - y|^2 + strength * sum_i E[x_i^2] |w_i - w0_i|^2                          [math.md F-1]
 
-The penalty is in each feature's own unit, so that one loud channel does not silence the others, and pulls
+The penalty is in each feature's own unit, so that one strength suits loud and quiet channels, and pulls
 towards the weights the cut left behind: with too few tokens the answer is those weights, not zero.
 """
 
