@@ -14,6 +14,12 @@ from torch import Tensor
 
 COMPONENTS = ("qk", "ov", "mlp")
 
+LINEARS = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
+"""Component -> the linear maps it is made of, by the same names in every family, fused or not."""
+
+INPUTS = {"q": "x", "k": "x", "v": "x", "o": "a", "gate": "up", "up": "up", "down": "down"}
+"""Linear map -> the name its input has in the moments: x attention, a heads' outputs, up MLP, down neurons."""
+
 Moments = Mapping[str, Tensor]
 """One layer's calibration statistics by name; docs/math.md, section 1, lists them with their shapes."""
 
@@ -83,14 +89,29 @@ class MLP:
         return self.W_down.shape[0]
 
 
-Part = QK | OV | MLP
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """One linear map of a layer by itself: y = x W + b."""
+
+    name: str  # a key of INPUTS
+    W: Tensor  # (in, out)
+    b: Tensor | None = None  # (out,)
+    heads: int = 1
+    """Heads side by side in `out` (query, key, value) or in `in` (output); 1 in an MLP."""
+
+    @property
+    def width(self) -> int:
+        """The rank it can have."""
+        return min(self.W.shape)
+
+
+Part = QK | OV | MLP | Linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shrunk:
-    """The same component, narrower inside."""
+class Outcome:
+    """What every solution says about itself."""
 
-    part: Part
     loss: float
     """Predicted value of the component's objective on the calibration tokens (docs/math.md)."""
     total: float
@@ -101,4 +122,44 @@ class Shrunk:
     """What the user should know, e.g. why a component was left as it was."""
 
 
-Solution = Shrunk
+@dataclass(frozen=True, kw_only=True)
+class Shrunk(Outcome):
+    """The same component, narrower inside."""
+
+    part: Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factored(Outcome):
+    """One linear map becomes two: y = (x A) B + b; with several groups, B is block-diagonal."""
+
+    name: str
+    A: Tensor  # (in, groups * rank)
+    B: Tensor  # (groups, rank, out / groups)
+    b: Tensor | None = None  # (out,)
+    cached: bool = False
+    """Keys or values whose cache is to hold x A (where no rotation stands between) instead of y."""
+
+    @property
+    def groups(self) -> int:
+        return self.B.shape[0]
+
+    @property
+    def rank(self) -> int:
+        """Per group."""
+        return self.B.shape[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Outcome):
+    """The same linear map with zeros in it."""
+
+    name: str
+    W: Tensor  # (in, out)
+
+    @property
+    def zeros(self) -> int:
+        return int((self.W == 0).sum())
+
+
+Solution = Shrunk | Factored | Masked

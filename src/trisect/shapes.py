@@ -6,6 +6,18 @@ from trisect.parts import COMPONENTS
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearShape:
+    """A linear map that was replaced by two."""
+
+    name: str
+    rank: int
+    """Per group."""
+    groups: int = 1
+    cached: bool = False
+    """The KV cache is to hold the narrow side (docs/design.md, 'Factored linear maps')."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerShape:
     """Inner widths of one layer and the fixed sizes around them."""
 
@@ -28,6 +40,8 @@ class LayerShape:
     qk_norm: bool = False
     shared_output: bool = False
     """One output projection for all heads (the paper's OV-overall study)."""
+    linears: tuple[LinearShape, ...] = ()
+    """The linear maps that became two; empty for dense and narrow layers."""
 
     def width(self, component: str) -> int:
         return {"qk": self.qk, "ov": self.vo, "mlp": self.mlp}[component]

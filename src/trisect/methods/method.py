@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.parts import MLP, OV, QK, Moments, Part, Shrunk, Solution
+from trisect.parts import COMPONENTS, INPUTS, LINEARS, MLP, OV, QK, Linear, Moments, Part, Shrunk, Solution
 
 Solver = Callable[..., Solution]
 """(part, moments, width, options) -> solution."""
+
+RankRule = Callable[[int, int, int, float], int]
+"""(inputs, outputs, heads, ratio) -> what `width` is for a linear map: a rank, or weights kept per output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +28,31 @@ class Method:
     name: str
     summary: str
     solvers: Mapping[str, Solver]
-    """Component name -> solver."""
+    """Component name, or name of a linear map -> solver."""
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Component name -> the moments its solver needs."""
     repairs: bool = False
     """Solve on the compressed stream, one component after the other, and fit outputs to the dense model's."""
+    sequential: bool = False
+    """Read the moments NAME twice: on the dense stream, and as narrow_NAME behind the layers cut so far."""
+    rank: RankRule | None = None
+    """For methods on linear maps: what a ratio means for one of them."""
+    search: str | None = None
+    """How its paper spreads ranks over a model (`--allocate search`): loss, sensitivity, fisher or layers."""
+    allocate: str = "uniform"
+    """The allocation it has when the user names none."""
+    ratio: float | None = None
+    """The only ratio it can have, if it has one (N:M masks)."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return tuple(self.solvers)
+        """The components it changes."""
+        return tuple(c for c in COMPONENTS if {c, *LINEARS[c]} & set(self.solvers))
+
+    @property
+    def linear(self) -> bool:
+        """Whether it takes linear maps one by one instead of components."""
+        return all(name in INPUTS for name in self.solvers)
 
 
 def solve(
@@ -42,7 +61,7 @@ def solve(
     """Solve one part at one width; where nothing is cut or repaired, nothing is computed."""
     if width == part.width and not (method.repairs and moments):
         return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
-    if width > part.width:
+    if width > part.width and not isinstance(part, Linear):
         raise TrisectError(
             f"{component} has width {part.width} and cannot be widened to {width}; plan a smaller width."
         )
