@@ -9,11 +9,25 @@ from typing import Any
 import yaml
 
 from trisect.errors import TrisectError, unknown_name
+from trisect.goals import (
+    GOALS,
+    Floors,
+    Goal,
+    cached_parts,
+    check_latency_table,
+    goal_of,
+    parse_bytes,
+    parse_count,
+    read_floors,
+)
+from trisect.goals import Increase as Increase
+from trisect.goals import Limit as Limit
+from trisect.goals import Share as Share
 from trisect.parts import COMPONENTS
 
 SAMPLINGS = ("random", "first")
 ALIGNMENTS = (8, 16, 32)
-ALLOCATIONS = ("uniform", "balanced")
+ALLOCATIONS = ("uniform", "search", "balanced")
 DEFAULT_ALIGN = 16
 
 
@@ -55,23 +69,39 @@ class CalibrationConfig:
 class CompressConfig:
     """Everything that decides what `compress` does to a model."""
 
-    ratio: float
-    """Fraction of the decoder layers' linear weights to remove."""
+    ratio: float | None = None
+    """Fraction of the chosen parts' `budget` to remove: by default, of the decoder layers' linear weights."""
+    kv_ratio: float | None = None
+    """Fraction of the KV cache to remove, from attention alone."""
+    target_params: int | None = None
+    """The most parameters the whole model may have, embeddings included."""
+    target_kv_bytes: int | None = None
+    """The most bytes of KV cache per token."""
+    max_ppl_increase: str | float | None = None
+    """The most that perplexity may rise on calibration windows held out: "5%", or 1.5 for that much of it."""
+    budget: str = "params"
+    """What `ratio` is a fraction of, and what `max_ppl_increase` makes as small as it can."""
+    latency_table: str | None = None
+    """A file of measured seconds, for `budget` latency."""
+    floor: Floors = field(default_factory=Floors)
+    """The share of its width that each component keeps at least."""
     method: str = "a3"
     parts: tuple[str, ...] = COMPONENTS
     layers: tuple[int, ...] | None = None
     """Layer indices to compress; None means all of them."""
     align: int | None = DEFAULT_ALIGN
     """Head widths become multiples of this; None gives the paper's exact ranks."""
-    allocate: str = "uniform"
-    """How widths are spread over layers and components: evenly, or by measured loss curves."""
+    allocate: str | None = None
+    """How widths are spread: "uniform", by loss curves per layer ("search") or per component ("balanced");
+    None means as the method does by default."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     qk_norm_tolerance: float = 0.1
     """QK-norm layers whose corrected denominator misses by more than this keep their QK whole."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_ratio(self.ratio)
+        goal = self.goal
+        check_latency_table(goal.budget, self.latency_table)
         if not isinstance(self.method, str) or not self.method:
             raise TrisectError(f"The method must be a name (`trisect ls methods`), not {self.method!r}.")
         _check_parts(self.parts)
@@ -85,8 +115,18 @@ class CompressConfig:
                 f"qk_norm_tolerance must be 0 or more, not {self.qk_norm_tolerance!r}; try 0.1."
             )
         _check_integer("seed", self.seed, minimum=0)
-        if self.allocate not in ALLOCATIONS:
+        if self.allocate is not None and self.allocate not in ALLOCATIONS:
             raise unknown_name("allocation", str(self.allocate), ALLOCATIONS)
+        if not isinstance(self.floor, Floors):
+            raise TrisectError(f"floor must be a Floors record, not {self.floor!r}; try Floors(mlp=0.25).")
+        if goal.budget == "kv":
+            # What holds no cache is not touched for the cache's sake.
+            object.__setattr__(self, "parts", cached_parts(self.parts))
+
+    @property
+    def goal(self) -> Goal:
+        """How far to go: the one goal that was given."""
+        return goal_of({name: getattr(self, name) for name in GOALS}, budget=self.budget)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, ready for JSON or YAML."""
@@ -99,19 +139,20 @@ class CompressConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> "CompressConfig":
         """The inverse of `to_dict`; also takes the command line's spellings, e.g. layers "4-27"."""
         _refuse_unknown_keys(data, cls, where="configuration")
-        if "ratio" not in data:
-            raise TrisectError("No ratio was given; choose how much to remove, e.g. --ratio 0.25.")
         values = dict(data)
         readers: dict[str, Callable[[str], Any]] = {
             "parts": parse_parts,
             "layers": parse_layers,
             "align": parse_align,
+            "target_params": parse_count,
+            "target_kv_bytes": parse_bytes,
         }
         for name, read in readers.items():
             if isinstance(values.get(name), str):
                 values[name] = read(values[name])
             elif isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
+        values["floor"] = read_floors(values.get("floor"))
         if isinstance(values.get("calibration"), Mapping):
             values["calibration"] = CalibrationConfig.from_dict(values["calibration"])
         elif not isinstance(values.get("calibration", CalibrationConfig()), CalibrationConfig):
@@ -198,14 +239,6 @@ def _is_number(value: object) -> bool:
 def _check_integer(name: str, value: object, *, minimum: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise TrisectError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
-
-
-def _check_ratio(ratio: object) -> None:
-    # Written so that NaN is refused as well.
-    if not _is_number(ratio) or not 0 < ratio < 1:  # type: ignore[operator]
-        raise TrisectError(
-            f"The ratio is the fraction to remove, above 0 and below 1, not {ratio!r}; try 0.25."
-        )
 
 
 def _check_parts(parts: tuple[str, ...]) -> None:

@@ -5,30 +5,38 @@ solving. Everything in front of the layer is the dense model's, so its hidden st
 computed again.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trisect.calibrate import Progress, Stream, TwoStreams
+from trisect.calibrate import Progress, TwoStreams
 from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.files import write_json
+from trisect.judge import Judge
 from trisect.methods import METHODS
 from trisect.methods.method import Method, Options, solve
 from trisect.models import LayerView, fingerprint, layer_views
 from trisect.parts import COMPONENTS
 from trisect.plan import Curves, read_curves
 from trisect.plan.align import MINIMUM_HEAD
+from trisect.plan.choose import CURVED
 
-# Shares of each width that are measured; between them the curve is a straight line.
-SHARES = (0.875, 0.75, 0.625, 0.5, 0.375)
+log = logging.getLogger(__name__)
+
+HEAD_SHARES = (0.875, 0.75, 0.625, 0.5, 0.375)
+SHARES = {"qk": HEAD_SHARES, "ov": HEAD_SHARES, "mlp": tuple(k / 12 for k in range(11, 4, -1))}
+"""Shares of each width that are measured; in between the curve is a straight line. The MLP has most of the
+parameters and is cut in the smallest steps, so its curve is the finest."""
 TEST_SHARE = 4
 """One window in so many judges."""
+MEASURED = ("a3", "a3+")
+"""Methods that curves are measured with; the others go by those of the last."""
 
 
 def measure_curves(
@@ -43,11 +51,10 @@ def measure_curves(
     progress: Progress | None = None,
 ) -> Curves:
     """The rise of the loss at SHARES of every width, one component of one layer at a time."""
-    num_test = max(1, len(tokens.ids) // TEST_SHARE)
-    solving, judging = tokens.ids[:-num_test], tokens.ids[-num_test:]
+    solving, judging = held_out(tokens.ids)
     views = layer_views(model)
     streams = TwoStreams(model, views, solving, batch_size=batch_size, seed=seed)
-    judge = _Judge(model, views, judging, batch_size=batch_size)
+    judge = Judge(model, views, judging, batch_size=batch_size)
     dense = judge.loss(0)
     points: dict[tuple[int, str], dict[int, float]] = {}
     for view in views:
@@ -60,8 +67,9 @@ def measure_curves(
             ) -> float:
                 with view.trial():
                     whole = view.part(part)
-                    narrow = solve(method, part, whole, statistics, width=width, options=options or Options())
-                    view.write(narrow.part)
+                    view.apply(
+                        solve(method, part, whole, statistics, width=width, options=options or Options())
+                    )
                     return judge.loss(view.index) - dense
 
             points[view.index, part] = _curve(view, part, rise)
@@ -70,7 +78,19 @@ def measure_curves(
                 progress("curves", done, len(views) * len(parts))
         streams.narrow.hidden = list(streams.dense.hidden)
         judge.advance(view)
-    return Curves(points=points, fingerprint=fingerprint(model), token_hash=tokens.hash)
+    return Curves(
+        points=points,
+        fingerprint=fingerprint(model),
+        token_hash=tokens.hash,
+        method=method.name,
+        dense_loss=dense,
+    )
+
+
+def held_out(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Windows to solve on, and windows to judge by."""
+    num_test = max(1, len(ids) // TEST_SHARE)
+    return ids[:-num_test], ids[-num_test:]
 
 
 def curves_for(
@@ -82,79 +102,48 @@ def curves_for(
     path: str | Path | None,
     progress: Progress | None,
 ) -> Curves | None:
-    """The loss curves a balanced plan needs: from their file where there is one, else measured."""
-    if config.allocate != "balanced":
+    """The loss curves a plan goes by: from their file as far as it has them, the rest measured and added."""
+    if config.allocate not in CURVED or METHODS[config.method].linear:
         return None
+    known = None
     if path is not None and Path(path).exists():
-        return read_curves(path, fingerprint=fingerprint(model))
+        known = read_curves(path, fingerprint=fingerprint(model))
+        _note_method(known, config)
+    missing = tuple(part for part in config.parts if known is None or (0, part) not in known.points)
+    if known is not None and not missing:
+        return known
     if tokens is None:
         raise TrisectError("Loss curves are measured on tokens, not on moments; leave --moments out.")
+    if known is not None and known.token_hash != tokens.hash:
+        raise TrisectError(
+            f"{path} has no curves of {','.join(missing)} and was measured on other calibration tokens; "
+            "calibrate on the same, or name a new file with --curves."
+        )
+    method = config.method if config.method in MEASURED else MEASURED[-1]
     curves = measure_curves(
         model,
         tokens,
-        METHODS["a3+"],
-        parts=config.parts,
+        METHODS[known.method if known is not None else method],
+        parts=missing,
         options=options,
         batch_size=config.calibration.batch_size,
         seed=config.seed,
         progress=progress,
     )
+    if known is not None:
+        curves = replace(curves, points={**known.points, **curves.points})
     if path is not None:
         write_json(path, curves.to_dict())
     return curves
 
 
+def _note_method(curves: Curves, config: CompressConfig) -> None:
+    if config.method in MEASURED and config.method != curves.method:
+        log.warning("the loss curves were measured with %s, the plan is for %s", curves.method, config.method)
+
+
 def _curve(view: LayerView, part: str, rise: Callable[[int], float]) -> dict[int, float]:
     full = view.shape().width(part)
     step = 8 if part != "mlp" and full >= 32 else 2
-    widths = {max(MINIMUM_HEAD, int(full * share) // step * step) for share in SHARES}
+    widths = {max(MINIMUM_HEAD, round(full * share) // step * step) for share in SHARES[part]}
     return {full: 0.0, **{width: rise(width) for width in sorted(widths, reverse=True) if width < full}}
-
-
-class _Judge:
-    """The loss on a few windows, from any layer on."""
-
-    def __init__(self, model: Any, views: list[LayerView], ids: Tensor, *, batch_size: int | None):
-        self.model, self.views, self.ids = model, views, ids
-        self.stream = Stream.embed(model, views, ids, batch_size=batch_size)
-
-    def advance(self, view: LayerView) -> None:
-        self.stream.advance(view)
-
-    @torch.no_grad()
-    def loss(self, first: int) -> float:
-        """Mean loss in nats per predicted token when layers `first` and later run as they now are."""
-        onward = Stream(list(self.stream.hidden), self.stream.calls)
-        for view in self.views[first:]:
-            onward.advance(view)
-        device = next(self.model.parameters()).device
-        total, start = 0.0, 0
-        for states in onward.hidden:
-            ids = self.ids[start : start + len(states)].to(device)
-            start += len(states)
-            with _answering(self.views, states):
-                logits = self.model(input_ids=ids, use_cache=False).logits
-            losses = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="sum"
-            )
-            total += losses.double().item()
-        return total / (self.ids.shape[0] * (self.ids.shape[1] - 1))
-
-
-@contextmanager
-def _answering(views: list[LayerView], states: Tensor) -> Iterator[None]:
-    """Every layer answers with the same hidden states: the model's tail turns them into logits."""
-    try:
-        for view in views:
-            view.layer.forward = _answer(view, states)
-        yield
-    finally:
-        for view in views:
-            del view.layer.forward
-
-
-def _answer(view: LayerView, states: Tensor) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return (states, None) if view.family.tuple_output else states
-
-    return forward

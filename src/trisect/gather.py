@@ -9,11 +9,14 @@ from torch import Tensor
 from trisect.calibrate import (
     MomentsInfo,
     Progress,
+    Stream,
     TwoStreams,
     collect,
+    fisher_information,
     load_moments,
     save_moments,
 )
+from trisect.calibrate.moments import Accumulator, listening
 from trisect.config import CompressConfig
 from trisect.data import Tokens, load_tokens
 from trisect.errors import TrisectError
@@ -21,10 +24,13 @@ from trisect.methods import get_method
 from trisect.methods.method import Method
 from trisect.models import LayerView, fingerprint, layer_views, shape_of
 from trisect.models.check import check_finite, check_tokens
-from trisect.parts import COMPONENTS
+from trisect.parts import COMPONENTS, LINEARS
 from trisect.plan import Plan
 
 Round = tuple[LayerView, tuple[str, ...], dict[str, Tensor]]
+
+NARROW = "narrow_"
+"""Prefix of moments behind the layers cut so far, for methods that read both."""
 
 
 def rounds(
@@ -39,10 +45,12 @@ def rounds(
 ) -> Iterator[Round]:
     """From stored moments, from the dense model, or from the narrow one as it grows."""
     if moments is not None:
-        return _stored(model, method, config, moments)
+        return _stored(model, method, plan, config, moments)
     assert tokens is not None
     if method.repairs:
         return _repaired(model, method, config, tokens, progress)
+    if method.sequential:
+        return _sequential(model, method, plan, config, tokens, progress)
     return _dense(model, method, plan, config, tokens, progress)
 
 
@@ -50,16 +58,45 @@ def _dense(
     model: Any, method: Method, plan: Plan, config: CompressConfig, tokens: Tokens, progress: Progress | None
 ) -> Iterator[Round]:
     """All components of a layer at once, on what the dense model computes."""
-    shape = shape_of(model)
+    views, todo = layer_views(model), work(model, method, plan, config.parts)
+    wanted = [frozenset().union(*(method.reads[name] for name in names)) for names in todo]
+    fisher = None
+    if any(name.endswith("_fisher") for names in wanted for name in names):
+        fisher = fisher_information(model, views, tokens.ids, progress=progress)
 
     def reads(layer: int) -> frozenset[str]:
-        widths, now = plan.layers[layer], shape.layers[layer]
-        narrowed = [part for part in config.parts if widths.of(part) != now.width(part)]
-        return frozenset().union(*(method.reads[part] for part in narrowed))
+        return frozenset(name for name in wanted[layer] if not name.endswith("_fisher"))
 
     batch_size = config.calibration.batch_size
     for view, statistics in collect(model, tokens.ids, reads, batch_size=batch_size, progress=progress):
-        yield view, config.parts, statistics
+        yield view, todo[view.index], {**statistics, **(fisher[view.index] if fisher else {})}
+
+
+def work(model: Any, method: Method, plan: Plan, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Per layer, the components or linear maps that the plan changes."""
+    if plan.linears:
+        return [tuple(linear.name for linear in layer) for layer in plan.linears]
+    layers = zip(plan.layers, shape_of(model).layers, strict=True)
+    return [tuple(c for c in parts if widths.of(c) != now.width(c)) for widths, now in layers]
+
+
+def _sequential(
+    model: Any, method: Method, plan: Plan, config: CompressConfig, tokens: Tokens, progress: Progress | None
+) -> Iterator[Round]:
+    """All components of a layer at once, on the dense stream and on what the layers cut so far feed it."""
+    views, todo = layer_views(model), work(model, method, plan, config.parts)
+    dense = Stream.embed(model, views, tokens.ids, batch_size=config.calibration.batch_size)
+    narrow = Stream(list(dense.hidden), dense.calls)
+    for view in views:
+        names = frozenset().union(*(method.reads[name] for name in todo[view.index]))
+        names = frozenset(name for name in names if not name.startswith(NARROW))
+        with listening(view, Accumulator(names)) as whole:
+            dense.advance(view, progress=progress)
+        with listening(view, Accumulator(names)) as cut:
+            Stream(list(narrow.hidden), narrow.calls).advance(view)
+        both = {f"{NARROW}{name}": value for name, value in cut.means(view.index).items()}
+        yield view, todo[view.index], {**whole.means(view.index), **both}
+        narrow.advance(view)
 
 
 def _repaired(
@@ -77,12 +114,14 @@ def _repaired(
         streams.finish(view)
 
 
-def _stored(model: Any, method: Method, config: CompressConfig, path: str | Path) -> Iterator[Round]:
+def _stored(
+    model: Any, method: Method, plan: Plan, config: CompressConfig, path: str | Path
+) -> Iterator[Round]:
     """All components of a layer at once, from moments collected before."""
     refuse_stored_moments(method)
-    views = layer_views(model)
+    views, todo = layer_views(model), work(model, method, plan, config.parts)
     for layer, statistics in load_moments(path, fingerprint=fingerprint(model)):
-        yield views[layer], config.parts, statistics
+        yield views[layer], todo[layer], statistics
 
 
 def calibrate(
@@ -100,7 +139,11 @@ def calibrate(
     check_finite(model)
     tokens = tokens or calibration_tokens(config, tokenizer)
     check_tokens(model, tokens.ids)
-    names = frozenset().union(*(method.reads[part] for part in config.parts))
+    names = frozenset().union(*(reads for name, reads in method.reads.items() if _within(name, config.parts)))
+    if any(name.endswith("_fisher") for name in names):
+        raise TrisectError(
+            f"{method.name} reads gradients, which stored moments do not hold; compress without --moments."
+        )
     batch_size = config.calibration.batch_size
     found = collect(model, tokens.ids, lambda layer: names, batch_size=batch_size, progress=progress)
     layers = {view.index: statistics for view, statistics in found}
@@ -113,6 +156,11 @@ def calibrate(
     )
     save_moments(out, layers, info)
     return info
+
+
+def _within(name: str, parts: tuple[str, ...]) -> bool:
+    """Whether a component or linear map belongs to the parts asked for."""
+    return any(name == part or name in LINEARS[part] for part in parts)
 
 
 def calibration_tokens(config: CompressConfig, tokenizer: Any) -> Tokens:
@@ -131,7 +179,7 @@ def calibration_tokens(config: CompressConfig, tokenizer: Any) -> Tokens:
 
 def refuse_stored_moments(method: Method) -> None:
     """Some methods cannot be solved from moments of the dense model."""
-    if method.repairs:
+    if method.repairs or method.sequential:
         raise TrisectError(
             f"{method.name} solves each layer on what the layers narrowed before it put out, which no stored "
             "moments can hold; compress without --moments, or use --method a3."

@@ -18,7 +18,7 @@ LINEARS = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
 """Component -> the linear maps it is made of, by the same names in every family, fused or not."""
 
 INPUTS = {"q": "x", "k": "x", "v": "x", "o": "a", "gate": "up", "up": "up", "down": "down"}
-"""Linear map -> the name its input has in the moments: x attention, a heads' outputs, up MLP, down neurons."""
+"""Linear map -> its input's name in the moments: x attention, a heads' outputs, up MLP, down neurons."""
 
 Moments = Mapping[str, Tensor]
 """One layer's calibration statistics by name; docs/math.md, section 1, lists them with their shapes."""

@@ -9,12 +9,14 @@ from trisect.calibrate import Progress, read_info
 from trisect.config import CompressConfig
 from trisect.curves import curves_for
 from trisect.data import Tokens
+from trisect.errors import TrisectError
 from trisect.gather import calibration_tokens, refuse_stored_moments, rounds
 from trisect.methods import get_method, solve
-from trisect.methods.method import Options
+from trisect.methods.method import Method, Options
 from trisect.models import layer_views, mark_compressed, original_widths, shape_of
 from trisect.models.check import check_finite, check_tokens
-from trisect.plan import Plan, plan_for
+from trisect.plan import Plan, check_plannable, plan_for
+from trisect.ranks import linear_plan
 from trisect.receipt import build_receipt
 from trisect.shapes import widths_of
 
@@ -36,15 +38,18 @@ def compress(
     tokens: Tokens | None = None,
     moments: str | Path | None = None,
     curves: str | Path | None = None,
+    plan: Plan | None = None,
     progress: Progress | None = None,
 ) -> Compressed:
     """Compress a model in place and say what it cost.
 
-    Statistics come from `moments` if given, else from `tokens`, else from `config.calibration`. With
-    `allocate="balanced"`, loss curves are read from the file `curves`, or measured and written there.
+    Statistics come from `moments` if given, else from `tokens`, else from `config.calibration`. Loss curves,
+    where the plan needs them, are read from the file `curves`, or measured and written there. A `plan` given
+    is carried out as it is.
     """
     started = time.perf_counter()
     method = get_method(config.method)
+    config = replace(config, allocate=config.allocate or method.allocate)
     check_finite(model)
     if moments is None:
         tokens = tokens or calibration_tokens(config, tokenizer)
@@ -54,19 +59,19 @@ def compress(
 
     original = original_widths(model)
     options = Options(qk_norm_tolerance=config.qk_norm_tolerance)
-    loss_curves = curves_for(model, config, tokens, options=options, path=curves, progress=progress)
-    plan = plan_for(shape_of(model), config, loss_curves)
+    if plan is None:
+        plan = make_plan(model, method, config, tokens, options=options, curves=curves, progress=progress)
 
     losses = []
     gathered = rounds(model, method, plan, config, tokens=tokens, moments=moments, progress=progress)
     for view, components, statistics in gathered:
         for component in components:
-            part, width = view.part(component), plan.layers[view.index].of(component)
+            part, width = view.part(component), plan.width(view.index, component)
             solution = solve(method, component, part, statistics, width=width, options=options)
-            view.write(solution.part)
+            view.apply(solution)
             losses.append(_loss_entry(view.index, component, width, solution))
 
-    mark_compressed(model, original=original, method=config.method, ratio=config.ratio)
+    mark_compressed(model, original=original, method=config.method, ratio=plan.ratio)
     plan = replace(plan, layers=tuple(widths_of(view.shape()) for view in layer_views(model)))
     receipt = build_receipt(
         config.to_dict(),
@@ -76,6 +81,29 @@ def compress(
     )
     model.receipt = {**receipt, "plan": plan.to_dict(), "losses": losses}
     return Compressed(model=model, plan=plan, losses=losses, receipt=model.receipt)
+
+
+def make_plan(
+    model: Any,
+    method: Method,
+    config: CompressConfig,
+    tokens: Tokens | None,
+    *,
+    options: Options,
+    curves: str | Path | None,
+    progress: Progress | None,
+) -> Plan:
+    """Widths for the components, or ranks for the linear maps, whichever the method works on."""
+    check_plannable(config)
+    if method.linear:
+        return linear_plan(model, method, config, tokens, options=options, progress=progress)
+    missing = [part for part in config.parts if part not in method.solvers]
+    if missing:
+        raise TrisectError(
+            f"{method.name} has no solution for {', '.join(missing)}; use --parts {','.join(method.parts)}."
+        )
+    found = curves_for(model, config, tokens, options=options, path=curves, progress=progress)
+    return plan_for(shape_of(model), config, found)
 
 
 def _loss_entry(layer: int, component: str, width: int, solution: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trisect.errors import TrisectError
 from trisect.plan import Curves, balanced_plan, budget_of, read_curves
-from trisect.plan.balanced import Choice, knapsack
+from trisect.plan.knapsack import Choice, knapsack
 from trisect.plan.plan import apply_plan
 from trisect.shapes import LayerShape, ModelShape
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
+from trisect.calibrate.fisher import fisher_information
 from trisect.calibrate.moments import READINGS, Accumulator, listening
 from trisect.calibrate.replay import Progress, Stream
 from trisect.calibrate.store import MomentsInfo, load_moments, read_info, save_moments
@@ -39,6 +40,7 @@ __all__ = [
     "Stream",
     "TwoStreams",
     "collect",
+    "fisher_information",
     "load_moments",
     "read_info",
     "save_moments",

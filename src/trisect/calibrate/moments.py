@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trisect.calibrate.scores import ScoreSampler
 from trisect.errors import TrisectError
@@ -35,8 +35,30 @@ def whole_gram(x: Tensor) -> Tensor:
 
 
 def channel_energy(x: Tensor) -> Tensor:
-    """(..., I) -> (I,)."""
-    return x.flatten(0, -2).double().square().sum(dim=0)
+    """(..., I) -> (I,); heads side by side."""
+    return rows(x).double().square().sum(dim=0)
+
+
+def channel_size(x: Tensor) -> Tensor:
+    """Magnitudes, (..., I) -> (I,)."""
+    return rows(x).double().abs().sum(dim=0)
+
+
+def input_gram(x: Tensor) -> Tensor:
+    """(..., I) -> (I, I): products of one batch in float32 at least, the running sum in float64.
+
+    Float64 products of an MLP's width would take most of the run, and the numerical floor of whoever reads
+    this is far above the rounding of a batch.
+    """
+    x = rows(x)
+    x = x if x.dtype == torch.float64 else x.float()
+    return (x.mT @ x).double()
+
+
+def rows(x: Tensor) -> Tensor:
+    """One row per token: heads (b, t, h, d) side by side, anything else (..., I) as it is."""
+    x = x.flatten(2) if x.ndim == 4 else x
+    return x.reshape(-1, x.shape[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +78,9 @@ READINGS: dict[str, Reading] = {
     "q_squares": Reading(tap="q_raw", sum=square_grams),
     "k_squares": Reading(tap="k_raw", sum=square_grams),
     "mlp": Reading(tap="down", sum=channel_energy),
+    **{f"{tap}_gram": Reading(tap=tap, sum=input_gram) for tap in ("x", "up", "down")},
+    **{f"{tap}_abs": Reading(tap=tap, sum=channel_size) for tap in ("x", "a", "up", "down")},
+    **{f"{tap}_energy": Reading(tap=tap, sum=channel_energy) for tap in ("x", "a", "up", "down")},
 }
 
 # Regressions of a target on what is heard: name -> tap. Each gives NAME_gram, NAME_target, NAME_energy and
@@ -90,7 +115,7 @@ class Accumulator:
                 self._add(f"{SCORES}_tokens{suffix}", torch.tensor(float(count), dtype=torch.float64), 0)
             return
         x = heard[0]
-        tokens = x.numel() // x.shape[-1] if tap == "down" else x.shape[0] * x.shape[1]
+        tokens = x.shape[0] * x.shape[1] if x.ndim == 4 else x.numel() // x.shape[-1]
         for name in self.readings:
             if READINGS[name].tap == tap:
                 self._add(name, READINGS[name].sum(x), tokens)
@@ -101,11 +126,9 @@ class Accumulator:
     def _regress(self, name: str, x: Tensor, tokens: int) -> None:
         assert self.target is not None
         y = self.target(REGRESSIONS[name]).reshape(tokens, -1)
-        # Products of one batch in float32 at least, the running sum in float64: the ridge is far above the
-        # rounding of a batch, and float64 products of an MLP's width would take most of the run.
         x, y = (z if z.dtype == torch.float64 else z.float() for z in (x, y))
         suffix = "_held" if self.held else ""
-        self._add(f"{name}_gram{suffix}", (x.mT @ x).double(), tokens)
+        self._add(f"{name}_gram{suffix}", input_gram(x), tokens)
         self._add(f"{name}_target{suffix}", (x.mT @ y).double(), tokens)
         self._add(f"{name}_energy{suffix}", y.double().square().sum(), tokens)
         self._add(f"{name}_tokens{suffix}", torch.tensor(float(tokens), dtype=torch.float64), 0)
@@ -129,14 +152,19 @@ class Accumulator:
 def listening(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator]:
     """Collect moments while the layer runs; whatever was attached is taken off again."""
 
-    def hear_down(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        accumulator("down", args[0])
+    def hears(tap: str) -> Callable[..., None]:
+        return lambda module, args: accumulator(tap, args[0])
 
-    handle = view.down.register_forward_pre_hook(hear_down)
+    up = view.layer.get_submodule(view.family.up)
+    handles = [
+        up.register_forward_pre_hook(hears("up")),
+        view.down.register_forward_pre_hook(hears("down")),
+    ]
     view.attention.tap = accumulator
     try:
         with torch.no_grad():
             yield accumulator
     finally:
         view.attention.tap = None
-        handle.remove()
+        for handle in handles:
+            handle.remove()

@@ -1,5 +1,6 @@
 """What `compress` and `demo` share: measure, compress, measure again, and say what happened."""
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ class Outcome:
         console = stdout()
         console.print(table)
         self._say_what_the_grid_did(console)
+        self._say_what_was_tried(console)
         for entry in self.compressed.losses:
             if entry["note"] and entry["note"] != "full width":
                 console.print(f"layer {entry['layer']} {entry['component']}: {entry['note']}")
@@ -71,6 +73,18 @@ class Outcome:
                 f"Asked for {plan.ratio:.1%}, removed {removed:.1%} of the decoder: "
                 f"only the chosen parts and layers were cut{exact}."
             )
+
+    def _say_what_was_tried(self, console: "Console") -> None:
+        target = self.compressed.receipt.get("target")
+        if target is None:
+            return
+        windows = target["held_out"]["windows"]
+        console.print(
+            f"Perplexity on {windows} held-out calibration windows may rise by {target['max_ppl_increase']}:"
+        )
+        for trial in target["trials"]:
+            verdict = "inside" if trial["inside"] else "outside"
+            console.print(f"  {trial['ratio']:.1%} removed: x{math.exp(trial['rise']):.4f}, {verdict}")
 
 
 def load(name: str, *, dtype: str | None, device: str, trust_remote_code: bool) -> "Loaded":
@@ -90,20 +104,26 @@ def compress_and_measure(
     curves: Path | None = None,
     report: Report,
 ) -> Outcome:
-    """Compress in place, with perplexity before and after where evaluation tokens are given."""
+    """Compress, with perplexity before and after where evaluation tokens are given.
+
+    In place, unless copies are tried to stay within a bound on perplexity.
+    """
     from trisect.evaluate.perplexity import perplexity
     from trisect.models import shape_of
     from trisect.pipeline import compress
+    from trisect.target import compress_within
 
-    def measure(stage: str) -> "Perplexity | None":
+    def measure(model: Any, stage: str) -> "Perplexity | None":
         if evaluation is None:
             return None
-        return perplexity(loaded.model, evaluation, progress=of_stage(report, stage))
+        return perplexity(model, evaluation, progress=of_stage(report, stage))
 
-    before, was = shape_of(loaded.model), measure("perplexity before")
-    compressed = compress(
-        loaded.model, config, tokenizer=loaded.tokenizer, moments=moments, curves=curves, progress=report
-    )
-    after, now = shape_of(compressed.model), measure("perplexity after")
+    before, was = shape_of(loaded.model), measure(loaded.model, "perplexity before")
+    given: dict[str, Any] = {"tokenizer": loaded.tokenizer, "curves": curves, "progress": report}
+    if config.max_ppl_increase is None:
+        compressed = compress(loaded.model, config, moments=moments, **given)
+    else:
+        compressed = compress_within(loaded.model, config, **given)
+    after, now = shape_of(compressed.model), measure(compressed.model, "perplexity after")
     both = (was, now) if was is not None and now is not None else None
     return Outcome(compressed=compressed, before=before, after=after, perplexity=both)

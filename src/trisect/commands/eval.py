@@ -1,22 +1,49 @@
-"""`trisect eval`: the perplexity of a model on a text."""
+"""`trisect eval`: the perplexity of a model on a text, and its scores on tasks."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trisect.commands import _options as options
+from trisect.errors import TrisectError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from trisect.evaluate.tasks import Request, TaskResults
+    from trisect.models import Loaded
 
 
 def run(
     model: options.Model,
     data: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Text: `trisect ls data`, or a file.")
-    ] = "builtin",
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Text: `trisect ls data`, or a file. (default: builtin, or none with --tasks)",
+        ),
+    ] = None,
     length: Annotated[int, typer.Option(help="Tokens per window.")] = 2048,
     windows: Annotated[int | None, typer.Option(help="Number of windows. (default: all)")] = None,
     sampling: Annotated[str, typer.Option(metavar="random|first", help="Which windows are taken.")] = "first",
     seed: Annotated[int, typer.Option(help="Seed of random windows.")] = 0,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PRESET|TASK[:SHOTS],...",
+            help="Tasks of lm-eval-harness: paper, zero-shot, quick, or names such as boolq,winogrande:5.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Questions per task, for a quick look. (default: all)")
+    ] = None,
+    shots: Annotated[
+        int | None, typer.Option(help="Examples in each prompt. (default: as the preset or the paper has it)")
+    ] = None,
+    task_source: Annotated[
+        str, typer.Option(metavar="local|hub", help="Task files: local ones, or lm-eval's from the hub.")
+    ] = "local",
     batch_size: options.BatchSize = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
@@ -24,33 +51,85 @@ def run(
     quiet: options.Quiet = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Measure the perplexity of a model on a text."""
+    """Measure the perplexity of a model on a text, its scores on tasks, or both."""
     from trisect.commands._flow import load
-    from trisect.commands._screen import of_stage, progress, stdout
-    from trisect.data import load_tokens
-    from trisect.evaluate.perplexity import perplexity
+    from trisect.evaluate.tasks import check_request, parse_tasks
     from trisect.files import check_writable, write_json
 
     if json is not None:
         check_writable(json)
+    requests = [] if tasks is None else parse_tasks(tasks, shots=shots)
+    if requests:
+        check_request(limit=limit, task_source=task_source, batch_size=batch_size)
+    elif limit is not None or shots is not None:
+        raise TrisectError("--limit and --shots are about tasks: add --tasks paper, or another.")
     loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    tokens = load_tokens(
-        data,
-        loaded.tokenizer,
-        samples=windows,
-        length=length,
-        sampling=sampling,
-        seed=seed,
-        split="evaluation",
-    )
+    measured: dict[str, Any] = {"model": model}
+    if data is not None or not requests:
+        choice = {"samples": windows, "length": length, "sampling": sampling, "seed": seed}
+        measured |= _perplexity(loaded, data or "builtin", choice, batch_size=batch_size, quiet=quiet)
+    if requests:
+        choice = {"limit": limit, "task_source": task_source}
+        measured["tasks"] = _tasks(loaded, requests, choice, batch_size=batch_size, quiet=quiet)
+    if json is not None:
+        write_json(json, measured)
+
+
+def _perplexity(
+    loaded: "Loaded", data: str, choice: dict[str, Any], *, batch_size: int | None, quiet: bool
+) -> dict[str, Any]:
+    from trisect.commands._screen import of_stage, progress, stdout
+    from trisect.data import load_tokens
+    from trisect.evaluate.perplexity import perplexity
+
+    tokens = load_tokens(data, loaded.tokenizer, split="evaluation", **choice)
     with progress(quiet=quiet) as report:
-        result = perplexity(
-            loaded.model, tokens, batch_size=batch_size, progress=of_stage(report, "perplexity")
-        )
+        stage = of_stage(report, "perplexity")
+        result = perplexity(loaded.model, tokens, batch_size=batch_size, progress=stage)
     stdout().print(
         f"perplexity {result.perplexity:.4f} on {result.data} "
         f"({result.windows} windows of {result.length} tokens)",
         soft_wrap=True,
     )
-    if json is not None:
-        write_json(json, {"model": model, **asdict(result)})
+    return asdict(result)
+
+
+def _tasks(
+    loaded: "Loaded",
+    requests: "list[Request]",
+    choice: dict[str, Any],
+    *,
+    batch_size: int | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    from trisect.commands._screen import hushed, progress, stdout
+    from trisect.evaluate.tasks import evaluate_tasks
+
+    with hushed(), progress(quiet=quiet) as report:
+        results = evaluate_tasks(
+            loaded.model, loaded.tokenizer, requests, batch_size=batch_size, progress=report, **choice
+        )
+    stdout().print(_table(results))
+    return results.to_dict()
+
+
+def _table(results: "TaskResults") -> "Table":
+    """One row per task, then the average."""
+    from rich.table import Column, Table
+
+    limited = "" if results.limit is None else f" (--limit {results.limit})"
+    numbers = [Column(name, justify="right") for name in ("shots", f"questions{limited}", "score", "error")]
+    table = Table("task", "metric", *numbers)
+    for score in results.scores:
+        error = "" if score.stderr is None else f"+-{score.stderr:.4f}"
+        asked = f"{score.questions} of {score.available}"
+        table.add_row(score.task, _metric(score.metric), str(score.shots), asked, f"{score.value:.4f}", error)
+    table.add_section()
+    error = "" if results.average_stderr is None else f"+-{results.average_stderr:.4f}"
+    table.add_row("average", "", "", "", f"{results.average:.4f}", error)
+    return table
+
+
+def _metric(key: str) -> str:
+    """lm-eval's `metric,filter` for people: the filter `none` says nothing."""
+    return key.removesuffix(",none").replace(",", ", ")

@@ -6,6 +6,7 @@ weights. No d_model- or d_inter-sized root, inverse or SVD appears; math.md, sec
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from trisect.solve import (
 # P = rotation pairs, p = pairs kept
 
 QKMoments = Callable[[QK, Moments], tuple[Tensor, Tensor]]
+OVMoment = Callable[[OV, Moments], Tensor]
 
 
 def solve_qk(
@@ -57,12 +59,10 @@ def solve_qk(
     return renormalise(part, solution, kept, moments, options)
 
 
-def solve_ov(
-    part: OV, moments: Moments, width: int, options: Options, *, moment: Callable[[OV], str]
-) -> Shrunk:
+def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, second_moment: OVMoment) -> Shrunk:
     """One value basis per value head, each query head's output rows mapped along.    [math.md OV-1, OV-2]"""
     refuse_shared_output(part)
-    C = need(moments, moment(part))  # (k, d, d)
+    C = second_moment(part, moments)  # (k, d, d)
     W_o = part.W_o.to(SOLVE_DTYPE)
     M = (W_o @ W_o.mT).unflatten(0, (-1, part.group)).sum(dim=1)  # (h, d, d) -> (k, d, d)
     basis = shared_basis(C, M)
@@ -126,17 +126,27 @@ def pair_energy(C_q: Tensor, C_k: Tensor, num_pairs: int) -> Tensor:
 
 def activation_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
     """C_q summed over each group, and C_k, from the projections' outputs."""
-    return _sum_groups(need(moments, "q"), part.group), need(moments, "k")
+    return sum_groups(need(moments, "q"), part.group), need(moments, "k")
 
 
 def query_only_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
     """The ablation with R_k = I: keys count by their weights alone."""
-    return _sum_groups(need(moments, "q"), part.group), _weight_moment(part.W_k, part.b_k)
+    return sum_groups(need(moments, "q"), part.group), weight_moment(part.W_k, part.b_k)
 
 
 def key_only_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
     """The ablation with R_q = I: queries count by their weights alone."""
-    return _sum_groups(_weight_moment(part.W_q, part.b_q), part.group), need(moments, "k")
+    return sum_groups(weight_moment(part.W_q, part.b_q), part.group), need(moments, "k")
+
+
+def attended_moment(part: OV, moments: Moments) -> Tensor:
+    """C_a of each value head; shared value heads see tokens before attention weights them."""
+    return need(moments, "a" if part.group == 1 else "v")
+
+
+def value_moment(part: OV, moments: Moments) -> Tensor:
+    """The ablation with x_kv: values before attention weights them."""
+    return need(moments, "v")
 
 
 def renormalise(part: QK, solution: Shrunk, kept: Tensor, moments: Moments, options: Options) -> Shrunk:
@@ -178,7 +188,7 @@ def refuse_shared_output(part: OV) -> None:
         )
 
 
-def _weight_moment(W: Tensor, b: Tensor | None) -> Tensor:
+def weight_moment(W: Tensor, b: Tensor | None) -> Tensor:
     """E[y^T y] of y = x W + b when x has the identity as second moment and no mean."""
     W = W.to(SOLVE_DTYPE)
     moment = W.mT @ W
@@ -188,7 +198,8 @@ def _weight_moment(W: Tensor, b: Tensor | None) -> Tensor:
     return moment + b.unsqueeze(-1) * b.unsqueeze(-2)
 
 
-def _sum_groups(per_head: Tensor, group: int) -> Tensor:
+def sum_groups(per_head: Tensor, group: int) -> Tensor:
+    """(h, ...) -> (k, ...): over the query heads that share a key head."""
     return per_head.unflatten(0, (-1, group)).sum(dim=1)
 
 
@@ -196,22 +207,18 @@ def _diagonal(C: Tensor) -> Tensor:
     return C.diagonal(dim1=-2, dim2=-1)
 
 
-def _a3(name: str, summary: str, *, qk: QKMoments = activation_moments, weighted: bool = True) -> Method:
+def _a3(
+    name: str, summary: str, *, qk: QKMoments = activation_moments, ov: OVMoment = attended_moment
+) -> Method:
     """The paper's method with one of its moments exchanged."""
-
-    def moment(part: OV) -> str:
-        return "a" if weighted and part.group == 1 else "v"
-
-    def qk_solver(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
-        return solve_qk(part, moments, width, options, second_moments=qk)
-
-    def ov_solver(part: OV, moments: Moments, width: int, options: Options) -> Shrunk:
-        return solve_ov(part, moments, width, options, moment=moment)
-
     return Method(
         name=name,
         summary=summary,
-        solvers={"qk": qk_solver, "ov": ov_solver, "mlp": solve_mlp},
+        solvers={
+            "qk": partial(solve_qk, second_moments=qk),
+            "ov": partial(solve_ov, second_moment=ov),
+            "mlp": solve_mlp,
+        },
         reads={
             "qk": frozenset({"q", "k", "q_squares", "k_squares"}),
             "ov": frozenset({"a", "v"}),
@@ -223,7 +230,7 @@ def _a3(name: str, summary: str, *, qk: QKMoments = activation_moments, weighted
 A3 = _a3("a3", "The paper's closed-form solutions, exactly as published.")
 A3_Q_ONLY = _a3("a3-q-only", "Ablation: QK from query statistics, keys by weight.", qk=query_only_moments)
 A3_K_ONLY = _a3("a3-k-only", "Ablation: QK from key statistics, queries by weight.", qk=key_only_moments)
-A3_XKV = _a3("a3-xkv", "Ablation: OV from values before attention weights them.", weighted=False)
+A3_XKV = _a3("a3-xkv", "Ablation: OV from values before attention weights them.", ov=value_moment)
 A3_OV_OVERALL = replace(
     A3,
     name="a3-ov-overall",

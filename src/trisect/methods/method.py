@@ -37,6 +37,12 @@ class Method:
     """Read the moments NAME twice: on the dense stream, and as narrow_NAME behind the layers cut so far."""
     rank: RankRule | None = None
     """For methods on linear maps: what a ratio means for one of them."""
+    groups: Callable[[int], int] | None = None
+    """Heads -> groups that are factored by themselves, where there is more than one."""
+    cached: bool = False
+    """Keys and values are cached between their two factors."""
+    masks: bool = False
+    """Puts zeros into linear maps; shapes stay."""
     search: str | None = None
     """How its paper spreads ranks over a model (`--allocate search`): loss, sensitivity, fisher or layers."""
     allocate: str = "uniform"
@@ -59,9 +65,12 @@ def solve(
     method: Method, component: str, part: Part, moments: Moments, *, width: int, options: Options
 ) -> Solution:
     """Solve one part at one width; where nothing is cut or repaired, nothing is computed."""
+    if isinstance(part, Linear):
+        # Ranks and kept weights go up to different numbers; the solvers know at which nothing is lost.
+        return method.solvers[component](part, moments, width, options)
     if width == part.width and not (method.repairs and moments):
         return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
-    if width > part.width and not isinstance(part, Linear):
+    if width > part.width:
         raise TrisectError(
             f"{component} has width {part.width} and cannot be widened to {width}; plan a smaller width."
         )

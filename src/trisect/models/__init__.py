@@ -12,7 +12,7 @@ from trisect.models.checkpoint import (
 )
 from trisect.models.compressed import mark_compressed, original_widths, register
 from trisect.models.families import FAMILIES, WRAPPERS, Family, family_for
-from trisect.models.view import LayerView, layer_views, shape_of
+from trisect.models.view import LayerView, layer_views, shape_of, zeros_of
 
 
 def family_of(model: Any) -> Family:
@@ -38,4 +38,5 @@ __all__ = [
     "register",
     "save_model",
     "shape_of",
+    "zeros_of",
 ]

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from trisect.models.factored import FactoredLinear, SplitLinear
 from trisect.models.families import Family
-from trisect.models.heads import HeadLayout
+from trisect.models.heads import QKV, HeadLayout
+from trisect.models.latents import Latents, clamped
 from trisect.models.rotary import head_angles, rotate, to_canonical
 
 Tap = Callable[..., None]
@@ -54,8 +56,13 @@ class Attention(nn.Module):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        q, k, v = self._project(hidden_states)
-        self._listen(q, k, v)
+        if self.tap is not None:
+            self.tap("x", hidden_states)
+        cache = past_key_values if past_key_values is not None else layer_past
+        late = self._latents(cache)
+        q, k, v = self._project(hidden_states, late)
+        if self.tap is not None:
+            self._listen(q, late.heads("k", k.flatten(2)), late.heads("v", v.flatten(2)))
         if self.num_pairs:
             assert position_embeddings is not None
             q, k = self._rotate(q, k, *position_embeddings)
@@ -64,10 +71,10 @@ class Attention(nn.Module):
         scale = getattr(self, self.family.scale)
         if self.tap is not None and self.num_pairs:
             self._listen_rotated(q * scale, k, attention_mask)
+        if late:
+            k, v = late.recalled(cache, k, v, self.layer_idx)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (b, heads, t, width)
-
-        cache = past_key_values if past_key_values is not None else layer_past
-        if cache is not None:
+        if cache is not None and not late:
             k, v = cache.update(k, v, self.layer_idx)
         if position_bias is not None:
             attention_mask = _biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
@@ -96,13 +103,19 @@ class Attention(nn.Module):
             out = getattr(self, self.family.output_dropout)(out)
         return out, weights
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query (b, t, h, qk), key (b, t, k, qk) and value (b, t, k, vo), clamped and normalised."""
-        q, k, v = self.layout.split([getattr(self, name)(x) for name in self.family.qkv])
-        if self.clips_qk is not None:
-            q, k = q.clamp(-self.clips_qk, self.clips_qk), k.clamp(-self.clips_qk, self.clips_qk)
-        if self.clips_v is not None:
-            v = v.clamp(-self.clips_v, self.clips_v)
+    def _project(self, x: Tensor, late: Latents) -> tuple[Tensor, Tensor, Tensor]:
+        """Query (b, t, h, qk), key (b, t, k, qk) and value (b, t, k, vo), clamped and normalised.
+
+        Late keys and values are still latents, (b, t, groups * rank).
+        """
+        q, k, v = (
+            self._late_heads(x, late)
+            if late
+            else self.layout.split([getattr(self, name)(x) for name in self.family.qkv])
+        )
+        q = clamped(q, self.clips_qk)
+        k = k if "k" in late else clamped(k, self.clips_qk)
+        v = v if "v" in late else clamped(v, self.clips_v)
         if self.family.norms is not None:
             if self.tap is not None:
                 self.tap("q_raw", self._canonical(q))
@@ -110,6 +123,30 @@ class Attention(nn.Module):
             q_norm, k_norm = self.family.norms
             q, k = getattr(self, q_norm)(q), getattr(self, k_norm)(k)
         return q, k, v
+
+    def _late_heads(self, x: Tensor, late: Latents) -> tuple[Tensor, Tensor, Tensor]:
+        k, v = (
+            late.maps[name].latent(x) if name in late else late.heads(name, self._map(name)(x))
+            for name in ("k", "v")
+        )
+        return self._map("q")(x).unflatten(-1, (self.heads, -1)), k, v
+
+    def _map(self, name: str) -> nn.Module:
+        """The module of queries, keys or values, where each has its own."""
+        names = self.family.qkv
+        module: nn.Module = getattr(self, names[QKV.index(name) if len(names) > 1 else 0])
+        return module.get_submodule(name) if isinstance(module, SplitLinear) else module
+
+    def _latents(self, cache: Any) -> Latents:
+        """What the cache is to hold narrow: not keys where a norm or a rotation stands in between."""
+        plain_keys = not self.num_pairs and self.family.norms is None
+        names = () if cache is None else ("k", "v") if plain_keys else ("v",)
+        maps = {name: self._map(name) for name in names}
+        return Latents(
+            maps={name: m for name, m in maps.items() if isinstance(m, FactoredLinear) and m.cached},
+            kv_heads=self.kv_heads,
+            clips={"k": self.clips_qk, "v": self.clips_v},
+        )
 
     @property
     def layout(self) -> HeadLayout:
@@ -145,10 +182,10 @@ class Attention(nn.Module):
         return dropout.p if isinstance(dropout, nn.Dropout) else dropout
 
     def _listen(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        if self.tap is not None:
-            self.tap("q", self._canonical(q))
-            self.tap("k", self._canonical(k))
-            self.tap("v", v)
+        assert self.tap is not None
+        self.tap("q", self._canonical(q))
+        self.tap("k", self._canonical(k))
+        self.tap("v", v)
 
     def _listen_rotated(self, q: Tensor, k: Tensor, mask: Tensor | None) -> None:
         assert self.tap is not None

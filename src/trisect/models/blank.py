@@ -2,8 +2,8 @@
 
 import torch
 
-from trisect.parts import MLP, OV, QK
-from trisect.shapes import LayerShape
+from trisect.parts import MLP, OV, QK, Factored, Linear
+from trisect.shapes import LayerShape, LinearShape
 
 
 def blank_qk(shape: LayerShape) -> QK:
@@ -39,4 +39,18 @@ def blank_mlp(shape: LayerShape) -> MLP:
         b_up=torch.empty(inter) if shape.up_bias else None,
         b_gate=torch.empty(inter) if shape.gated and shape.up_bias else None,
         b_down=torch.empty(D) if shape.down_bias else None,
+    )
+
+
+def blank_factored(linear: LinearShape, whole: Linear) -> Factored:
+    """Factors in place of a map."""
+    d_in, d_out = whole.W.shape
+    return Factored(
+        name=linear.name,
+        A=torch.empty(d_in, linear.groups * linear.rank),
+        B=torch.empty(linear.groups, linear.rank, d_out // linear.groups),
+        b=whole.b,
+        cached=linear.cached,
+        loss=0.0,
+        total=0.0,
     )

@@ -13,6 +13,7 @@ from trisect.data.registry import REGISTRY_MODELS, fetch_model
 from trisect.errors import TrisectError
 from trisect.files import check_disk_space, new_folder, write_json
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
+from trisect.models.factored import GroupedLinear
 from trisect.models.families import PREFIX, family_for
 from trisect.models.linear import weight_of
 from trisect.models.source import Source, check_weights, resolve
@@ -92,7 +93,7 @@ def original_shape(model: Any) -> ModelShape:
     """The shape before any compression."""
     now = shape_of(model)
     layers = tuple(
-        replace(shape, qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp, shared_output=False)
+        replace(shape, qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp, shared_output=False, linears=())
         for shape, w in zip(now.layers, original_widths(model), strict=True)
     )
     return replace(now, layers=layers)
@@ -119,7 +120,8 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256(repr(shape_of(model).layers).encode())
     for view in layer_views(model):
         for module in view.projections():
-            sample = weight_of(module).flatten()[:64].float().cpu()
+            weight = module.weight if isinstance(module, GroupedLinear) else weight_of(module)
+            sample = weight.detach().flatten()[:64].float().cpu()
             digest.update(sample.numpy().tobytes())
     return digest.hexdigest()
 

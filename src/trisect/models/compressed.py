@@ -12,12 +12,10 @@ import transformers
 from torch import nn
 
 from trisect.errors import TrisectError
+from trisect.models.entry import FACTORED_FORMAT, FORMAT, checked_layers
 from trisect.models.families import FAMILIES, PREFIX, WRAPPERS, family_for
 from trisect.models.view import layer_views
-from trisect.shapes import LayerWidths, widths_of
-
-FORMAT = 1
-"""Version of the `trisect` entry in config.json; readers refuse newer ones."""
+from trisect.shapes import LayerShape, LayerWidths, LinearShape, widths_of
 
 
 class CompressedModel(nn.Module):
@@ -60,12 +58,13 @@ def register() -> None:
 
 def mark_compressed(model: Any, *, original: list[LayerWidths], method: str, ratio: float) -> Any:
     """Turn a rewritten stock model into its compressed class, in place, with the widths in its config."""
+    shapes = [view.shape() for view in layer_views(model)]
     entry = {
-        "format": FORMAT,
+        "format": FACTORED_FORMAT if any(shape.linears for shape in shapes) else FORMAT,
         "method": method,
         "ratio": ratio,
         "original": [asdict(widths) for widths in original],
-        "layers": [_layer_entry(view.shape()) for view in layer_views(model)],
+        "layers": [_layer_entry(shape) for shape in shapes],
     }
     cls = compressed_class(family_for(model.config).name)
     if not isinstance(model, CompressedModel):
@@ -84,39 +83,20 @@ def original_widths(model: Any) -> list[LayerWidths]:
     return [LayerWidths(**widths) for widths in entry["original"]]
 
 
-def _layer_entry(shape: Any) -> dict[str, Any]:
+def _layer_entry(shape: LayerShape) -> dict[str, Any]:
     entry: dict[str, Any] = asdict(widths_of(shape))
-    return {**entry, "shared_output": True} if shape.shared_output else entry
+    if shape.shared_output:
+        entry["shared_output"] = True
+    if shape.linears:
+        entry["linears"] = [asdict(linear) for linear in shape.linears]
+    return entry
 
 
 def _narrow(model: nn.Module, entry: Any) -> None:
     views = layer_views(model)
-    for view, wanted in zip(views, _checked(entry, len(views)), strict=True):
-        view.resize(replace(view.shape(), **wanted))
-
-
-def _checked(entry: Any, num_layers: int) -> list[dict[str, Any]]:
-    """The per-layer entries of a config, or an error that says what is wrong with it."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("layers"), list):
-        raise TrisectError(
-            "config.json has no usable `trisect` entry; the folder was not written by trisect."
-        )
-    if entry.get("format") != FORMAT:
-        raise TrisectError(
-            f"config.json has trisect format {entry.get('format')!r}, this version reads {FORMAT}; "
-            "install the trisect version that wrote the folder (receipt.json names it)."
-        )
-    layers = entry["layers"]
-    if len(layers) != num_layers:
-        raise TrisectError(f"config.json plans {len(layers)} layers but the model has {num_layers}.")
-    keys = {"qk", "pairs", "vo", "mlp"}
-    for index, layer in enumerate(layers):
-        if not isinstance(layer, dict) or not keys <= set(layer) <= keys | {"shared_output"}:
-            raise TrisectError(f"config.json: layer {index} of the plan needs {sorted(keys)}, got {layer!r}.")
-        if not all(isinstance(layer[key], int) and layer[key] >= 0 for key in keys):
-            raise TrisectError(
-                f"config.json: layer {index} of the plan has a width that is not a count: {layer!r}."
-            )
-        if not (layer["qk"] and layer["vo"] and layer["mlp"] and 2 * layer["pairs"] <= layer["qk"]):
-            raise TrisectError(f"config.json: layer {index} of the plan has impossible widths: {layer!r}.")
-    return layers
+    for view, layer in zip(views, checked_layers(entry, len(views)), strict=True):
+        linears = tuple(LinearShape(**linear) for linear in layer.get("linears", ()))
+        try:
+            view.resize(replace(view.shape(), **{**layer, "linears": linears}))
+        except TrisectError as error:
+            raise TrisectError(f"config.json does not fit the model: {error}") from error

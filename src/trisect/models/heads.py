@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+QKV = ("q", "k", "v")
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadLayout:
@@ -42,3 +44,9 @@ class HeadLayout:
             return [torch.cat([q, k, v], dim=-1).flatten(-2)]
         columns = [x.flatten(-2) for x in (q, k, v)]
         return [torch.cat(columns, dim=-1)] if fused else columns
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(..., out) of three maps, each with its heads side by side -> (..., out) of one projection."""
+        counts = (self.heads, self.kv_heads, self.kv_heads)
+        heads = [x.unflatten(-1, (n, -1)) for x, n in zip((q, k, v), counts, strict=True)]
+        return self.join(*heads, fused=True)[0]

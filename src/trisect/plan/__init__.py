@@ -2,8 +2,9 @@
 
 from trisect.plan.balanced import balanced_plan
 from trisect.plan.budget import Budget, Change, budget_of, compare, flops_of
-from trisect.plan.choose import plan_for
+from trisect.plan.choose import check_plannable, plan_for
 from trisect.plan.curves import Curves, read_curves
+from trisect.plan.latency import LatencyTable, read_latency
 from trisect.plan.plan import Plan, apply_plan
 from trisect.plan.uniform import uniform_plan
 
@@ -11,13 +12,16 @@ __all__ = [
     "Budget",
     "Change",
     "Curves",
+    "LatencyTable",
     "Plan",
     "apply_plan",
     "balanced_plan",
     "budget_of",
+    "check_plannable",
     "compare",
     "flops_of",
     "plan_for",
     "read_curves",
+    "read_latency",
     "uniform_plan",
 ]

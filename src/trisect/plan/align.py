@@ -1,5 +1,6 @@
 """Widths on the hardware's grid: off it, a narrow model runs slower than the dense one."""
 
+import math
 from dataclasses import dataclass
 
 from trisect.shapes import LayerShape
@@ -33,6 +34,14 @@ class Grid:
         below = int(target // self.step) * self.step
         above = min(below + self.step, self.width)
         return below if target - below <= above - target else above
+
+    def at_least(self, share: float) -> int:
+        """The narrowest allowed width that keeps this share, and never less than the minimum."""
+        return max(self.minimum, self.up(math.ceil(round(share * self.width, 9))))
+
+    def up(self, width: int) -> int:
+        """The narrowest point of the grid that is not below `width`."""
+        return min(self.width, -(-width // self.step) * self.step)
 
     def holds(self, ratio: float) -> bool:
         """Whether the width at this ratio is one that a model can have."""

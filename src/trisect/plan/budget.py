@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trisect.parts import COMPONENTS
+from trisect.parts import COMPONENTS, LINEARS
 from trisect.shapes import LayerShape, ModelShape
 
 PREFILL_LENGTH = 2048
@@ -56,7 +56,7 @@ def budget_of(shape: ModelShape) -> Budget:
     }
     linear = sum(components.values())
     biases = sum(bias_parameters(layer) for layer in shape.layers)
-    cached = sum(layer.kv_heads * (layer.qk + layer.vo) for layer in shape.layers)
+    cached = sum(cached_channels(layer) for layer in shape.layers)
     return Budget(
         components=components,
         linear_parameters=linear,
@@ -81,12 +81,43 @@ def compare(before: Budget, after: Budget) -> Change:
 
 def matrix_parameters(layer: LayerShape, component: str) -> int:
     """Matrix elements of one component of one layer."""
-    if component == "qk":
-        return layer.d_model * (layer.heads + layer.kv_heads) * layer.qk
-    if component == "ov":
-        return layer.d_model * (layer.kv_heads + _output_heads(layer)) * layer.vo
-    assert component == "mlp"
-    return layer.d_model * (3 if layer.gated else 2) * layer.mlp
+    names = [name for name in LINEARS[component] if name != "gate" or layer.gated]
+    return sum(linear_parameters(layer, name) for name in names)
+
+
+def linear_parameters(layer: LayerShape, name: str) -> int:
+    """Matrix elements of one linear map, or of the two that it became."""
+    d_in, d_out = linear_sizes(layer, name)
+    for linear in layer.linears:
+        if linear.name == name:
+            # Each group has its own narrow map of the whole input; the wide map is block-diagonal.
+            return linear.rank * (linear.groups * d_in + d_out)
+    return d_in * d_out
+
+
+def linear_sizes(layer: LayerShape, name: str) -> tuple[int, int]:
+    """Inputs and outputs of one linear map."""
+    D = layer.d_model
+    output_heads = 1 if layer.shared_output else layer.heads
+    return {
+        "q": (D, layer.heads * layer.qk),
+        "k": (D, layer.kv_heads * layer.qk),
+        "v": (D, layer.kv_heads * layer.vo),
+        "o": (output_heads * layer.vo, D),
+        "gate": (D, layer.mlp),
+        "up": (D, layer.mlp),
+        "down": (layer.mlp, D),
+    }[name]
+
+
+def cached_channels(layer: LayerShape) -> int:
+    """Numbers the KV cache holds per token; a key is cached narrow only where nothing rotates or norms it."""
+    channels = {"k": layer.kv_heads * layer.qk, "v": layer.kv_heads * layer.vo}
+    plain_keys = layer.pairs == 0 and not layer.qk_norm
+    for linear in layer.linears:
+        if linear.cached and (linear.name == "v" or (linear.name == "k" and plain_keys)):
+            channels[linear.name] = linear.groups * linear.rank
+    return sum(channels.values())
 
 
 def bias_parameters(layer: LayerShape) -> int:
@@ -111,10 +142,6 @@ def flops_of(layer: LayerShape, *, length: int, batch: int = 1) -> int:
     mlp = 2 * L * matrix_parameters(layer, "mlp")
     norms_and_residuals = 4 * L * D
     return batch * (projections + scores + softmax + mlp + norms_and_residuals)
-
-
-def _output_heads(layer: LayerShape) -> int:
-    return 1 if layer.shared_output else layer.heads
 
 
 def _removed(before: int, after: int) -> float:

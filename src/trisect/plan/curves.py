@@ -1,12 +1,16 @@
 """Loss curves: what each component of each layer costs at a few widths. Measured once, for any budget."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
+from trisect.parts import COMPONENTS
+from trisect.plan.plan import Plan
+from trisect.shapes import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +22,10 @@ class Curves:
     fingerprint: str
     """Of the model they were measured on."""
     token_hash: str
+    method: str = "a3+"
+    """The method that narrowed the components."""
+    dense_loss: float | None = None
+    """The whole model's loss on the same windows, in nats per token; None in files that do not say."""
 
     def loss_at(self, layer: int, component: str, width: int) -> float:
         """The curve between its points: it never falls as the width does, and noise below zero is zero."""
@@ -38,13 +46,47 @@ class Curves:
     def floor(self, layer: int, component: str) -> int:
         return min(self.points[layer, component])
 
+    def rise(self, shape: ModelShape, plan: Plan) -> float:
+        """The loss that a plan is predicted to add, in nats per token: what its components add alone."""
+        narrowed = {
+            (index, component): plan.layers[index].of(component)
+            for index, layer in enumerate(shape.layers)
+            for component in COMPONENTS
+            if plan.layers[index].of(component) != layer.width(component)
+        }
+        self.check(shape, narrowed)
+        if any(width < self.floor(*key) for key, width in narrowed.items()):
+            return math.inf  # below the curves nothing is known
+        return sum(self.loss_at(*key, width) for key, width in narrowed.items())
+
+    def check(self, shape: ModelShape, keys: Iterable[tuple[int, str]]) -> None:
+        """Refuse curves that do not have these components at this model's widths."""
+        for layer, component in keys:
+            if (layer, component) not in self.points:
+                raise TrisectError(
+                    f"The loss curves have none for {component} of layer {layer}; leave it out with --parts "
+                    "or --layers, or name a new file with --curves, so that it is measured."
+                )
+            full, widest = shape.layers[layer].width(component), max(self.points[layer, component])
+            if full != widest:
+                raise TrisectError(
+                    f"The loss curves start at width {widest} for {component} of layer {layer}, which has "
+                    f"{full}: they are another model's; name a new file with --curves."
+                )
+
     def to_dict(self) -> dict[str, Any]:
         rows = [
             {"layer": layer, "component": component, "width": width, "loss": loss}
             for (layer, component), curve in self.points.items()
             for width, loss in curve.items()
         ]
-        return {"fingerprint": self.fingerprint, "token_hash": self.token_hash, "points": rows}
+        return {
+            "fingerprint": self.fingerprint,
+            "token_hash": self.token_hash,
+            "method": self.method,
+            "dense_loss": self.dense_loss,
+            "points": rows,
+        }
 
 
 def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
@@ -55,7 +97,13 @@ def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
         for row in data["points"]:
             key = (int(row["layer"]), str(row["component"]))
             points.setdefault(key, {})[int(row["width"])] = float(row["loss"])
-        curves = Curves(points=points, fingerprint=data["fingerprint"], token_hash=data["token_hash"])
+        curves = Curves(
+            points=points,
+            fingerprint=data["fingerprint"],
+            token_hash=data["token_hash"],
+            method=data.get("method", "a3+"),
+            dense_loss=data.get("dense_loss"),
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrisectError(f"Cannot read loss curves from {path}: {error!r}.") from error
     if fingerprint not in (None, curves.fingerprint):

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.shapes import LayerWidths, ModelShape
+from trisect.shapes import LayerWidths, LinearShape, ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,17 +19,28 @@ class Plan:
     ratio: float
     """The ratio asked for; what is really removed comes from the budget."""
     align: int | None
+    linears: tuple[tuple[LinearShape, ...], ...] = ()
+    """Per layer, the linear maps that become two, for methods that work on those; else nothing."""
+    masked: bool = False
+    """The ranks in `linears` count the weights each output keeps, and no shape changes."""
+
+    def width(self, layer: int, component: str) -> int:
+        """The width of a component, or the rank of a linear map."""
+        if not self.linears:
+            return self.layers[layer].of(component)
+        return next(linear.rank for linear in self.linears[layer] if linear.name == component)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, ready for JSON."""
         data = asdict(self)
         data["layers"] = [asdict(widths) for widths in self.layers]
+        data["linears"] = [[asdict(linear) for linear in layer] for layer in self.linears]
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Plan":
         """The inverse of `to_dict`."""
-        _check_keys(data, cls, what="plan")
+        _check_keys({"linears": (), "masked": False, **data}, cls, what="plan")
         for widths in data["layers"]:
             _check_keys(widths, LayerWidths, what="layer of a plan")
         return cls(
@@ -37,6 +48,10 @@ class Plan:
             method=data["method"],
             ratio=data["ratio"],
             align=data["align"],
+            linears=tuple(
+                tuple(LinearShape(**linear) for linear in layer) for layer in data.get("linears", ())
+            ),
+            masked=data.get("masked", False),
         )
 
 
@@ -51,6 +66,9 @@ def apply_plan(shape: ModelShape, plan: Plan) -> ModelShape:
         layer.with_widths(qk=widths.qk, pairs=widths.pairs, vo=widths.vo, mlp=widths.mlp)
         for layer, widths in zip(shape.layers, plan.layers, strict=True)
     )
+    if plan.linears and not plan.masked:
+        pairs = zip(layers, plan.linears, strict=True)
+        layers = tuple(replace(layer, linears=linears) for layer, linears in pairs)
     return replace(shape, layers=layers)
 
 

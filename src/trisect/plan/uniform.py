@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
-from trisect.config import layer_out_of_range
 from trisect.errors import TrisectError
 from trisect.plan.align import Grid, grid_of, pairs_at
 from trisect.plan.plan import Plan
+from trisect.plan.problem import Key, Planner, Problem, chosen_layers
 from trisect.shapes import LayerShape, LayerWidths, ModelShape, widths_of
+
+BISECTIONS = 40
+"""Enough that no width of any model lies between the last two ratios."""
 
 
 def uniform_plan(
@@ -19,7 +22,7 @@ def uniform_plan(
     method: str = "a3",
 ) -> Plan:
     """r = (1 - ratio) d in each of `parts`, on the grid; `layers` None means every layer."""
-    chosen = _chosen_layers(layers, num_layers=len(shape.layers))
+    chosen = frozenset(chosen_layers(layers, num_layers=len(shape.layers)))
     _check_minimum(shape, ratio=ratio, parts=parts, chosen=chosen, align=align)
     widths = tuple(
         _narrowed(layer, ratio=ratio, parts=parts, align=align) if index in chosen else widths_of(layer)
@@ -33,6 +36,37 @@ def uniform_plan(
     return Plan(layers=widths, method=method, ratio=ratio, align=align)
 
 
+def uniform_planner(problem: Problem) -> Planner:
+    """The widest uniform widths within a budget: never over it, floors and grid held.           [math.md A-4]
+
+    Other than `uniform_plan`, which goes to the nearest point of the grid and may end a little above.
+    """
+    ends = {key: (problem.grid(key), problem.lowest(key)) for key in problem.keys}
+
+    def widths_at(ratio: float) -> dict[Key, int]:
+        return {key: max(low, grid.width_at(ratio)) for key, (grid, low) in ends.items()}
+
+    def at(budget: int) -> Plan:
+        low, high = 0.0, 1.0
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            if problem.cost(widths_at(middle)) <= budget:
+                high = middle
+            else:
+                low = middle
+        return problem.plan(widths_at(high))
+
+    return Planner(least=problem.cost(widths_at(1.0)), at=at, curved=False)
+
+
+def below_floor(problem: Problem, ratio: float) -> bool:
+    """Whether plain uniform widths at this ratio would go below what a floor asks for."""
+    return any(
+        problem.floors.of(key[1]) > 0 and problem.grid(key).width_at(ratio) < problem.lowest(key)
+        for key in problem.keys
+    )
+
+
 def _narrowed(layer: LayerShape, *, ratio: float, parts: Sequence[str], align: int | None) -> LayerWidths:
     new = {
         component: grid_of(layer, component, align=align).width_at(ratio)
@@ -41,13 +75,6 @@ def _narrowed(layer: LayerShape, *, ratio: float, parts: Sequence[str], align: i
         for component in ("qk", "ov", "mlp")
     }
     return LayerWidths(qk=new["qk"], pairs=pairs_at(layer, qk=new["qk"]), vo=new["ov"], mlp=new["mlp"])
-
-
-def _chosen_layers(layers: Sequence[int] | None, *, num_layers: int) -> frozenset[int]:
-    for layer in layers or ():
-        if not 0 <= layer < num_layers:
-            raise layer_out_of_range(layer, num_layers=num_layers)
-    return frozenset(range(num_layers) if layers is None else layers)
 
 
 def _check_minimum(

@@ -3,6 +3,7 @@
 from trisect.solve.basis import Basis, shared_basis
 from trisect.solve.denominator import Denominator, denominator
 from trisect.solve.eliminate import Pairs, eliminate_pairs, eliminate_rows
+from trisect.solve.lowrank import InputWeight, LowRank, diagonal_weight, gram_weight, low_rank
 from trisect.solve.psd import SOLVE_DTYPE, Factor, factor
 from trisect.solve.ridge import Regression, held_out_ridge, ridge
 from trisect.solve.select import neuron_scores, pair_scores, split_width, top
@@ -13,13 +14,18 @@ __all__ = [
     "Basis",
     "Denominator",
     "Factor",
+    "InputWeight",
+    "LowRank",
     "Pairs",
     "Regression",
     "denominator",
+    "diagonal_weight",
     "eliminate_pairs",
     "eliminate_rows",
     "factor",
+    "gram_weight",
     "held_out_ridge",
+    "low_rank",
     "neuron_scores",
     "pair_scores",
     "ridge",

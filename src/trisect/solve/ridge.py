@@ -74,8 +74,9 @@ def _solve_positive(system: Tensor, right: Tensor) -> Tensor:
 def unit_scale(gram: Tensor) -> Tensor:
     """Factors that bring a Gram to a unit diagonal: features of different loudness then cost no digits."""
     energy = gram.diagonal()
-    quiet = SILENCE * energy.mean().clamp(min=torch.finfo(energy.dtype).tiny)
-    return (energy + quiet).rsqrt()
+    quiet = SILENCE * energy.clamp(min=0).mean().clamp(min=torch.finfo(energy.dtype).tiny)
+    # Rounding can leave a silent mapped feature slightly below zero.
+    return (energy.clamp(min=0) + quiet).rsqrt()
 
 
 def held_out_ridge(fit: Regression, held: Regression, prior: Tensor) -> tuple[Tensor, float]:

@@ -1,0 +1,148 @@
+"""`trisect compare`: run a recipe of models, methods and ratios, and make its table."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trisect.commands import _options as options
+
+if TYPE_CHECKING:
+    from trisect.compare import Folder, Recipe, Tally
+
+FAILED_CELLS = 1
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML; see docs/comparison.md.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of results. (default: ../results/NAME)")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD", help="Run this method only; may be repeated.")
+    ] = None,
+    keep_errors: Annotated[
+        bool, typer.Option("--keep-errors", help="Do not try cells again that failed before.")
+    ] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Run nothing: table and figures from the receipts there are.")
+    ] = False,
+    no_figures: Annotated[bool, typer.Option("--no-figures", help="Table and CSV only.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipe and list its cells.")] = False,
+    device: options.Device = "cpu",
+    json: options.Json = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Run every cell of a recipe that has no receipt yet, and write one table and figures."""
+    from trisect.compare import Folder, load_recipe
+    from trisect.compare.run import check_only
+    from trisect.files import check_writable
+
+    loaded = load_recipe(recipe)
+    check_only(loaded, only or ())
+    folder = Folder(path=out or default_folder(recipe, loaded.name))
+    if dry_run:
+        show_cells(loaded, folder)
+        return
+    if json is not None:
+        check_writable(json)
+    tally = None
+    if not no_run:
+        tally = carry_out(
+            loaded, folder, device=device, only=only or (), keep_errors=keep_errors, quiet=quiet
+        )
+    finish(loaded, folder, recipe, tally, figures=not no_figures, json=json)
+
+
+def default_folder(recipe: Path, name: str) -> Path:
+    """Beside the folder of recipes, or here."""
+    return recipe.parent.parent / "results" / name if recipe.parent.name == "recipes" else Path(name)
+
+
+def carry_out(
+    recipe: "Recipe",
+    folder: "Folder",
+    *,
+    device: str,
+    only: "list[str] | tuple[()]",
+    keep_errors: bool,
+    quiet: bool,
+) -> "Tally":
+    """Run what is missing, saying on stderr what is being done."""
+    from rich.console import Console
+
+    from trisect.commands._screen import hushed, progress
+    from trisect.compare import run_recipe
+
+    console = Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False)
+    with hushed(), progress(quiet=quiet) as report:
+        return run_recipe(
+            recipe,
+            folder,
+            device=device,
+            only=only,
+            keep_errors=keep_errors,
+            progress=report,
+            say=lambda text: console.print(text, markup=False),
+        )
+
+
+def finish(
+    recipe: "Recipe",
+    folder: "Folder",
+    source: Path,
+    tally: "Tally | None",
+    *,
+    figures: bool,
+    json: Path | None,
+) -> None:
+    """Write table and figures, say what was done, and end with code 1 if a cell failed."""
+    from trisect.commands._screen import stdout
+    from trisect.compare import write_results
+    from trisect.compare.outcomes import outcomes_of
+    from trisect.compare.values import measurements
+    from trisect.files import write_json
+
+    console = stdout()
+    written = write_results(recipe, folder, source, figures=figures)
+    failed = sum(
+        outcome.error is not None for model in outcomes_of(recipe, folder) for outcome in model.outcomes
+    )
+    if tally is not None:
+        console.print(
+            f"{recipe.name}: {len(tally.ran)} cells run, {tally.done} done before, {failed} failed",
+            markup=False,
+        )
+    place = folder.path / "table.md"
+    console.print(f"Table: {place}" + ("" if written else " (unchanged)"), soft_wrap=True, markup=False)
+    if json is not None:
+        rows = list(measurements(outcomes_of(recipe, folder)))
+        counts = {} if tally is None else {"ran": len(tally.ran), "done": tally.done}
+        write_json(json, {"recipe": recipe.name, **counts, "failed": failed, "measurements": rows})
+    if failed:
+        raise typer.Exit(code=FAILED_CELLS)
+
+
+def show_cells(recipe: "Recipe", folder: "Folder") -> None:
+    """The cells of a recipe, and what is not at hand for them."""
+    from rich.table import Table
+
+    from trisect.commands._screen import hushed, stdout
+    from trisect.compare.check import dry_run
+
+    with hushed():
+        cells, remarks = dry_run(recipe, folder)
+    table = Table("model", "method", "ratio", "calibration", "removes", "state")
+    for entry in cells:
+        cell = entry.cell
+        removed = "" if entry.removed is None else f"{entry.removed:.1%}"
+        ratio = f"{cell.ratio:g}" if cell.config else ""
+        calibration = cell.calibration.name if cell.calibration else ""
+        state = f"would fail: {entry.problem}" if entry.problem else entry.state
+        table.add_row(cell.model.name, cell.label, ratio, calibration, removed, state)
+    console = stdout()
+    console.print(table)
+    for remark in remarks:
+        console.print(remark, soft_wrap=True, markup=False)
+    waiting = sum(entry.state != "done" for entry in cells)
+    console.print(f"{recipe.name}: {len(cells)} cells, {waiting} to run; nothing was run.", markup=False)

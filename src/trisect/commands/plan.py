@@ -1,0 +1,225 @@
+"""`trisect plan`: the widths a goal comes to, before anything is compressed."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trisect.commands import _options as options
+from trisect.commands import _recipe as recipe
+from trisect.errors import TrisectError
+
+if TYPE_CHECKING:
+    from trisect.config import CompressConfig
+    from trisect.plan import Curves, Plan
+    from trisect.shapes import ModelShape
+
+UNITS = {
+    "linear": "decoder weights",
+    "params": "parameters",
+    "kv": "KV bytes per token",
+    "flops": "FLOPs",
+    "latency": "nanoseconds",
+}
+
+
+def run(
+    model: options.Model,
+    ratio: recipe.Ratio = None,
+    kv_ratio: recipe.KvRatio = None,
+    target_params: recipe.TargetParams = None,
+    target_kv_bytes: recipe.TargetKvBytes = None,
+    max_ppl_increase: recipe.MaxPplIncrease = None,
+    budget: recipe.Budget = None,
+    latency_table: recipe.LatencyTable = None,
+    floor: recipe.Floor = None,
+    method: recipe.Method = None,
+    parts: recipe.Parts = None,
+    layers: recipe.Layers = None,
+    align: recipe.Align = None,
+    allocate: recipe.Allocate = None,
+    curves: recipe.Curves = None,
+    calibration: options.Calibration = None,
+    samples: options.Samples = None,
+    length: options.Length = None,
+    sampling: options.Sampling = None,
+    seed: options.Seed = None,
+    batch_size: options.BatchSize = None,
+    dtype: options.Dtype = None,
+    device: options.Device = "cpu",
+    heatmap: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the plan, layers by parts: .png or .svg.")
+    ] = None,
+    config: recipe.Config = None,
+    json: options.Json = None,
+    quiet: options.Quiet = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+) -> None:
+    """Show the widths that a goal comes to; weights are read only to measure loss curves."""
+    chosen = recipe.build_config(
+        config,
+        run_options=options.given(
+            ratio=ratio,
+            kv_ratio=kv_ratio,
+            target_params=target_params,
+            target_kv_bytes=target_kv_bytes,
+            max_ppl_increase=max_ppl_increase,
+            budget=budget,
+            latency_table=latency_table,
+            floor=floor,
+            method=method,
+            parts=parts,
+            layers=layers,
+            align=align,
+            allocate=allocate,
+            seed=seed,
+        ),
+        calibration_options=options.given(
+            source=calibration,
+            samples=samples,
+            length=length,
+            sampling=sampling,
+            seed=seed,
+            batch_size=batch_size,
+        ),
+    )
+    show_plan(
+        model,
+        chosen,
+        curves=curves,
+        heatmap=heatmap,
+        json=json,
+        quiet=quiet,
+        load_options={"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code},
+    )
+
+
+def show_plan(
+    model: str,
+    config: "CompressConfig",
+    *,
+    curves: Path | None,
+    heatmap: Path | None = None,
+    json: Path | None,
+    quiet: bool,
+    load_options: dict[str, Any],
+) -> None:
+    """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
+    from trisect.commands._screen import hushed, stdout
+    from trisect.files import check_writable, write_json
+    from trisect.methods import get_method
+    from trisect.models import read_shape
+    from trisect.plan import apply_plan
+    from trisect.report.heatmap import check_heatmap, heat_tables, write_heatmap
+    from trisect.report.table import compression_table
+
+    method = get_method(config.method)
+    if method.linear:
+        raise TrisectError(f"{config.method} has ranks of single linear maps, not widths; plan --method a3+.")
+    config = replace(config, allocate=config.allocate or method.allocate)
+    if heatmap is not None:
+        check_heatmap(heatmap)
+        check_writable(heatmap)
+    with hushed():
+        shape, _, _ = read_shape(model, trust_remote_code=load_options["trust_remote_code"])
+    known = _curves(model, config, curves, load_options=load_options, quiet=quiet)
+    plan = make_plan(shape, config, known)
+    after = apply_plan(shape, plan)
+    facts = describe(shape, config, plan, known)
+    console = stdout()
+    console.print(compression_table(shape, after))
+    for table in heat_tables(shape, after):
+        console.print(table)
+    for line in _lines(facts):
+        console.print(line, soft_wrap=True)
+    if heatmap is not None:
+        removed = f"{facts['ratio']:.1%} of the decoder removed"
+        title = f"{Path(model).name}: {config.method}, {config.allocate}, {removed}"
+        write_heatmap(heatmap, shape, after, title=title)
+    if json is not None:
+        write_json(json, {"model": model, **facts})
+
+
+def make_plan(shape: "ModelShape", config: "CompressConfig", curves: "Curves | None") -> "Plan":
+    """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
+    from trisect.plan import plan_for
+    from trisect.plan.choose import planner_for
+    from trisect.plan.problem import problem_for
+    from trisect.plan.smallest import predicted_within
+
+    if config.max_ppl_increase is None:
+        return plan_for(shape, config, curves)
+    if curves is None:
+        raise TrisectError(
+            "Only loss curves can predict perplexity: name their file with --curves FILE, and --allocate "
+            "balanced or search to have one measured."
+        )
+    problem = problem_for(shape, config)
+    return predicted_within(problem, planner_for(problem, config.allocate, curves), curves)
+
+
+def describe(
+    shape: "ModelShape", config: "CompressConfig", plan: "Plan", curves: "Curves | None"
+) -> dict[str, Any]:
+    """What a plan comes to, for people and for JSON."""
+    from trisect.plan import apply_plan, budget_of, compare
+    from trisect.plan.problem import problem_for
+
+    old, new = budget_of(shape), budget_of(apply_plan(shape, plan))
+    problem = problem_for(shape, config)
+    planned = problem.cost({key: plan.layers[key[0]].of(key[1]) for key in problem.keys})
+    return {
+        **compare(old, new).to_dict(),
+        "before": old.to_dict(),
+        "after": new.to_dict(),
+        "plan": plan.to_dict(),
+        "allocate": config.allocate,
+        "budget": {
+            "unit": problem.costs.unit,
+            "before": problem.full + problem.fixed,
+            "allowed": None if config.max_ppl_increase is not None else problem.budget + problem.fixed,
+            "planned": planned + problem.fixed,
+        },
+        "predicted_rise": None if curves is None else curves.rise(shape, plan),
+    }
+
+
+def _curves(
+    model: str, config: "CompressConfig", path: Path | None, *, load_options: dict[str, Any], quiet: bool
+) -> "Curves | None":
+    """From their file; one that does not exist yet is measured and written, as `compress` does."""
+    from trisect.commands._flow import load
+    from trisect.commands._screen import progress
+    from trisect.curves import curves_for
+    from trisect.files import check_writable
+    from trisect.gather import calibration_tokens
+    from trisect.methods.method import Options
+    from trisect.plan import read_curves
+    from trisect.plan.choose import CURVED
+
+    if path is None or path.exists():
+        return None if path is None else read_curves(path)
+    if config.allocate not in CURVED:
+        raise TrisectError(
+            f"There are no loss curves at {path}; --allocate search or balanced measures and writes them."
+        )
+    check_writable(path)
+    loaded = load(model, **load_options)
+    tokens = calibration_tokens(config, loaded.tokenizer)
+    options = Options(qk_norm_tolerance=config.qk_norm_tolerance)
+    with progress(quiet=quiet) as report:
+        return curves_for(loaded.model, config, tokens, options=options, path=path, progress=report)
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    budget, rise = facts["budget"], facts["predicted_rise"]
+    allowed = "" if budget["allowed"] is None else f", {budget['allowed']:,} allowed"
+    lines = [f"{UNITS[budget['unit']]}: {budget['planned']:,} planned{allowed}, {budget['before']:,} before"]
+    if rise is not None and math.isfinite(rise):
+        factor = f"perplexity x{math.exp(rise):.3f}"
+        lines.append(f"predicted from the curves: {factor} (+{rise:.4f} nats per token)")
+    elif rise is not None:
+        lines.append("predicted from the curves: nothing, the plan goes below them")
+    return lines

@@ -1,0 +1,95 @@
+"""Parameters counted from the modules that a model really has, and what an asked ratio should have taken."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from trisect.config import CompressConfig
+from trisect.methods import get_method
+from trisect.models import layer_views
+from trisect.parts import LINEARS
+from trisect.plan import budget_of
+from trisect.plan.align import grid_of
+from trisect.shapes import LayerShape, ModelShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """What the decoder layers' linear modules hold; biases are left out, as in the paper's ratio."""
+
+    weights: int
+    zeros: int
+    """Of these, weights that are exactly zero: what a mask takes without making anything smaller."""
+    parameters: int
+    """Of the whole model, embeddings included."""
+
+
+def count(model: Any) -> Count:
+    """Count a model as it stands."""
+    weights = [
+        parameter
+        for view in layer_views(model)
+        for module in view.projections()
+        for parameter in module.parameters()
+        if parameter.ndim > 1
+    ]
+    return Count(
+        weights=sum(weight.numel() for weight in weights),
+        zeros=sum(int((weight == 0).sum()) for weight in weights),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
+
+
+def chosen_weights(shape: ModelShape, config: CompressConfig) -> int:
+    """Weights of the dense model that the config lets its method take from."""
+    solvers = get_method(config.method).solvers
+    total = 0
+    for layer in _chosen_layers(shape, config):
+        for part in config.parts:
+            names = LINEARS[part] if part in solvers else [n for n in LINEARS[part] if n in solvers]
+            total += sum(linear_weights(layer, name) for name in names)
+    return total
+
+
+def ratio_of(config: CompressConfig) -> str:
+    """What the asked ratio is a share of: weights, or KV bytes where method or budget are about those."""
+    return "KV" if get_method(config.method).cached or config.goal.budget == "kv" else "weights"
+
+
+def removed_cache(before: ModelShape, after: ModelShape, config: CompressConfig) -> float:
+    """The share of the chosen components' KV cache that is gone."""
+    was = sum(
+        layer.kv_heads * (layer.qk * ("qk" in config.parts) + layer.vo * ("ov" in config.parts))
+        for layer in _chosen_layers(before, config)
+    )
+    gone = budget_of(before).kv_bytes_per_token - budget_of(after).kv_bytes_per_token
+    return gone / (was * before.bytes_per_element)
+
+
+def alignment_step(shape: ModelShape, config: CompressConfig) -> float:
+    """The share of the chosen components that one step of the alignment grid is."""
+    step = whole = 0.0
+    for layer in _chosen_layers(shape, config):
+        for part in config.parts:
+            weights = sum(linear_weights(layer, name) for name in LINEARS[part])
+            whole += weights
+            step += weights * grid_of(layer, part, align=config.align).step / layer.width(part)
+    return step / whole
+
+
+def linear_weights(layer: LayerShape, name: str) -> int:
+    """Elements of one linear map of a dense layer."""
+    columns = {
+        "q": layer.heads * layer.qk,
+        "k": layer.kv_heads * layer.qk,
+        "v": layer.kv_heads * layer.vo,
+        "o": layer.heads * layer.vo,
+        "gate": layer.mlp if layer.gated else 0,
+        "up": layer.mlp,
+        "down": layer.mlp,
+    }
+    return layer.d_model * columns[name]
+
+
+def _chosen_layers(shape: ModelShape, config: CompressConfig) -> list[LayerShape]:
+    chosen = range(len(shape.layers)) if config.layers is None else config.layers
+    return [shape.layers[index] for index in chosen]

@@ -1,0 +1,182 @@
+"""Figures as SVG: perplexity against ratio, bars per component, local objectives against perplexity.
+
+The same receipts give the same bytes: no dates, no random ids, text left as text.
+"""
+
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from trisect.compare.diagnostic import Diagnostic, diagnostics
+from trisect.compare.outcomes import ModelOutcome, Row
+from trisect.compare.recipe import Drawing, Recipe
+from trisect.errors import TrisectError
+
+LOG_RANGE = 10.0
+"""A figure whose largest value is this many times its smallest has a logarithmic axis."""
+MARKERS = "osD^vP*X<>h"
+STYLE: Any = {"svg.hashsalt": "trisect", "svg.fonttype": "none", "font.size": 9.0, "axes.spines.right": False}
+
+
+def draw(recipe: Recipe, models: Sequence[ModelOutcome]) -> dict[str, bytes]:
+    """File name -> SVG, for every figure of the recipe that has something to show."""
+    if not recipe.figures:
+        return {}
+    _need_matplotlib()
+    made: dict[str, bytes] = {}
+    for drawing in recipe.figures:
+        if drawing.kind == "diagnostic":
+            for entry in diagnostics(models, drawing):
+                made[_name("diagnostic", entry.model, entry.method, entry.text)] = _diagnostic(entry)
+            continue
+        kind = _ratio if drawing.kind == "ratio" else _bars
+        for model in models:
+            for number in _numbers(model, drawing):
+                text = model.model.evaluations[number].name
+                figure = kind(model, number, drawing)
+                if figure is not None:
+                    made[_name(drawing.kind, model.model.name, text)] = figure
+    return made
+
+
+def _numbers(model: ModelOutcome, drawing: Drawing) -> Iterable[int]:
+    """Which evaluations a drawing is about: the named one, or all."""
+    if drawing.evaluation is None:
+        return range(len(model.model.evaluations))
+    number = model.text_number(drawing.evaluation)
+    return [] if number is None else [number]
+
+
+def _ratio(model: ModelOutcome, number: int, drawing: Drawing) -> bytes | None:
+    """Perplexity against the ratio really removed, one line per method."""
+    lines = {model.label(row): _points(row, number) for row in model.rows}
+    lines = {label: points for label, points in lines.items() if points}
+    dense = model.dense.perplexity(number)
+    if not lines:
+        return None
+    figure, axes = _axes()
+    for at, (label, points) in enumerate(lines.items()):
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, marker=MARKERS[at % len(MARKERS)], label=label)
+    if dense is not None:
+        axes.axhline(dense, color="0.5", linestyle="--", linewidth=1, label="dense")
+    values = [y for points in lines.values() for _, y in points]
+    _scale(axes, [*values, *([] if dense is None else [dense])])
+    axes.set_xlabel("removed (%)")
+    axes.set_ylabel(f"perplexity, {model.model.evaluations[number].name}")
+    axes.set_title(model.model.name)
+    axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def _points(row: Row, number: int) -> list[tuple[float, float]]:
+    points = []
+    for outcome in row.cells.values():
+        removed, value = outcome.removed(), outcome.perplexity(number)
+        if removed is not None and value is not None and math.isfinite(value):
+            points.append((100 * removed, value))
+    return sorted(points)
+
+
+def _bars(model: ModelOutcome, number: int, drawing: Drawing) -> bytes | None:
+    """Increase in perplexity at one ratio, bars grouped by the components that were cut."""
+    ratio = drawing.ratio if drawing.ratio is not None else min(model.ratios)
+    groups: dict[str, list[tuple[str, float]]] = {}
+    for row in model.rows:
+        outcome = row.cells.get(ratio)
+        increase = None if outcome is None else model.increase(outcome, number)
+        if increase is not None and math.isfinite(increase):
+            group = "+".join(part.upper() for part in row.parts)
+            groups.setdefault(group, []).append((_short(model, row), increase))
+    if not groups:
+        return None
+    figure, axes = _axes()
+    labels = list(dict.fromkeys(label for bars in groups.values() for label, _ in bars))
+    at = 0.0
+    ticks = []
+    for group, bars in groups.items():
+        for offset, (label, value) in enumerate(bars):
+            bar = axes.bar(at + offset, value, color=f"C{labels.index(label) % 10}", width=0.9)
+            axes.bar_label(bar, fmt="%.2f", fontsize=7)
+        ticks.append((at + (len(bars) - 1) / 2, group))
+        at += len(bars) + 1
+    _scale(axes, [value for bars in groups.values() for _, value in bars])
+    axes.set_xticks([place for place, _ in ticks], [group for _, group in ticks])
+    axes.set_ylabel(f"increase in perplexity, {model.model.evaluations[number].name}")
+    axes.set_title(f"{model.model.name}, {100 * ratio:g}% removed")
+    _colour_legend(axes, labels)
+    return _svg(figure)
+
+
+def _short(model: ModelOutcome, row: Row) -> str:
+    """A row's label without the parts, which the group already names."""
+    return re.sub(rf" {','.join(row.parts)}\b", "", model.label(row))
+
+
+def _diagnostic(entry: Diagnostic) -> bytes:
+    """Share of the local objective lost against the increase in perplexity, one line per component."""
+    figure, axes = _axes()
+    for at, part in enumerate(entry.alone):
+        both = [ratio for ratio in entry.ratios if ratio in entry.lost[part] and ratio in entry.alone[part]]
+        x = [100 * entry.lost[part][ratio] for ratio in both]
+        y = [entry.alone[part][ratio] for ratio in both]
+        axes.plot(x, y, marker=MARKERS[at], label=f"{part.upper()} alone")
+        for ratio, *point in zip(both, x, y, strict=True):
+            axes.annotate(f"{100 * ratio:g}%", point, textcoords="offset points", xytext=(4, 3), fontsize=7)
+    axes.set_xlabel("local objective lost (%)")
+    axes.set_ylabel(f"increase in perplexity, {entry.text}")
+    axes.set_title(f"{entry.model}, {entry.method}")
+    axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def _axes() -> tuple[Any, Any]:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+        axes = figure.subplots()
+    axes.spines["top"].set_visible(False)
+    return figure, axes
+
+
+def _scale(axes: Any, values: Sequence[float]) -> None:
+    """Logarithmic where the values ask for it and allow it."""
+    if min(values) > 0 and max(values) / min(values) > LOG_RANGE:
+        axes.set_yscale("log")
+
+
+def _colour_legend(axes: Any, labels: Sequence[str]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=f"C{number % 10}", label=label) for number, label in enumerate(labels)]
+    axes.legend(handles=handles, frameon=False)
+
+
+def _svg(figure: Any) -> bytes:
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    out = io.BytesIO()
+    with rc_context(STYLE):
+        FigureCanvasSVG(figure)
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": "trisect"})
+    # matplotlib ends some lines in blanks, which editors and hooks like to take off.
+    lines = out.getvalue().decode("utf-8").splitlines()
+    return ("\n".join(line.rstrip() for line in lines) + "\n").encode()
+
+
+def _name(*words: str) -> str:
+    return "-".join(re.sub(r"[^a-z0-9.+]+", "-", word.lower()).strip("-") for word in words) + ".svg"
+
+
+def _need_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise TrisectError(
+            "Figures need matplotlib: pip install 'trisect[plots]', or --no-figures for the tables alone."
+        ) from error

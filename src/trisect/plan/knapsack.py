@@ -1,0 +1,99 @@
+"""The multiple-choice knapsack: one choice per item, least loss, within a budget.      [math.md A-1, A-3]"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+TABLE = 1 << 15
+"""Most columns of the dynamic programme; finer costs are rounded up to this many units."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    width: int
+    cost: int
+    loss: float
+
+
+C = TypeVar("C", bound=Choice)
+
+
+def least_cost(items: Sequence[Sequence[Choice]]) -> int:
+    """The cost of the cheapest choices."""
+    return sum(min(choice.cost for choice in item) for item in items)
+
+
+def spend(items: Sequence[Sequence[C]], *, budget: int, table: int = TABLE) -> list[C]:
+    """The best choices within a budget of at least `least_cost`, with as little of it left over as can be."""
+    picked = knapsack(items, budget=budget, table=table)
+    assert picked is not None, "the reach was checked"
+    return _spend_the_rest(items, picked, budget=budget)
+
+
+def knapsack(items: Sequence[Sequence[C]], *, budget: int, table: int = TABLE) -> list[C] | None:
+    """One choice per item with the least total loss and total cost within the budget; None if none fits.
+
+    Exact where the costs above each item's cheapest choice, in units of their greatest common divisor, fit
+    the table. Otherwise they are rounded up to coarser units: never over the budget, and no worse than the
+    best choices for a budget that is smaller by one unit per item, the unit being at most budget / table.
+    """
+    least = [min(choice.cost for choice in item) for item in items]
+    spare = budget - sum(least)
+    if spare < 0:
+        return None
+    extras = [[choice.cost - low for choice in item] for item, low in zip(items, least, strict=True)]
+    exact = math.gcd(*(extra for item in extras for extra in item)) or 1
+    unit = exact if spare // exact <= table else -(-spare // table)
+    costs = [[-(-extra // unit) for extra in item] for item in extras]
+    losses = [[choice.loss for choice in item] for item in items]
+    numbers = _solve(costs, losses, size=spare // unit)
+    return [item[number] for item, number in zip(items, numbers, strict=True)]
+
+
+def _solve(costs: list[list[int]], losses: list[list[float]], *, size: int) -> list[int]:
+    """The number of the choice for each item; every item has one that costs nothing."""
+    best = np.full(size + 1, np.inf)  # least loss for exactly this many units
+    best[0] = 0.0
+    trail = []
+    for item_costs, item_losses in zip(costs, losses, strict=True):
+        step, used = np.full(size + 1, np.inf), np.zeros(size + 1, dtype=np.int16)
+        for number, (cost, loss) in enumerate(zip(item_costs, item_losses, strict=True)):
+            if cost <= size:
+                total = best[: size + 1 - cost] + loss
+                better = total < step[cost:]
+                np.copyto(step[cost:], total, where=better)
+                np.copyto(used[cost:], np.int16(number), where=better)
+        best = step
+        trail.append(used)
+    spent = int(best.argmin())
+    numbers: list[int] = []
+    for item_costs, used in zip(reversed(costs), reversed(trail), strict=True):
+        numbers.append(int(used[spent]))
+        spent -= item_costs[numbers[-1]]
+    return numbers[::-1]
+
+
+def _spend_the_rest(items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int) -> list[C]:
+    """Widen while the budget lasts: what most loss is won with per cost, then what was cut deepest.
+
+    Items are in order of width and no loss rises with it. Flat curves and rounded costs leave something over;
+    after this, less than the next step of any item is left.
+    """
+    at = [list(item).index(choice) for item, choice in zip(items, picked, strict=True)]
+    rest = budget - sum(choice.cost for choice in picked)
+    while True:
+        found: tuple[float, float, int] | None = None
+        for number, (item, here) in enumerate(zip(items, at, strict=True)):
+            if here + 1 == len(item) or item[here + 1].cost - item[here].cost > rest:
+                continue
+            extra = max(1, item[here + 1].cost - item[here].cost)
+            rank = ((item[here].loss - item[here + 1].loss) / extra, -(here + 1) / len(item), -number)
+            found = rank if found is None else max(found, rank)
+        if found is None:
+            return [item[here] for item, here in zip(items, at, strict=True)]
+        number = -found[2]
+        rest -= items[number][at[number] + 1].cost - items[number][at[number]].cost
+        at[number] += 1

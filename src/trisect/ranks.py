@@ -1,0 +1,219 @@
+"""Ranks for methods on single linear maps: the same everywhere, or spread as the method's paper does it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trisect.calibrate import Progress, collect, fisher_information
+from trisect.config import CompressConfig
+from trisect.data import Tokens
+from trisect.errors import TrisectError
+from trisect.judge import Judge
+from trisect.methods.method import Method, Options, solve
+from trisect.models import LayerView, layer_views
+from trisect.parts import LINEARS
+from trisect.plan import Plan
+from trisect.plan.problem import chosen_layers
+from trisect.plan.ranks import (
+    Key,
+    Rule,
+    Size,
+    fisher_ratios,
+    loss_ratios,
+    ranks_at,
+    sensitivity_ranks,
+    truncation_loss,
+    uniform_ranks,
+)
+from trisect.shapes import LinearShape, widths_of
+
+KEPT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+"""Shares of a linear map's parameters at which ASVD's search looks at the loss."""
+JUDGING_WINDOWS = 8
+"""Calibration windows that ASVD's search looks at; it runs the model once per map and share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Everything a search may look at."""
+
+    model: Any
+    method: Method
+    rule: Rule
+    ratio: float
+    align: int | None
+    sizes: dict[Key, Size]
+    tokens: Tokens | None
+    options: Options
+    batch_size: int | None
+    progress: Progress | None
+
+    @property
+    def ids(self) -> Any:
+        if self.tokens is None:
+            raise TrisectError(
+                f"The rank search of {self.method.name} looks at calibration text, not at stored moments; "
+                "leave --moments out, or use --allocate uniform."
+            )
+        return self.tokens.ids
+
+
+def linear_plan(
+    model: Any,
+    method: Method,
+    config: CompressConfig,
+    tokens: Tokens | None,
+    *,
+    options: Options,
+    progress: Progress | None,
+) -> Plan:
+    """The ranks (or kept weights) of every linear map that a method on linear maps is to change."""
+    views = layer_views(model)
+    ratio = _ratio(method, config)
+    wanted = set(chosen_layers(config.layers, num_layers=len(views)))
+    sizes = {
+        (view.index, name): _size(view, name)
+        for view in views
+        if view.index in wanted
+        for name in maps_of(method, view, config.parts)
+    }
+    assert method.rank is not None
+    problem = Problem(
+        model=model,
+        method=method,
+        rule=method.rank,
+        ratio=ratio,
+        align=None if method.masks else config.align,
+        sizes=sizes,
+        tokens=tokens,
+        options=options,
+        batch_size=config.calibration.batch_size,
+        progress=progress,
+    )
+    ranks = _search(config)(problem) if config.allocate == "search" else _uniform(problem)
+    return Plan(
+        layers=tuple(widths_of(view.shape()) for view in views),
+        method=method.name,
+        ratio=ratio,
+        align=config.align,
+        linears=tuple(_entries(method, view, ranks, sizes) for view in views),
+        masked=method.masks,
+    )
+
+
+def maps_of(method: Method, view: LayerView, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The linear maps of a layer that a method changes, within the parts asked for."""
+    asked = {name for part in parts for name in LINEARS[part]}
+    return tuple(name for name in view.linears() if name in asked and name in method.solvers)
+
+
+def _ratio(method: Method, config: CompressConfig) -> float:
+    ratio = config.kv_ratio if config.kv_ratio is not None and method.cached else config.ratio
+    if ratio is None:
+        raise TrisectError(
+            f"{method.name} works on single linear maps, whose goal is a ratio; use e.g. --ratio 0.25."
+        )
+    if method.ratio is not None and ratio != method.ratio:
+        raise TrisectError(
+            f"{method.name} removes exactly {method.ratio:g} of the weights, not {ratio:g}; "
+            f"use --ratio {method.ratio:g}, or --method wanda-sparse for any other ratio."
+        )
+    return ratio
+
+
+def _search(config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
+    def none(problem: Problem) -> dict[Key, int]:
+        raise TrisectError(f"The paper of {problem.method.name} has no rank search; use --allocate uniform.")
+
+    def chosen(problem: Problem) -> dict[Key, int]:
+        return SEARCHES.get(problem.method.search or "", none)(problem)
+
+    if config.allocate == "balanced":
+        raise TrisectError("Methods on single linear maps have no loss curves; use --allocate uniform.")
+    return chosen
+
+
+def _uniform(problem: Problem) -> dict[Key, int]:
+    return uniform_ranks(problem.sizes, problem.rule, problem.ratio, problem.align)
+
+
+def _by_loss(problem: Problem) -> dict[Key, int]:
+    """SVD-LLM v2: what each map would lose at the common rank decides its ratio."""
+    ids, ranks = problem.ids, _uniform(problem)
+    losses: dict[Key, float] = {}
+    names = frozenset().union(*problem.method.reads.values())
+    gathered = collect(
+        problem.model, ids, lambda layer: names, batch_size=problem.batch_size, progress=problem.progress
+    )
+    for view, statistics in gathered:
+        for name in (name for layer, name in problem.sizes if layer == view.index):
+            key = (view.index, name)
+            solution = solve(
+                problem.method,
+                name,
+                view.linear(name),
+                statistics,
+                width=ranks[key],
+                options=problem.options,
+            )
+            losses[key] = truncation_loss(solution.loss, tokens=ids.numel())
+    return ranks_at(problem.sizes, problem.rule, loss_ratios(losses, problem.ratio), problem.align)
+
+
+def _by_fisher(problem: Problem) -> dict[Key, int]:
+    """Palu: ranks in proportion to each map's Fisher information."""
+    views = layer_views(problem.model)
+    found = fisher_information(problem.model, views, problem.ids, progress=problem.progress)
+    fisher = {(layer, name): found[layer][f"{name}_fisher"].sum().item() for layer, name in problem.sizes}
+    return ranks_at(problem.sizes, problem.rule, fisher_ratios(fisher, problem.ratio), problem.align)
+
+
+def _by_sensitivity(problem: Problem) -> dict[Key, int]:
+    """ASVD: the perplexity with each map alone cut, at a few shares, on a few calibration windows."""
+    ids, method = problem.ids, problem.method
+    judge = Judge(
+        problem.model, layer_views(problem.model), ids[:JUDGING_WINDOWS], batch_size=problem.batch_size
+    )
+    names = frozenset().union(*method.reads.values())
+    curves: dict[Key, dict[float, float]] = {}
+    for view, statistics in collect(problem.model, ids, lambda layer: names, batch_size=problem.batch_size):
+        for key in (key for key in problem.sizes if key[0] == view.index):
+            name = key[1]
+            curves[key] = {}
+            for share in KEPT_SHARES:
+                width = problem.rule(*problem.sizes[key], 1 - share)
+                with view.trial():
+                    part = view.linear(name)
+                    view.apply(solve(method, name, part, statistics, width=width, options=problem.options))
+                    curves[key][share] = judge.perplexity(view.index)
+            if problem.progress is not None:
+                problem.progress("sensitivity", len(curves), len(problem.sizes))
+        judge.advance(view)
+    return sensitivity_ranks(curves, problem.sizes, problem.rule, problem.ratio)
+
+
+SEARCHES: dict[str, Callable[[Problem], dict[Key, int]]] = {
+    "loss": _by_loss,
+    "fisher": _by_fisher,
+    "sensitivity": _by_sensitivity,
+}
+
+
+def _size(view: LayerView, name: str) -> Size:
+    part = view.linear(name)
+    return part.W.shape[0], part.W.shape[1], part.heads
+
+
+def _entries(
+    method: Method, view: LayerView, ranks: dict[Key, int], sizes: dict[Key, Size]
+) -> tuple[LinearShape, ...]:
+    return tuple(
+        LinearShape(
+            name=name,
+            rank=rank,
+            groups=1 if method.groups is None else method.groups(sizes[layer, name][2]),
+            cached=method.cached,
+        )
+        for (layer, name), rank in ranks.items()
+        if layer == view.index
+    )

@@ -1,0 +1,133 @@
+"""The smallest model that stays within a bound on perplexity: plan, compress a copy, measure, again.
+
+The bound is kept on calibration windows set aside, never on the text that a result is reported on: one window
+in four (the last ones, which also judge loss curves) takes no part in solving and is what every trial is
+measured on. They come from the last quarter of the text, the others from the rest.
+"""
+
+import copy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trisect.calibrate import Progress
+from trisect.config import CompressConfig, Increase
+from trisect.curves import TEST_SHARE, curves_for, held_out
+from trisect.data import Tokens, tokens_from_tensor
+from trisect.data.load import tokenize
+from trisect.data.mixture import parse_mixture
+from trisect.data.sources import read_source
+from trisect.data.tokens import windows
+from trisect.errors import TrisectError
+from trisect.evaluate.perplexity import perplexity
+from trisect.gather import calibration_tokens
+from trisect.methods import get_method
+from trisect.methods.method import Options
+from trisect.models import shape_of
+from trisect.models.check import check_finite, check_tokens
+from trisect.pipeline import Compressed, compress
+from trisect.plan import Plan
+from trisect.plan.choose import planner_for
+from trisect.plan.problem import problem_for
+from trisect.plan.smallest import TRIES, smallest_within
+
+
+def compress_within(
+    model: Any,
+    config: CompressConfig,
+    *,
+    tokenizer: Any = None,
+    tokens: Tokens | None = None,
+    curves: str | Path | None = None,
+    tries: int = TRIES,
+    progress: Progress | None = None,
+) -> Compressed:
+    """The smallest of a few compressed copies inside `config.max_ppl_increase`; `model` stays as it is.
+
+    Memory holds the model, the best copy and the one being tried. The receipt lists all trials.
+    """
+    goal = _bound(config)
+    config = replace(config, allocate=config.allocate or get_method(config.method).allocate)
+    check_finite(model)
+    tokens = tokens or _windows_apart(config, tokenizer)
+    check_tokens(model, tokens.ids)
+    solving, judging = _split(tokens)
+    options = Options(qk_norm_tolerance=config.qk_norm_tolerance)
+    loss_curves = curves_for(model, config, tokens, options=options, path=curves, progress=progress)
+    shape = shape_of(model)
+    problem = problem_for(shape, config)
+    dense = perplexity(model, judging)
+    bound = goal.nats(dense.nll)
+    inside: list[Compressed] = []
+
+    def measure(plan: Plan) -> float:
+        trial = compress(copy.deepcopy(model), config, tokens=solving, plan=plan, progress=progress)
+        rise = perplexity(trial.model, judging).nll - dense.nll
+        if rise <= bound:
+            inside[:] = [trial]  # later trials inside the bound are smaller ones
+        return rise
+
+    found = smallest_within(
+        planner_for(problem, config.allocate, loss_curves),
+        measure,
+        bound=bound,
+        most=problem.full,
+        predict=None if loss_curves is None else partial(loss_curves.rise, shape),
+        tries=tries,
+    )
+    inside[0].receipt["target"] = {
+        "max_ppl_increase": config.max_ppl_increase,
+        "held_out": {"windows": len(judging.ids), "hash": judging.hash, "perplexity": dense.perplexity},
+        "trials": [trial.to_dict() for trial in found.trials],
+    }
+    return inside[0]
+
+
+def _bound(config: CompressConfig) -> Increase:
+    goal = config.goal
+    if not isinstance(goal, Increase):
+        raise TrisectError("No bound on perplexity was given; set max_ppl_increase, e.g. to '5%'.")
+    if get_method(config.method).linear:
+        raise TrisectError(
+            f"{config.method} has ranks of single linear maps and no widths to search over; "
+            "use --ratio, or --method a3+."
+        )
+    return goal
+
+
+def _windows_apart(config: CompressConfig, tokenizer: Any) -> Tokens:
+    """Calibration windows whose last quarter, the judging ones, shares no text with the others.
+
+    Random windows of one text overlap. Consecutive ones, and ready-made rows, do not; those of a mixture may,
+    and are taken as they come.
+    """
+    c = config.calibration
+    num_test = max(1, c.samples // TEST_SHARE)
+    sources = [ingredient.source for ingredient in parse_mixture(c.source)]
+    if c.sampling == "first" or len(sources) > 1 or c.samples < 2:
+        return calibration_tokens(config, tokenizer)
+    content = read_source(sources[0], split="calibration")
+    ids = tokenize(content, tokenizer, source=c.source) if isinstance(content, str) else content
+    if ids.ndim > 1:
+        return calibration_tokens(config, tokenizer)
+    edge = len(ids) - len(ids) // TEST_SHARE
+    cut = partial(windows, length=c.length, sampling="random", seed=c.seed)
+    solving = cut(ids[:edge], samples=c.samples - num_test, source=f"the first part of {c.source}")
+    judging = cut(ids[edge:], samples=num_test, source=f"the last quarter of {c.source}, held out,")
+    return tokens_from_tensor(torch.cat([solving, judging]), c.source)
+
+
+def _split(tokens: Tokens) -> tuple[Tokens, Tokens]:
+    """Windows to solve on, and windows to measure on."""
+    if len(tokens.ids) < 2:
+        raise TrisectError(
+            "A bound on perplexity is measured on calibration windows set aside; give --samples 8 or more."
+        )
+    solving, judging = held_out(tokens.ids)
+    return (
+        tokens_from_tensor(solving, f"{tokens.source} (solving)"),
+        tokens_from_tensor(judging, f"{tokens.source} (held out)"),
+    )

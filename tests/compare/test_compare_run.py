@@ -1,0 +1,147 @@
+"""Running a recipe: each cell at most once, failures written down, nothing lost when it stops."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compare_recipes import IMPOSSIBLE, NUM_CELLS, write_recipe
+
+import trisect.compare.bench as bench_module
+import trisect.compare.cache as cache
+from trisect.cli import main
+from trisect.compare import Folder, Tally, load_recipe, run_recipe
+from trisect.compare.run import explain
+from trisect.errors import TrisectError
+
+
+class Calls:
+    """Counts the calls of a function and passes them on, or fails from the given call on."""
+
+    def __init__(self, function: Any, *, stop: BaseException | None = None, after: int = 0):
+        self.function, self.stop, self.after, self.count = function, stop, after, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.count += 1
+        if self.stop is not None and self.count > self.after:
+            raise self.stop
+        return self.function(*args, **kwargs)
+
+
+@pytest.fixture
+def compressions(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls = Calls(bench_module.compress)
+    monkeypatch.setattr(bench_module, "compress", calls)
+    return calls
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = [path for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts]
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_a_failing_cell_is_reported_and_the_others_go_on(first_run: tuple[Path, Tally]) -> None:
+    folder, tally = first_run
+    assert len(tally.ran) == NUM_CELLS - 1
+    assert len(tally.failed) == 1
+    (error,) = (folder / "cells").glob("*.error.json")
+    assert "below its minimum" in json.loads(error.read_text())["error"]
+    assert json.loads(error.read_text())["method"] == IMPOSSIBLE
+
+
+def test_a_second_run_does_no_work(
+    finished: Path, compressions: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loads = Calls(bench_module.load_model)
+    monkeypatch.setattr(bench_module, "load_model", loads)
+    assert main(["compare", "small.yaml", "--no-run"]) == 1  # the one failure is in the table
+    before = contents(finished)
+    assert main(["compare", "small.yaml", "--keep-errors", "--quiet"]) == 1
+    assert compressions.count == loads.count == 0
+    assert contents(finished) == before
+    assert f"0 cells run, {NUM_CELLS} done before" in capsys.readouterr().out
+
+
+def test_failed_cells_are_tried_again_unless_told_not_to(finished: Path, compressions: Calls) -> None:
+    assert main(["compare", "small.yaml", "--quiet", "--no-figures"]) == 1
+    assert compressions.count == 1
+    (error,) = (finished / "cells").glob("*.error.json")
+    # A cell that works at last loses its error.
+    Folder(path=finished).keep_receipt(error.name.removesuffix(".error.json"), {})
+    assert not error.exists()
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, folder = load_recipe("small.yaml"), Folder(path=bench / "out")
+    stops = Calls(bench_module.compress, stop=KeyboardInterrupt(), after=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench_module, "compress", stops)
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(recipe, folder, only=["clover"])
+    receipts = list((folder.path / "cells").iterdir())
+    assert len(receipts) == 2  # the dense model and one cell, both whole
+    assert all(json.loads(path.read_text())["perplexity"] for path in receipts)
+    tally = run_recipe(recipe, folder, only=["clover"])
+    assert (tally.done, len(tally.ran)) == (2, 1)
+
+
+def test_moments_are_collected_once_and_give_the_same_results(
+    bench: Path, first_run: tuple[Path, Tally], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (moments,) = (first_run[0] / "cache").glob("moments-*.safetensors")
+    assert moments.stat().st_size > 0
+    monkeypatch.setattr(cache, "LIMIT_BYTES", 0)
+    said: list[str] = []
+    run_recipe(load_recipe("small.yaml"), Folder(path=bench / "out"), only=["a3"], say=said.append)
+    assert any("collected anew for each cell" in line for line in said)
+    assert not list((bench / "out" / "cache").glob("moments-*"))
+    for path in (bench / "out" / "cells").glob("*.json"):
+        once, anew = (json.loads(file.read_text()) for file in (first_run[0] / "cells" / path.name, path))
+        assert once.get("perplexity") == anew.get("perplexity")
+        assert once.get("losses") == anew.get("losses")
+        assert once.get("stored_moments", True) != anew.get("stored_moments", False)
+
+
+def test_receipts_are_small_and_name_no_machine(laboratory: Path, first_run: tuple[Path, Tally]) -> None:
+    for path in (first_run[0] / "cells").iterdir():
+        text = path.read_text()
+        assert len(text) < 12_000
+        assert str(laboratory) not in text
+        if not path.name.endswith(".error.json"):
+            receipt = json.loads(text)
+            assert {"token_hash", "versions", "hardware", "commit", "seed"} <= receipt["receipt"].keys()
+            assert receipt["model"]["fingerprint"]
+
+
+def test_errors_name_no_machine(bench: Path) -> None:
+    assert explain(TrisectError(f"There is no file x (looked from {bench}).")).endswith("(looked from .).")
+    assert explain(ZeroDivisionError("oh\n no")) == "ZeroDivisionError: oh no"
+
+
+def test_a_model_that_cannot_be_loaded_fails_all_its_cells(bench: Path) -> None:
+    models = [{"name": "gone", "source": "./nowhere"}, {"name": "tiny llama", "source": "tiny"}]
+    write_recipe(bench, models=models, methods=[{"name": "clover", "parts": "qk,ov"}], ratios=[0.25])
+    tally = run_recipe(load_recipe("small.yaml"), Folder(path=bench / "out"))
+    assert (len(tally.failed), len(tally.ran)) == (2, 2)
+
+
+def test_two_runs_do_not_write_the_same_folder(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Folder(path=finished).locked():
+        assert main(["compare", "small.yaml", "--quiet"]) == 2
+    assert "Another run is writing" in capsys.readouterr().err
+    assert main(["compare", "small.yaml", "--keep-errors", "--quiet", "--no-figures"]) == 1
+
+
+def test_the_cache_hides_itself_from_git(first_run: tuple[Path, Tally]) -> None:
+    assert (first_run[0] / "cache" / ".gitignore").read_text() == "*\n"
+
+
+def test_texts_made_from_others_share_no_document(bench: Path) -> None:
+    (bench / "stories.txt").write_text("one|two|three|four")
+    halves = [
+        {"file": f"runs/{name}.txt", "from": "stories.txt", "split": "|", "every": 2, "start": start}
+        for start, name in enumerate(("a", "b"))
+    ]
+    write_recipe(bench, texts=halves, methods=[{"name": "clover", "parts": "qk,ov", "ratios": [0.25]}])
+    run_recipe(load_recipe("small.yaml"), Folder(path=bench / "out"))
+    assert [(bench / f"runs/{name}.txt").read_text() for name in "ab"] == ["one\n\nthree", "two\n\nfour"]

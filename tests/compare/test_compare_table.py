@@ -1,0 +1,200 @@
+"""Table, CSV and figures say what the receipts say."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compare_recipes import write_recipe
+
+from tiny_models import tiny
+from trisect.cli import main
+from trisect.compare import Folder, load_recipe, write_results
+from trisect.compare.count import chosen_weights, count, linear_weights
+from trisect.compare.diagnostic import diagnostics
+from trisect.compare.figures import draw
+from trisect.compare.outcomes import ModelOutcome, Outcome, outcomes_of
+from trisect.compare.recipe import Drawing
+from trisect.compare.results import page
+from trisect.compare.values import csv_text
+from trisect.config import CompressConfig
+from trisect.errors import TrisectError
+from trisect.models import shape_of
+from trisect.parts import LINEARS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def model_outcome(folder: Path) -> ModelOutcome:
+    (model,) = outcomes_of(load_recipe("small.yaml"), Folder(path=folder))
+    return model
+
+
+def change_receipt(folder: Path, outcome: Outcome, **removed: Any) -> None:
+    path = Folder(path=folder).receipt_path(outcome.cell.key)
+    receipt = json.loads(path.read_text())
+    receipt["removed"].update(removed)
+    path.write_text(json.dumps(receipt))
+
+
+def table(folder: Path) -> str:
+    recipe = load_recipe("small.yaml")
+    return page(recipe, outcomes_of(recipe, Folder(path=folder)))
+
+
+def row(text: str, label: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.startswith(f"| {label} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_table_has_dense_first_and_every_method_once(finished: Path) -> None:
+    text = table(finished)
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert [line.split("|")[1].strip() for line in lines[:7]] == [
+        *("method", "dense", "a3", "clover qk,ov", "a3 qk,ov", "a3 qk", "a3 ov")
+    ]
+    model = model_outcome(finished)
+    a3 = model.rows[0].cells[0.25]
+    assert row(text, "a3")[1] == "25%"
+    assert row(text, "a3")[2].strip("*").startswith(f"{a3.perplexity(0):.2f} (")
+    assert "Local objectives and perplexity: tiny llama, a3" in text
+
+
+def test_only_rows_that_cut_the_same_parts_compete(finished: Path) -> None:
+    text, model = table(finished), model_outcome(finished)
+    rows = {model.label(entry): entry.cells[0.25].perplexity(0) for entry in model.rows}
+    better = min("clover qk,ov", "a3 qk,ov", key=lambda label: rows[label] or 0.0)
+    bold = [label for label in rows if "**" in row(text, label)[2]]
+    assert bold == [better]
+
+
+def test_a_failed_cell_stands_in_the_table_with_its_error(finished: Path) -> None:
+    text = table(finished)
+    assert "failed [1]" in row(text, "a3 ov")
+    assert "[1] tiny llama, a3 ov at 0.99: A ratio of 0.99 leaves ov of layer 0" in text
+
+
+def test_a_missed_ratio_is_marked(finished: Path) -> None:
+    assert "(!)" not in table(finished)
+    outcome = model_outcome(finished).rows[0].cells[0.25]
+    step = outcome.removed("step")
+    assert step is not None
+    change_receipt(finished, outcome, chosen=0.25 + 0.99 * step)
+    assert "(!)" not in table(finished)
+    change_receipt(finished, outcome, chosen=0.25 + 1.01 * step)
+    text = table(finished)
+    assert row(text, "a3")[1].endswith("% (!)")
+    assert "(!) misses the asked ratio by more than one alignment step." in text
+
+
+def test_cells_that_were_not_run_are_said_to_be(finished: Path) -> None:
+    Folder(path=finished).receipt_path(model_outcome(finished).rows[0].cells[0.5].cell.key).unlink()
+    assert "not run" in row(table(finished), "a3")
+
+
+def test_receipts_of_two_models_in_one_table_are_noticed(finished: Path) -> None:
+    path = Folder(path=finished).receipt_path(model_outcome(finished).dense.cell.key)
+    receipt = json.loads(path.read_text())
+    receipt["model"]["fingerprint"] = "another"
+    receipt["perplexity"][1]["token_hash"] = "another"
+    path.write_text(json.dumps(receipt))
+    text = table(finished)
+    assert "not all of the same weights" in text
+    assert "topics: the receipts were not all measured on the same tokens" in text
+
+
+def test_the_csv_holds_every_number(finished: Path) -> None:
+    (model,) = models = outcomes_of(load_recipe("small.yaml"), Folder(path=finished))
+    lines = list(csv.DictReader(io.StringIO(csv_text(models))))
+    assert len(lines) == 2 * 11 + 1  # two texts for each cell, one line for the one that failed
+    assert "below its minimum" in lines[-1]["error"]
+    found = {(line["method"], line["ratio"], line["data"]): line for line in lines}
+    outcome = model.rows[1].cells[0.5]
+    line = found["clover qk,ov", "0.5", "topics"]
+    assert float(line["value"]) == outcome.perplexity(1)
+    assert float(line["increase"]) == model.increase(outcome, 1)
+    assert (line["removed"], line["missed"], line["parts"]) == ("0.5", "no", "qk,ov")
+    assert float(line["removed_kv"]) == 0.5
+
+
+def test_the_diagnostic_adds_up_what_components_cost_alone(finished: Path) -> None:
+    model = model_outcome(finished)
+    (entry,) = diagnostics([model], Drawing(kind="diagnostic"))
+    assert entry.method == "a3"
+    both, qk, ov = (model.rows[number].cells[0.25] for number in (2, 3, 4))
+    alone = [model.increase(outcome, 0) or 0.0 for outcome in (qk, ov)]
+    assert entry.sums()[0.25] == pytest.approx(sum(alone))
+    assert entry.together[0.25] == model.increase(both, 0)
+    assert entry.lost["qk"][0.25] == qk.objective_lost("qk")
+    assert 0.99 not in entry.ratios
+
+
+def test_figures_are_the_same_bytes_every_time(finished: Path) -> None:
+    pytest.importorskip("matplotlib")
+    recipe = load_recipe("small.yaml")
+    models = outcomes_of(recipe, Folder(path=finished))
+    first = draw(recipe, models)
+    assert draw(recipe, models) == first
+    assert sorted(first) == [
+        "bars-tiny-llama-fox.svg",
+        "diagnostic-tiny-llama-a3-fox.svg",
+        "ratio-tiny-llama-fox.svg",
+        "ratio-tiny-llama-topics.svg",
+    ]
+    for svg in first.values():
+        assert svg.startswith(b"<?xml")
+        assert b"<dc:date>" not in svg
+
+
+def test_figures_without_matplotlib_say_what_to_install(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    recipe = load_recipe("small.yaml")
+    with pytest.raises(TrisectError, match="plots"):
+        write_results(recipe, Folder(path=finished), Path("small.yaml"))
+    assert write_results(recipe, Folder(path=finished), Path("small.yaml"), figures=False)
+
+
+def test_json_repeats_the_measurements(finished: Path) -> None:
+    assert main(["compare", "small.yaml", "--no-run", "--no-figures", "--json", "r.json"]) == 1
+    data = json.loads(Path("r.json").read_text())
+    assert data["failed"] == 1
+    assert len(data["measurements"]) == 23
+
+
+def test_results_lie_beside_the_folder_of_recipes(bench: Path) -> None:
+    (bench / "recipes").mkdir()
+    write_recipe(bench / "recipes", figures=[])
+    assert main(["compare", "recipes/small.yaml", "--no-run"]) == 0
+    assert sorted(path.name for path in (bench / "results" / "small").iterdir()) == [
+        *("recipe.yaml", "table.csv", "table.md")
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "mpt", "gpt2", "phi3", "gpt_neox"])
+def test_shapes_and_modules_count_the_same_weights(name: str) -> None:
+    model = tiny(name)
+    shape, modules = shape_of(model), count(model)
+    linears = [linear for part in LINEARS.values() for linear in part]
+    assert modules.weights == sum(linear_weights(layer, x) for layer in shape.layers for x in linears)
+    assert modules.weights == chosen_weights(shape, CompressConfig(ratio=0.5))
+    assert modules.parameters == sum(p.numel() for p in model.parameters())
+
+
+def results() -> list[Path]:
+    return sorted(path.parent for path in (ROOT / "experiments" / "results").glob("*/recipe.yaml"))
+
+
+@pytest.mark.parametrize("folder", results(), ids=lambda folder: folder.name)
+def test_committed_tables_say_what_their_receipts_say(folder: Path) -> None:
+    source = ROOT / "experiments" / "recipes" / f"{folder.name}.yaml"
+    assert source.read_bytes() == (folder / "recipe.yaml").read_bytes()
+    recipe = load_recipe(source)
+    models = outcomes_of(recipe, Folder(path=folder))
+    hint = f"run `trisect compare experiments/recipes/{folder.name}.yaml`"
+    assert (folder / "table.md").read_text(encoding="utf-8") == page(recipe, models), hint
+    assert (folder / "table.csv").read_text(encoding="utf-8") == csv_text(models), hint

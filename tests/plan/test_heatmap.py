@@ -1,0 +1,64 @@
+"""The picture of a plan says what the plan says, and the same plan gives the same bytes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from plan_shapes import layer_shape, model_shape
+from rich.console import Console
+
+from trisect.errors import TrisectError
+from trisect.report.heatmap import heat_tables, kept_shares, write_heatmap
+
+LAYER = layer_shape(qk=64, pairs=32, vo=64, mlp=1536)
+BEFORE = model_shape(*[LAYER] * 30)
+AFTER = model_shape(*[LAYER.with_widths(qk=48, pairs=24, vo=64, mlp=1152 - 64 * (n % 3)) for n in range(30)])
+
+
+def test_shares_are_those_of_the_widths():
+    shares = kept_shares(BEFORE, AFTER)
+    assert shares["qk"] == [0.75] * 30
+    assert shares["ov"] == [1.0] * 30
+    assert shares["mlp"][:3] == [0.75, 1088 / 1536, 1024 / 1536]
+
+
+def test_the_terminal_shows_every_layer_and_fits_its_line(capsys: pytest.CaptureFixture[str]):
+    console = Console(width=120)
+    for table in heat_tables(BEFORE, AFTER):
+        console.print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120
+    assert lines[0].split()[2:] == [str(n) for n in range(24)]
+    assert lines[1].split() == ["QK", *["75"] * 24]
+    assert lines[3].split()[:4] == ["MLP", "75", "71", "67"]
+    assert lines[4].split()[2:] == [str(n) for n in range(24, 30)]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "SVG"])
+def test_the_same_plan_gives_the_same_bytes(tmp_path: Path, suffix: str):
+    pytest.importorskip("matplotlib")
+    first = write_heatmap(tmp_path / f"a.{suffix}", BEFORE, AFTER, title="a plan")
+    again = write_heatmap(tmp_path / f"b.{suffix}", BEFORE, AFTER, title="a plan")
+    assert first.read_bytes() == again.read_bytes()
+    other = write_heatmap(tmp_path / f"c.{suffix}", BEFORE, BEFORE, title="a plan")
+    assert other.read_bytes() != first.read_bytes()
+
+
+def test_an_svg_has_no_date_and_the_numbers_as_text(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    text = write_heatmap(tmp_path / "a.svg", BEFORE, AFTER, title="tiny: a3").read_text()
+    assert "<dc:date>" not in text
+    assert "tiny: a3" in text
+    assert ">71</text>" in text
+
+
+def test_another_format_is_refused(tmp_path: Path):
+    with pytest.raises(TrisectError, match=r"\.png or \.svg"):
+        write_heatmap(tmp_path / "a.jpg", BEFORE, AFTER)
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(TrisectError, match=r"pip install 'trisect\[plots\]'"):
+        write_heatmap(tmp_path / "a.png", BEFORE, AFTER)
+    assert not list(tmp_path.iterdir())

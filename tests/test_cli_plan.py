@@ -1,0 +1,199 @@
+"""`trisect plan`, and `compress` with goals other than a ratio, as a user meets them."""
+
+import json
+import math
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
+
+from tiny_models import LLAMA, VOCAB
+from trisect.cli import main
+from trisect.models import read_shape
+from trisect.plan import budget_of
+
+QUICK = ["--samples", "8", "--length", "32", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    config = transformers.LlamaConfig(**{**LLAMA, "head_dim": 32, "intermediate_size": 256})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    characters = [c for c in string.printable if c.isprintable()][: VOCAB - 2]
+    vocabulary = {token: index for index, token in enumerate(["<unk>", *characters])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text("the quick brown fox jumps over the lazy dog; pack my box with five dozen jugs. " * 30)
+    return file
+
+
+@pytest.fixture(scope="module")
+def curves(model_folder: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Loss curves, as `plan` measures them when their file does not exist."""
+    path = tmp_path_factory.mktemp("curves") / "curves.json"
+    arguments = ["--ratio", 0.2, "--allocate", "balanced", "--method", "a3", "--align", 8, *QUICK]
+    assert run("plan", model_folder, "--curves", path, "--calibration", text, *arguments) == 0
+    return path
+
+
+def run(*words: object) -> int:
+    return main([str(word) for word in words])
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_measured_curves_say_by_which_method_and_from_which_loss(curves: Path) -> None:
+    data = read(curves)
+    assert data["method"] == "a3"
+    assert 0 < data["dense_loss"] < 10
+    assert {(row["layer"], row["component"]) for row in data["points"]} == {
+        (layer, part) for layer in range(3) for part in ("qk", "ov", "mlp")
+    }
+
+
+@pytest.mark.parametrize(
+    ("goal", "field"),
+    [
+        (["--ratio", "0.25"], "linear_parameters"),
+        (["--kv-ratio", "0.5"], "kv_bytes_per_token"),
+        (["--ratio", "0.25", "--budget", "flops"], "flops"),
+        (["--target-params", "140K"], "parameters"),
+        (["--target-kv-bytes", "1KiB"], "kv_bytes_per_token"),
+    ],
+)
+@pytest.mark.parametrize("allocate", ["uniform", "search", "balanced"])
+def test_every_goal_is_planned_within_its_budget(
+    model_folder: Path,
+    curves: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    goal: list[str],
+    field: str,
+    allocate: str,
+) -> None:
+    out = tmp_path / "p.json"
+    arguments = ["--allocate", allocate, "--curves", curves, "--align", 8, "--json", out]
+    assert run("plan", model_folder, *goal, *arguments) == 0
+    printed = capsys.readouterr().out
+    assert "% kept" in printed
+    assert "planned" in printed
+    facts = read(out)
+    assert facts["budget"]["planned"] <= facts["budget"]["allowed"] < facts["budget"]["before"]
+    assert facts["after"][field] == facts["budget"]["planned"]
+    assert facts["before"][field] == facts["budget"]["before"]
+    if "kv" in goal[0]:
+        assert {layer["mlp"] for layer in facts["plan"]["layers"]} == {256}
+        assert facts["plan"]["ratio"] == pytest.approx(facts["ratio"])
+
+
+def test_a_dry_run_of_compress_is_the_plan(model_folder: Path, tmp_path: Path) -> None:
+    for verb, more in (("plan", []), ("compress", ["--dry-run", "-o", tmp_path / "out"])):
+        goal = ["--kv-ratio", 0.25, "--align", 8, "--json", tmp_path / f"{verb}.json"]
+        assert run(verb, model_folder, *goal, *more) == 0
+    assert read(tmp_path / "plan.json") == read(tmp_path / "compress.json")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_heat_map_is_drawn(model_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert run("plan", model_folder, "--ratio", 0.25, "--align", 8, "--heatmap", tmp_path / "plan.svg") == 0
+    assert "25.0% of the decoder removed" in (tmp_path / "plan.svg").read_text()
+
+
+def test_a_typed_goal_replaces_the_files(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("ratio: 0.5\nalign: 8\nfloor: qk=0.9\n")
+    out = tmp_path / "p.json"
+    assert run("plan", model_folder, "--config", tmp_path / "run.yaml", "--kv-ratio", 0.1, "--json", out) == 0
+    layers = read(out)["plan"]["layers"]
+    assert {layer["qk"] for layer in layers} == {32}
+    assert {layer["vo"] for layer in layers} == {24}
+
+
+def test_a_bound_on_perplexity_is_predicted_from_curves(
+    model_folder: Path, curves: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "p.json"
+    arguments = ["--curves", curves, "--allocate", "balanced", "--align", 8, "--json", out]
+    assert run("plan", model_folder, "--max-ppl-increase", "5%", *arguments) == 0
+    facts = read(out)
+    assert facts["predicted_rise"] <= math.log(1.05)
+    assert facts["ratio"] > 0
+
+
+@pytest.mark.parametrize("allocate", ["uniform", "balanced"])
+def test_compress_finds_the_smallest_model_within_a_bound(
+    model_folder: Path,
+    text: Path,
+    curves: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    allocate: str,
+) -> None:
+    out, result = tmp_path / "out", tmp_path / "r.json"
+    arguments = ["--calibration", text, "--eval", text, "--eval-windows", 2, "--align", 8, *QUICK]
+    arguments += ["--allocate", allocate, "--curves", curves, "--json", result, "-o", out]
+    assert run("compress", model_folder, "--max-ppl-increase", "20%", *arguments) == 0
+    assert "held-out calibration windows may rise by 20%" in capsys.readouterr().out
+    target = read(out / "receipt.json")["target"]
+    assert target["held_out"]["windows"] == 2
+    inside = [trial for trial in target["trials"] if trial["inside"]]
+    assert 1 <= len(target["trials"]) <= 6
+    assert all(trial["rise"] <= math.log(1.2) for trial in inside)
+    measured = read(result)
+    assert measured["plan"]["ratio"] == max(trial["ratio"] for trial in inside)
+    assert measured["plan"]["ratio"] == pytest.approx(measured["ratio"])
+    now, was, _ = read_shape(str(out))
+    assert budget_of(now).parameters < budget_of(was).parameters
+    assert budget_of(was).parameters == measured["before"]["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--ratio 0.25"),
+        (["--ratio", "0.2", "--kv-ratio", "0.5"], "one goal"),
+        (["--target-params", "100Q"], "--target-params 100M"),
+        (["--target-params", "100M"], "already fits"),
+        (["--target-params", "1K"], "ask for that much or more"),
+        (["--target-kv-bytes", "1"], "ask for that much or more"),
+        (["--kv-ratio", "0.5", "--parts", "mlp"], "--parts qk,ov"),
+        (["--ratio", "0.2", "--floor", "1.5"], "from 0 to 1"),
+        (["--ratio", "0.2", "--budget", "latency"], "--latency-table FILE"),
+        (["--ratio", "0.2", "--budget", "latency", "--latency-table", "no.json"], "trisect bench"),
+        (["--ratio", "0.2", "--allocate", "balanced"], "--curves FILE"),
+        (["--ratio", "0.2", "--curves", "no.json"], "--allocate search or balanced"),
+        (["--max-ppl-increase", "5%"], "--curves FILE"),
+        (["--ratio", "0.2", "--heatmap", "plan.jpg"], ".png or .svg"),
+    ],
+)
+def test_bad_input_is_one_line(
+    model_folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert run("plan", model_folder, *arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.count("\n") == 0
+    assert message in error
+
+
+def test_a_bound_is_not_measured_on_moments(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--max-ppl-increase", "5%", "--moments", tmp_path / "m.safetensors", "-o", tmp_path / "out"]
+    assert run("compress", model_folder, *arguments) == 2
+    assert "leave --moments out" in capsys.readouterr().err
