@@ -1,74 +1,145 @@
-"""a3 and a3+ on SmolLM2-135M with 64 windows of 2048 tokens: increase in perplexity, in and out of domain.
+"""a3+ on SmolLM2-135M, 64 windows of 2048 tokens: what it costs in perplexity, and what each piece brings.
 
-    .venv/bin/python experiments/a3plus_protocol.py [DEVICE]     # cuda: about seven minutes; cpu: hours
+    .venv/bin/python experiments/a3plus_protocol.py SECTION [--device cuda] [--out DIR]
 
-Calibration: random windows of WikiText-2 valid (seed 0). Evaluation: the first 64 windows of WikiText-2 test,
-and 32 windows of C4, which is another domain. The model is dequantised from 4 bits. Writes one receipt.
+Sections: uniform, balanced, scopes (who shares rotation frequencies), without (pieces left out), from-c4
+(calibrated on another domain), tasks. On one H200 a row takes about half a minute; on a CPU, hours.
+
+Calibration: random windows of WikiText-2 valid (seed 0). Evaluation: first windows of WikiText-2 test and of
+texts of other domains. The model is dequantised from 4 bits. Every finished row is written at once, and rows
+that the file already has are not run again.
 """
 
+import argparse
 import copy
+import json
 import os
-import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import device_tasks
 
 from trisect.config import CompressConfig
 from trisect.data import load_tokens
 from trisect.evaluate.perplexity import perplexity
+from trisect.evaluate.positions import perplexity_by_position
+from trisect.files import write_json
+from trisect.methods.a3plus import PIECES
 from trisect.models import load_model, shape_of
 from trisect.pipeline import compress
 from trisect.plan import budget_of, compare
-from trisect.receipt import build_receipt, write_json
+from trisect.receipt import build_receipt
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("TRISECT_ASSETS") or ROOT.parent / "shared") / "data"
 MODEL = os.environ.get("TRISECT_MODEL", "smollm2-135m")
-RESULT = ROOT / "experiments" / "results" / "a3plus-smollm2.json"
-CURVES = ROOT / "runs" / "curves-smollm2.json"
+RATIOS = (0.125, 0.25, 0.375)
+TEXTS = {
+    "wikitext-2 test": ("wikitext-2/test.txt", 64),
+    "c4": ("c4/c4.txt", 32),
+    "wikipedia": ("wikipedia/wiki.txt", 16),
+    "tinystories": ("tinystories/tinystories.txt", 8),
+}
+EXACT: dict[str, Any] = {"align": None}
+BASELINES = ("svd-llm", "svd-llm-v2", "fwsvd", "svd")
 
-ROWS: list[dict[str, Any]] = [
-    *({"method": "a3", "ratio": ratio, "align": None} for ratio in (0.125, 0.25, 0.375)),
-    *({"method": "a3+", "ratio": ratio, "align": None} for ratio in (0.125, 0.25, 0.375)),
-    *(
-        {"method": "a3+", "ratio": ratio, "align": 8, "allocate": "balanced"}
-        for ratio in (0.125, 0.25, 0.375)
-    ),
-    {"method": "a3+", "ratio": 0.25, "align": 16, "allocate": "balanced"},
-    {"method": "a3+", "ratio": 0.25, "align": None, "parts": ("qk",)},
-    {"method": "a3", "ratio": 0.25, "align": 8, "allocate": "balanced"},
-]
+SECTIONS: dict[str, list[dict[str, Any]]] = {
+    "uniform": [{"method": m, "ratio": r, **EXACT} for m in ("a3", "a3+") for r in RATIOS],
+    "balanced": [{"method": "a3+", "ratio": r, "align": 8, "allocate": "balanced"} for r in RATIOS],
+    "scopes": [
+        {"method": "a3+", "ratio": 0.25, "parts": ("qk",), "rope_scope": scope, **EXACT}
+        for scope in ("head", "layer", "model")
+    ]
+    + [{"method": "a3", "ratio": 0.25, "parts": ("qk",), **EXACT}],
+    "without": [{"method": "a3+", "ratio": 0.25, "without": (piece,), **EXACT} for piece in PIECES],
+    "from-c4": [{"method": m, "ratio": 0.25, **EXACT} for m in ("a3", "a3+")],
+    "tasks": [{"method": m, "ratio": 0.25, **EXACT} for m in ("a3", "a3+", *BASELINES)]
+    + [{"method": "a3+", "ratio": 0.25, "align": 8, "allocate": "balanced"}],
+}
 
 
-def main(device: str = "cpu") -> None:
-    """Run every row and write the receipt."""
-    loaded = load_model(MODEL, device=device)
-    cut = {"length": 2048, "seed": 0}
-    tokens = load_tokens(
-        str(DATA / "wikitext-2/valid.txt"), loaded.tokenizer, samples=64, sampling="random", **cut
+class Protocol:
+    """The model, the texts, and one file of rows."""
+
+    def __init__(self, section: str, *, device: str, out: Path, requests: Path | None):
+        self.section, self.path, self.curves = section, out / f"a3plus-{section}.json", out / "curves.json"
+        self.loaded = load_model(MODEL, device=device)
+        source = "c4/c4_demo.jsonl" if section == "from-c4" else "wikitext-2/valid.txt"
+        self.tokens = self._tokens(source, 64, sampling="random")
+        self.texts = {name: self._tokens(file, n) for name, (file, n) in TEXTS.items()}
+        self.requests = device_tasks.read_requests(requests) if requests else None
+        done = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        self.rows: list[dict[str, Any]] = done.get("rows", [])
+        self.before = budget_of(shape_of(self.loaded.model))
+        self.dense = {name: perplexity(self.loaded.model, ids).perplexity for name, ids in self.texts.items()}
+
+    def _tokens(self, file: str, samples: int, *, sampling: str = "first") -> Any:
+        cut = {"samples": samples, "length": 2048, "seed": 0, "sampling": sampling}
+        return load_tokens(str(DATA / file), self.loaded.tokenizer, **cut)
+
+    def run(self, *, seconds: float) -> None:
+        """Every row that is not there yet, as long as there is time to start one."""
+        started = time.perf_counter()
+        if self.section in ("tasks", "scopes") and not self.rows:
+            self.add({"method": "dense"}, self.loaded.model, seconds=0.0)
+        for settings in SECTIONS[self.section]:
+            if time.perf_counter() - started > seconds:
+                print("out of time; run again for the rest", flush=True)
+                return
+            if any(row["settings"] == _plain(settings) for row in self.rows):
+                continue
+            model, begun = copy.deepcopy(self.loaded.model), time.perf_counter()
+            compress(model, CompressConfig(**settings), tokens=self.tokens, curves=self.curves)
+            self.add(settings, model, seconds=time.perf_counter() - begun)
+
+    def add(self, settings: dict[str, Any], model: Any, *, seconds: float) -> None:
+        """Measure a model and write its row."""
+        row = {
+            "settings": _plain(settings),
+            "removed": compare(self.before, budget_of(shape_of(model))).ratio,
+            "perplexity": {name: perplexity(model, ids).perplexity for name, ids in self.texts.items()},
+            "seconds": round(seconds, 1),
+        }
+        if self.section == "scopes":
+            text = self.texts["wikitext-2 test"]
+            row["by_position"] = asdict(perplexity_by_position(model, text, buckets=8))
+        if self.section == "tasks" and self.requests is not None:
+            answers = device_tasks.answer_calls(model, self.requests, batch_size=64)
+            name = settings["method"].replace("+", "plus") + settings.get("allocate", "")
+            path = self.path.parent / f"answers-{name}.json"
+            device_tasks.write_answers(path, self.requests, answers, row)
+        self.rows.append(row)
+        rise = {name: round(value - self.dense[name], 3) for name, value in row["perplexity"].items()}
+        print(row["settings"], rise, row["seconds"], flush=True)
+        receipt = build_receipt(
+            {"script": "experiments/a3plus_protocol.py", "section": self.section, "model": MODEL},
+            seed=0,
+            token_hash=self.tokens.hash,
+            timings={},
+        )
+        write_json(self.path, {"dense": self.dense, "rows": self.rows, "receipt": receipt})
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    texts = {
-        "wikitext-2 test": ("wikitext-2/test.txt", 64),
-        "c4": ("c4/c4.txt", 32),
-    }
-    judged = {
-        name: load_tokens(str(DATA / file), loaded.tokenizer, samples=n, sampling="first", **cut)
-        for name, (file, n) in texts.items()
-    }
-    dense = {name: perplexity(loaded.model, ids).perplexity for name, ids in judged.items()}
-    before = budget_of(shape_of(loaded.model))
-    rows = []
-    for settings in ROWS:
-        model, started = copy.deepcopy(loaded.model), time.perf_counter()
-        compress(model, CompressConfig(**settings), tokens=tokens, curves=CURVES)
-        seconds = time.perf_counter() - started
-        increase = {name: perplexity(model, ids).perplexity - dense[name] for name, ids in judged.items()}
-        removed = compare(before, budget_of(shape_of(model))).ratio
-        rows.append({**settings, "removed": removed, "increase": increase, "seconds": seconds})
-        print(rows[-1], flush=True)
-    receipt = build_receipt({"model": MODEL, "rows": ROWS}, seed=0, token_hash=tokens.hash, timings={})
-    write_json(RESULT, {"dense": dense, "rows": rows, "receipt": receipt})
+    parser.add_argument("section", choices=SECTIONS)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=ROOT / "experiments" / "results")
+    parser.add_argument("--requests", type=Path, help="for tasks: what device_tasks.py recorded")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row after this long")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    protocol = Protocol(given.section, device=given.device, out=given.out, requests=given.requests)
+    protocol.run(seconds=given.seconds)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

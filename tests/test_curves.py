@@ -8,7 +8,7 @@ import torch
 
 from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
-from trisect.curves import TEST_SHARE, _Judge, measure_curves
+from trisect.curves import TEST_SHARE, measure_curves
 from trisect.data import tokens_from_tensor
 from trisect.methods import METHODS
 from trisect.models import layer_views, shape_of
@@ -16,17 +16,6 @@ from trisect.pipeline import compress
 from trisect.plan import budget_of
 
 CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))
-
-
-@pytest.mark.parametrize("name", ["llama-gqa", "mpt", "qwen3"])
-def test_the_judged_loss_is_the_models_own(name: str) -> None:
-    model, ids = tiny(name), tokens(5, 20)
-    judge = _Judge(model, layer_views(model), ids, batch_size=2)
-    with torch.no_grad():
-        expected = model(ids, labels=ids).loss.item()
-    assert judge.loss(0) == pytest.approx(expected, rel=1e-5)
-    judge.advance(layer_views(model)[0])
-    assert judge.loss(1) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "phi3"])

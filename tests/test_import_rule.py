@@ -21,7 +21,13 @@ ALLOWED = {
     },
     "plan": {"trisect.plan", "trisect.shapes", "trisect.parts", "trisect.errors", "trisect.config"},
     "data": {"trisect.data", "trisect.errors", "trisect.files"},
-    "calibrate": {"trisect.calibrate", "trisect.models", "trisect.errors", "trisect.files"},
+    "calibrate": {
+        "trisect.calibrate",
+        "trisect.models",
+        "trisect.parts",
+        "trisect.errors",
+        "trisect.files",
+    },
     "evaluate": {"trisect.evaluate", "trisect.data", "trisect.errors"},
 }
 OUTSIDE = {"solve": {"torch"}, "methods": {"torch"}, "plan": {"numpy"}}

@@ -141,12 +141,12 @@ def tiny(name: str, *, seed: int = 0, attention: str | None = None, dtype: Any =
         model = transformers.Mistral3ForConditionalGeneration._from_config(config, **kwargs)
     else:
         model = transformers.AutoModelForCausalLM.from_config(config, **kwargs)
-    _shake(model, seed=seed)
+    shake(model, seed=seed)
     return model.to(dtype or torch.float32).eval()
 
 
 @torch.no_grad()
-def _shake(model: nn.Module, *, seed: int) -> None:
+def shake(model: nn.Module, *, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed + 1)
     for name, parameter in model.named_parameters():
         if "embed" in name or "wte" in name or "wpe" in name:

@@ -28,6 +28,7 @@ from trisect.parts import COMPONENTS
 SAMPLINGS = ("random", "first")
 ALIGNMENTS = (8, 16, 32)
 ALLOCATIONS = ("uniform", "search", "balanced")
+ROPE_SCOPES = ("head", "layer", "model")
 DEFAULT_ALIGN = 16
 
 
@@ -97,6 +98,10 @@ class CompressConfig:
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     qk_norm_tolerance: float = 0.1
     """QK-norm layers whose corrected denominator misses by more than this keep their QK whole."""
+    rope_scope: str = "head"
+    """Who shares one set of rotation frequencies: the query heads of a key head, a layer, or the model."""
+    without: tuple[str, ...] = ()
+    """Pieces of a3+ to leave out, to see what each brings."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -114,6 +119,8 @@ class CompressConfig:
             raise TrisectError(
                 f"qk_norm_tolerance must be 0 or more, not {self.qk_norm_tolerance!r}; try 0.1."
             )
+        if self.rope_scope not in ROPE_SCOPES:
+            raise unknown_name("rope scope", str(self.rope_scope), ROPE_SCOPES)
         _check_integer("seed", self.seed, minimum=0)
         if self.allocate is not None and self.allocate not in ALLOCATIONS:
             raise unknown_name("allocation", str(self.allocate), ALLOCATIONS)
@@ -132,6 +139,7 @@ class CompressConfig:
         """Plain lists, numbers and strings, ready for JSON or YAML."""
         data = asdict(self)
         data["parts"] = list(self.parts)
+        data["without"] = list(self.without)
         data["layers"] = None if self.layers is None else list(self.layers)
         return data
 
@@ -142,6 +150,7 @@ class CompressConfig:
         values = dict(data)
         readers: dict[str, Callable[[str], Any]] = {
             "parts": parse_parts,
+            "without": parse_names,
             "layers": parse_layers,
             "align": parse_align,
             "target_params": parse_count,
@@ -216,6 +225,11 @@ def parse_align(text: str) -> int | None:
     if text.strip().isdecimal() and int(text) in ALIGNMENTS:
         return int(text)
     raise TrisectError(f"Cannot align widths to {text!r}; use --align 8, 16, 32 or none.")
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Names from "fold,values"; nothing from an empty text."""
+    return tuple(piece.strip() for piece in text.split(",") if piece.strip())
 
 
 def parse_parts(text: str) -> tuple[str, ...]:

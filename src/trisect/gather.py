@@ -21,13 +21,17 @@ from trisect.config import CompressConfig
 from trisect.data import Tokens, load_tokens
 from trisect.errors import TrisectError
 from trisect.methods import get_method
-from trisect.methods.method import Method
+from trisect.methods.method import Method, Options
 from trisect.models import LayerView, fingerprint, layer_views, shape_of
 from trisect.models.check import check_finite, check_tokens
-from trisect.parts import COMPONENTS, LINEARS
+from trisect.parts import COMPONENTS, LINEARS, Slots
 from trisect.plan import Plan
 
 Round = tuple[LayerView, tuple[str, ...], dict[str, Tensor]]
+
+ROTATION = ("rates", "rotary_scaling")
+SHARING_WINDOWS = 16
+"""Calibration windows that decide on rotation rates for a whole model."""
 
 NARROW = "narrow_"
 """Prefix of moments behind the layers cut so far, for methods that read both."""
@@ -41,6 +45,7 @@ def rounds(
     *,
     tokens: Tokens | None,
     moments: str | Path | None,
+    options: Options,
     progress: Progress | None,
 ) -> Iterator[Round]:
     """From stored moments, from the dense model, or from the narrow one as it grows."""
@@ -48,7 +53,7 @@ def rounds(
         return _stored(model, method, plan, config, moments)
     assert tokens is not None
     if method.repairs:
-        return _repaired(model, method, config, tokens, progress)
+        return _repaired(model, method, plan, config, tokens, options, progress)
     if method.sequential:
         return _sequential(model, method, plan, config, tokens, progress)
     return _dense(model, method, plan, config, tokens, progress)
@@ -100,18 +105,52 @@ def _sequential(
 
 
 def _repaired(
-    model: Any, method: Method, config: CompressConfig, tokens: Tokens, progress: Progress | None
+    model: Any,
+    method: Method,
+    plan: Plan,
+    config: CompressConfig,
+    tokens: Tokens,
+    options: Options,
+    progress: Progress | None,
 ) -> Iterator[Round]:
     """One component after the other, on what the layers narrowed so far really feed it."""
     views = layer_views(model)
+    together = agreed(model, method, plan, config, tokens, options)
     batch_size = config.calibration.batch_size
     streams = TwoStreams(model, views, tokens.ids, batch_size=batch_size, seed=config.seed)
     for view in views:
-        streams.begin(view, progress=progress)
-        if config.layers is None or view.index in config.layers:
-            for part in (part for part in COMPONENTS if part in config.parts):
-                yield view, (part,), streams.statistics(view, part, method.reads[part])
+        cut = config.layers is None or view.index in config.layers
+        width = plan.width(view.index, "qk")
+        turns = cut and "qk" in config.parts and width != view.shape().qk
+        heard = streams.begin(view, method.heard if turns else frozenset(), progress=progress)
+        for part in (part for part in COMPONENTS if cut and part in config.parts):
+            slots: tuple[Slots, ...] = ()
+            if part == "qk" and turns and method.slots is not None:
+                slots = method.slots(view.part("qk"), heard, width, options, together)
+            statistics = streams.statistics(view, part, method.reads[part], slots=slots)
+            yield view, (part,), {**{name: heard[name] for name in ROTATION if name in heard}, **statistics}
         streams.finish(view)
+        if "streams" in options.without:
+            streams.narrow.hidden = list(streams.dense.hidden)
+
+
+def agreed(
+    model: Any, method: Method, plan: Plan, config: CompressConfig, tokens: Tokens, options: Options
+) -> Any:
+    """What all layers share before the first is solved: a look at the dense model, on a few windows."""
+    if options.rope_scope != "model" or method.share is None or "qk" not in config.parts:
+        return None
+    views = layer_views(model)
+    widths = {plan.width(view.index, "qk") for view in views}
+    if len(widths) != 1 or config.layers is not None:
+        raise TrisectError(
+            "--rope-scope model needs all layers at one query/key width; use --allocate uniform and all "
+            "layers, or --rope-scope layer."
+        )
+    ids = tokens.ids[:SHARING_WINDOWS]
+    streams = TwoStreams(model, views, ids, batch_size=config.calibration.batch_size, seed=config.seed)
+    heard = [(view.part("qk"), streams.begin(view, method.heard)) for view in views]
+    return method.share(heard, widths.pop(), options)
 
 
 def _stored(

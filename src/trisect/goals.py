@@ -64,9 +64,6 @@ class Increase:
         # log((e^dense + amount) / e^dense), for losses whose exponential would not fit a float as well.
         return math.log1p(self.amount * math.exp(-dense))
 
-    def __str__(self) -> str:
-        return f"{self.amount:.4g}" if not self.relative else f"{100 * self.amount:.4g}%"
-
 
 Goal = Share | Limit | Increase
 

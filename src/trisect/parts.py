@@ -38,6 +38,9 @@ class QK:
     frequencies: Tensor  # (h_kv, pairs) index of each pair's frequency; pairs = 0 without RoPE
     norm_q: Tensor | None = None  # (h, d) RMS-norm weights between projection and rotation
     norm_k: Tensor | None = None  # (h_kv, d)
+    rates: Tensor | None = None
+    """(h_kv, pairs) radians per token, where pairs turn at rates of their own (folded frequencies); the
+    indices in `frequencies` then name the model's nearest ones."""
 
     @property
     def width(self) -> int:
@@ -51,6 +54,18 @@ class QK:
     def group(self) -> int:
         """Query heads that share one key head."""
         return self.W_q.shape[0] // self.W_k.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slots:
+    """Rotating slots that may stand in for a head's pairs, each at a rate of its own.
+
+    Pairs and slots are complex rows here (first + i second): k' = k k_map, q' = q q_map.
+    """
+
+    k_map: Tensor  # (h_kv, pairs, slots) complex
+    q_map: Tensor  # (h_kv, pairs, slots) complex
+    rates: Tensor  # (h_kv, slots) radians per token
 
 
 @dataclass(frozen=True, kw_only=True)

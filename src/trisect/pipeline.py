@@ -12,7 +12,8 @@ from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.gather import calibration_tokens, refuse_stored_moments, rounds
 from trisect.methods import get_method, solve
-from trisect.methods.method import Method, Options
+from trisect.methods.a3plus import check_pieces
+from trisect.methods.method import Method, Options, options_of
 from trisect.models import layer_views, mark_compressed, original_widths, shape_of
 from trisect.models.check import check_finite, check_tokens
 from trisect.plan import Plan, check_plannable, plan_for
@@ -49,6 +50,7 @@ def compress(
     """
     started = time.perf_counter()
     method = get_method(config.method)
+    check_pieces(config.without)
     config = replace(config, allocate=config.allocate or method.allocate)
     check_finite(model)
     if moments is None:
@@ -58,12 +60,14 @@ def compress(
         refuse_stored_moments(method)
 
     original = original_widths(model)
-    options = Options(qk_norm_tolerance=config.qk_norm_tolerance)
+    options = options_of(config)
     if plan is None:
         plan = make_plan(model, method, config, tokens, options=options, curves=curves, progress=progress)
 
     losses = []
-    gathered = rounds(model, method, plan, config, tokens=tokens, moments=moments, progress=progress)
+    gathered = rounds(
+        model, method, plan, config, tokens=tokens, moments=moments, options=options, progress=progress
+    )
     for view, components, statistics in gathered:
         for component in components:
             part, width = view.part(component), plan.width(view.index, component)

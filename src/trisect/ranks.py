@@ -10,9 +10,10 @@ from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.judge import Judge
 from trisect.methods.method import Method, Options, solve
-from trisect.models import LayerView, layer_views
-from trisect.parts import LINEARS
+from trisect.models import layer_views, shape_of
+from trisect.parts import COMPONENTS, LINEARS
 from trisect.plan import Plan
+from trisect.plan.budget import linear_heads, linear_sizes
 from trisect.plan.problem import chosen_layers
 from trisect.plan.ranks import (
     Key,
@@ -25,7 +26,7 @@ from trisect.plan.ranks import (
     truncation_loss,
     uniform_ranks,
 )
-from trisect.shapes import LinearShape, widths_of
+from trisect.shapes import LayerShape, LinearShape, ModelShape, widths_of
 
 KEPT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 """Shares of a linear map's parameters at which ASVD's search looks at the loss."""
@@ -35,14 +36,15 @@ JUDGING_WINDOWS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Everything a search may look at."""
+    """Which linear maps are to have ranks, and everything a search may look at."""
 
-    model: Any
+    shape: ModelShape
     method: Method
     rule: Rule
     ratio: float
     align: int | None
     sizes: dict[Key, Size]
+    model: Any
     tokens: Tokens | None
     options: Options
     batch_size: int | None
@@ -52,8 +54,8 @@ class Problem:
     def ids(self) -> Any:
         if self.tokens is None:
             raise TrisectError(
-                f"The rank search of {self.method.name} looks at calibration text, not at stored moments; "
-                "leave --moments out, or use --allocate uniform."
+                f"The rank search of {self.method.name} looks at calibration text, which a plan alone and stored "
+                "moments do not have; use --allocate uniform (or compress without --moments)."
             )
         return self.tokens.ids
 
@@ -67,44 +69,49 @@ def linear_plan(
     options: Options,
     progress: Progress | None,
 ) -> Plan:
-    """The ranks (or kept weights) of every linear map that a method on linear maps is to change."""
-    views = layer_views(model)
-    ratio = _ratio(method, config)
-    wanted = set(chosen_layers(config.layers, num_layers=len(views)))
-    sizes = {
-        (view.index, name): _size(view, name)
-        for view in views
-        if view.index in wanted
-        for name in maps_of(method, view, config.parts)
-    }
+    """The ranks (or kept weights) of every linear map that a method on linear maps is to change.
+
+    Uniform ranks need sizes only: there `model` may be a ModelShape.
+    """
+    shape = model if isinstance(model, ModelShape) else shape_of(model)
+    chosen = chosen_layers(config.layers, num_layers=len(shape.layers))
     assert method.rank is not None
     problem = Problem(
-        model=model,
+        shape=shape,
         method=method,
         rule=method.rank,
-        ratio=ratio,
+        ratio=_ratio(method, config),
         align=None if method.masks else config.align,
-        sizes=sizes,
+        sizes={
+            (index, name): _size(index, shape.layers[index], name)
+            for index in chosen
+            for name in maps_of(method, shape.layers[index], config.parts)
+        },
+        model=model,
         tokens=tokens,
         options=options,
         batch_size=config.calibration.batch_size,
         progress=progress,
     )
-    ranks = _search(config)(problem) if config.allocate == "search" else _uniform(problem)
+    if not problem.sizes:
+        raise TrisectError(
+            f"{method.name} changes nothing in {','.join(config.parts)}; use --parts {','.join(method.parts)}."
+        )
+    ranks = _allocation(method, config)(problem)
     return Plan(
-        layers=tuple(widths_of(view.shape()) for view in views),
+        layers=tuple(map(widths_of, shape.layers)),
         method=method.name,
-        ratio=ratio,
+        ratio=problem.ratio,
         align=config.align,
-        linears=tuple(_entries(method, view, ranks, sizes) for view in views),
+        linears=tuple(_entries(problem, ranks, index) for index in range(len(shape.layers))),
         masked=method.masks,
     )
 
 
-def maps_of(method: Method, view: LayerView, parts: tuple[str, ...]) -> tuple[str, ...]:
+def maps_of(method: Method, layer: LayerShape, parts: tuple[str, ...]) -> tuple[str, ...]:
     """The linear maps of a layer that a method changes, within the parts asked for."""
-    asked = {name for part in parts for name in LINEARS[part]}
-    return tuple(name for name in view.linears() if name in asked and name in method.solvers)
+    names = [name for part in COMPONENTS if part in parts for name in LINEARS[part]]
+    return tuple(name for name in names if name in method.solvers and (name != "gate" or layer.gated))
 
 
 def _ratio(method: Method, config: CompressConfig) -> float:
@@ -112,6 +119,11 @@ def _ratio(method: Method, config: CompressConfig) -> float:
     if ratio is None:
         raise TrisectError(
             f"{method.name} works on single linear maps, whose goal is a ratio; use e.g. --ratio 0.25."
+        )
+    if config.goal.budget not in ("params", "kv" if method.cached else "params"):
+        raise TrisectError(
+            f"The ratio of {method.name} is of {'the KV cache' if method.cached else 'weights'}, not of "
+            f"{config.goal.budget}; leave --budget out."
         )
     if method.ratio is not None and ratio != method.ratio:
         raise TrisectError(
@@ -121,16 +133,14 @@ def _ratio(method: Method, config: CompressConfig) -> float:
     return ratio
 
 
-def _search(config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
-    def none(problem: Problem) -> dict[Key, int]:
-        raise TrisectError(f"The paper of {problem.method.name} has no rank search; use --allocate uniform.")
-
-    def chosen(problem: Problem) -> dict[Key, int]:
-        return SEARCHES.get(problem.method.search or "", none)(problem)
-
+def _allocation(method: Method, config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
+    if config.allocate in (None, "uniform"):
+        return _uniform
     if config.allocate == "balanced":
         raise TrisectError("Methods on single linear maps have no loss curves; use --allocate uniform.")
-    return chosen
+    if method.search not in SEARCHES:
+        raise TrisectError(f"The paper of {method.name} has no rank search; use --allocate uniform.")
+    return SEARCHES[method.search]
 
 
 def _uniform(problem: Problem) -> dict[Key, int]:
@@ -199,21 +209,21 @@ SEARCHES: dict[str, Callable[[Problem], dict[Key, int]]] = {
 }
 
 
-def _size(view: LayerView, name: str) -> Size:
-    part = view.linear(name)
-    return part.W.shape[0], part.W.shape[1], part.heads
+def _size(index: int, layer: LayerShape, name: str) -> Size:
+    if any(linear.name == name for linear in layer.linears):
+        raise TrisectError(f"Layer {index}: {name} is already factored; compress the original model.")
+    return *linear_sizes(layer, name), linear_heads(layer, name)
 
 
-def _entries(
-    method: Method, view: LayerView, ranks: dict[Key, int], sizes: dict[Key, Size]
-) -> tuple[LinearShape, ...]:
+def _entries(problem: Problem, ranks: dict[Key, int], index: int) -> tuple[LinearShape, ...]:
+    method = problem.method
     return tuple(
         LinearShape(
             name=name,
             rank=rank,
-            groups=1 if method.groups is None else method.groups(sizes[layer, name][2]),
+            groups=1 if method.groups is None else method.groups(problem.sizes[layer, name][2]),
             cached=method.cached,
         )
         for (layer, name), rank in ranks.items()
-        if layer == view.index
+        if layer == index
     )

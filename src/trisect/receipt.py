@@ -46,6 +46,8 @@ def package_version(name: str) -> str | None:
 
 def package_commit() -> str | None:
     """The git commit this package runs from, "-dirty" if changed; None outside a checkout."""
+    if "TRISECT_COMMIT" in os.environ:  # a copy of the files, without their history
+        return os.environ["TRISECT_COMMIT"]
     # A virtual environment may lie inside some other repository: ask whether this file is tracked.
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None

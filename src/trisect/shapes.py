@@ -40,6 +40,8 @@ class LayerShape:
     qk_norm: bool = False
     shared_output: bool = False
     """One output projection for all heads (the paper's OV-overall study)."""
+    folded: bool = False
+    """Pairs turn at rates of their own instead of the model's frequencies."""
     linears: tuple[LinearShape, ...] = ()
     """The linear maps that became two; empty for dense and narrow layers."""
 

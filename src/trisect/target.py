@@ -25,7 +25,7 @@ from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import perplexity
 from trisect.gather import calibration_tokens
 from trisect.methods import get_method
-from trisect.methods.method import Options
+from trisect.methods.method import options_of
 from trisect.models import shape_of
 from trisect.models.check import check_finite, check_tokens
 from trisect.pipeline import Compressed, compress
@@ -55,7 +55,7 @@ def compress_within(
     tokens = tokens or _windows_apart(config, tokenizer)
     check_tokens(model, tokens.ids)
     solving, judging = _split(tokens)
-    options = Options(qk_norm_tolerance=config.qk_norm_tolerance)
+    options = options_of(config)
     loss_curves = curves_for(model, config, tokens, options=options, path=curves, progress=progress)
     shape = shape_of(model)
     problem = problem_for(shape, config)

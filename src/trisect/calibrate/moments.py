@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trisect.calibrate.scores import ScoreSampler
+from trisect.calibrate.scores import QuerySampler
 from trisect.errors import TrisectError
 from trisect.models.view import LayerView
 
@@ -86,7 +86,8 @@ READINGS: dict[str, Reading] = {
 # Regressions of a target on what is heard: name -> tap. Each gives NAME_gram, NAME_target, NAME_energy and
 # NAME_tokens over the fitting tokens, and the same with _held over the held-out ones.
 REGRESSIONS = {"a": "a", "mlp": "down"}
-SCORES = "scores"
+SAMPLED = frozenset({"scores", "keys"})
+"""Sums over sampled queries (scores.py): a sampler that is given gathers them."""
 
 Target = Callable[[str], Tensor]
 """Tap name -> what the projection behind that tap should put out for the batch at hand."""
@@ -95,12 +96,12 @@ Target = Callable[[str], Tensor]
 class Accumulator:
     """Sums of the moments asked for, over all batches of one layer."""
 
-    def __init__(self, names: frozenset[str], *, sampler: ScoreSampler | None = None):
+    def __init__(self, names: frozenset[str], *, sampler: QuerySampler | None = None):
         regressed = {name for name in REGRESSIONS if f"{name}_target" in names}
         covered = {f"{name}_{what}" for name in regressed for what in ("gram", "target", "energy", "tokens")}
-        self.readings = sorted(names - covered - {SCORES})
+        self.readings = sorted(names - covered - SAMPLED)
         self.regressed = sorted(regressed)
-        self.sampler = sampler if SCORES in names else None
+        self.sampler = sampler
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
         self.held = False
@@ -109,10 +110,11 @@ class Accumulator:
     def __call__(self, tap: str, *heard: Tensor) -> None:
         if tap == "rotated":
             if self.sampler is not None:
-                total, count = self.sampler(*heard)
+                found, count = self.sampler(*heard)
                 suffix = "_held" if self.held else ""
-                self._add(f"{SCORES}{suffix}", total, count)
-                self._add(f"{SCORES}_tokens{suffix}", torch.tensor(float(count), dtype=torch.float64), 0)
+                for name, total in found.items():
+                    self._add(f"{name}{suffix}", total, count)
+                self._add(f"scores_tokens{suffix}", torch.tensor(float(count), dtype=torch.float64), 0)
             return
         x = heard[0]
         tokens = x.shape[0] * x.shape[1] if x.ndim == 4 else x.numel() // x.shape[-1]

@@ -57,9 +57,17 @@ class Stream:
         return cls(hidden, calls)
 
     @torch.no_grad()
-    def advance(self, view: LayerView, *, progress: Progress | None = None) -> None:
-        """Move past one layer."""
+    def advance(
+        self,
+        view: LayerView,
+        *,
+        progress: Progress | None = None,
+        before: Callable[[int], None] | None = None,
+    ) -> None:
+        """Move past one layer; `before` is told the number of each batch."""
         for number, states in enumerate(self.hidden):
+            if before is not None:
+                before(number)
             call = self.calls[len(states)][view.index]
             output = view.layer(states, *call.args, **call.kwargs)
             self.hidden[number] = output[0] if isinstance(output, tuple) else output

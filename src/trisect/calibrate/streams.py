@@ -4,7 +4,7 @@ Each layer of the narrow stream is fitted so that its residual stream comes back
 earlier layer left undone is part of the target of the next.                                [math.md F-3]
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,18 @@ from torch import Tensor, nn
 
 from trisect.calibrate.moments import Accumulator, listening
 from trisect.calibrate.replay import TOKENS_PER_BATCH, Progress, Stream
-from trisect.calibrate.scores import QUERIES, ScoreSampler
+from trisect.calibrate.scores import (
+    QUERIES,
+    KeyCovariances,
+    PairGrams,
+    QuerySampler,
+    Reading,
+    SlotGrams,
+)
 from trisect.errors import TrisectError
+from trisect.models.rotary import rotation_of
 from trisect.models.view import LayerView
+from trisect.parts import QK, Slots
 
 # One batch in eight chooses the ridge and does not take part in the fit it judges.
 HELD_SHARE = 8
@@ -39,27 +48,60 @@ class TwoStreams:
         fitting = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
         size = max(1, min(fitting, len(ids) // HELD_SHARE))
         self.views, self.seed = views, seed
+        decoder = views[0].family.layers.rpartition(".")[0]
+        self.rotation = rotation_of(model.get_submodule(decoder))
         self.dense = Stream.embed(model, views, ids, batch_size=size)
         self.narrow = Stream(list(self.dense.hidden), self.dense.calls)
         self.num_held = max(1, len(self.dense.hidden) // HELD_SHARE)
         self.per_window = max(1, -(-QUERIES // len(ids)))
 
-    def begin(self, view: LayerView, *, progress: Progress | None = None) -> None:
-        """Run the dense layer, keeping what its two output projections add to the residual stream."""
+    def begin(
+        self, view: LayerView, names: frozenset[str] = frozenset(), *, progress: Progress | None = None
+    ) -> dict[str, Tensor]:
+        """Run the dense layer, keeping what its two output projections add to the residual stream.
+
+        Gives the moments `names` of it; with sampled ones come the rates its pairs turn at, if those are
+        the same for all lengths.
+        """
+        rates = self._rates(view)
+        readings: list[Reading] = []
+        if view.attention.num_pairs and "scores" in names:
+            readings.append(PairGrams(view.attention.num_pairs))
+        if rates is not None and "keys" in names:
+            readings.append(KeyCovariances(rates))
+        accumulator = Accumulator(names, sampler=self._sampler(view, readings))
+
+        def hold(number: int) -> None:
+            accumulator.held = number >= len(self.dense.hidden) - self.num_held
+
         self.before = list(self.dense.hidden)
         self.attention_out: list[Tensor] = []
         self.mlp_out: list[Tensor] = []
         o = getattr(view.attention, view.family.o)
-        with _keeping(o, self.attention_out), _keeping(view.down, self.mlp_out):
-            self.dense.advance(view, progress=progress)
+        with listening(view, accumulator), _keeping(o, self.attention_out), _keeping(view.down, self.mlp_out):
+            self.dense.advance(view, progress=progress, before=hold)
+        found = accumulator.means(view.index)
+        if "keys" in found and rates is not None and self.rotation is not None:
+            # Pairs that were folded before no longer turn by the table, and have its scaling in their weights.
+            scaling = self.rotation.scaling if view.attention.rotary_rates is None else 1.0
+            found |= {"rates": rates, "rotary_scaling": torch.tensor(scaling, dtype=torch.float64)}
+        return found
 
-    def statistics(self, view: LayerView, component: str, names: frozenset[str]) -> dict[str, Tensor]:
-        """Moments of the layer as it now stands on the narrow stream, with the dense outputs as targets."""
-        pairs = view.attention.num_pairs
-        sampler = None
-        if pairs:
-            sampler = ScoreSampler(pairs, per_window=self.per_window, seed=self.seed + view.index)
-        accumulator = Accumulator(names, sampler=sampler)
+    def statistics(
+        self, view: LayerView, component: str, names: frozenset[str], *, slots: Sequence[Slots] = ()
+    ) -> dict[str, Tensor]:
+        """Moments of the layer as it now stands on the narrow stream, with the dense outputs as targets.
+
+        With `slots`, the sampled queries say how well these would stand in for the layer's pairs.
+        """
+        readings: list[Reading] = []
+        if slots:
+            rates = self._rates(view)
+            assert rates is not None
+            readings.append(SlotGrams(slots, rates))
+        elif view.attention.num_pairs and "scores" in names:
+            readings.append(PairGrams(view.attention.num_pairs))
+        accumulator = Accumulator(names, sampler=self._sampler(view, readings))
         o = getattr(view.attention, view.family.o)
         attended: list[Tensor] = []
         with listening(view, accumulator), _keeping(o, attended), _stopping(view, component != "mlp"):
@@ -71,7 +113,23 @@ class TwoStreams:
                     view.layer(states, *call.args, **call.kwargs)
                 except _Enough:
                     pass
-        return accumulator.means(view.index)
+        found = accumulator.means(view.index)
+        for number, one in enumerate(slots):
+            found |= {f"slots{number}_{name}": value for name, value in vars(one).items()}
+        return found
+
+    def _sampler(self, view: LayerView, readings: list[Reading]) -> QuerySampler | None:
+        if not readings:
+            return None
+        return QuerySampler(readings, per_window=self.per_window, seed=self.seed + view.index)
+
+    def _rates(self, view: LayerView) -> Tensor | None:
+        """Radians per token (k, P) of the layer's pairs, where they are the same for every length."""
+        part = view.part("qk") if view.attention.num_pairs and self.rotation is not None else None
+        if part is None or self.rotation is None:
+            return None
+        assert isinstance(part, QK)
+        return part.rates if part.rates is not None else self.rotation.rates[part.frequencies]
 
     def finish(self, view: LayerView) -> None:
         """Move the narrow stream past the layer as it now is."""

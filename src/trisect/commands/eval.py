@@ -11,6 +11,7 @@ from trisect.errors import TrisectError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from trisect.evaluate.positions import PositionProfile
     from trisect.evaluate.tasks import Request, TaskResults
     from trisect.models import Loaded
 
@@ -28,6 +29,13 @@ def run(
     windows: Annotated[int | None, typer.Option(help="Number of windows. (default: all)")] = None,
     sampling: Annotated[str, typer.Option(metavar="random|first", help="Which windows are taken.")] = "first",
     seed: Annotated[int, typer.Option(help="Seed of random windows.")] = 0,
+    by_position: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BUCKETS",
+            help="Also the perplexity at so many stretches of the window, from its start to its end.",
+        ),
+    ] = None,
     tasks: Annotated[
         str | None,
         typer.Option(
@@ -53,12 +61,17 @@ def run(
 ) -> None:
     """Measure the perplexity of a model on a text, its scores on tasks, or both."""
     from trisect.commands._flow import load
+    from trisect.evaluate.positions import check_buckets
     from trisect.evaluate.tasks import check_request, parse_tasks
     from trisect.files import check_writable, write_json
 
     if json is not None:
         check_writable(json)
     requests = [] if tasks is None else parse_tasks(tasks, shots=shots)
+    if by_position is not None:
+        if data is None and requests:
+            raise TrisectError("--by-position is about a text, and tasks are not one: add --data builtin.")
+        check_buckets(by_position, length=length)
     if requests:
         check_request(limit=limit, task_source=task_source, batch_size=batch_size)
     elif limit is not None or shots is not None:
@@ -67,7 +80,8 @@ def run(
     measured: dict[str, Any] = {"model": model}
     if data is not None or not requests:
         choice = {"samples": windows, "length": length, "sampling": sampling, "seed": seed}
-        measured |= _perplexity(loaded, data or "builtin", choice, batch_size=batch_size, quiet=quiet)
+        settings: dict[str, Any] = {"buckets": by_position, "batch_size": batch_size, "quiet": quiet}
+        measured |= _perplexity(loaded, data or "builtin", choice, **settings)
     if requests:
         choice = {"limit": limit, "task_source": task_source}
         measured["tasks"] = _tasks(loaded, requests, choice, batch_size=batch_size, quiet=quiet)
@@ -76,22 +90,45 @@ def run(
 
 
 def _perplexity(
-    loaded: "Loaded", data: str, choice: dict[str, Any], *, batch_size: int | None, quiet: bool
+    loaded: "Loaded",
+    data: str,
+    choice: dict[str, Any],
+    *,
+    buckets: int | None,
+    batch_size: int | None,
+    quiet: bool,
 ) -> dict[str, Any]:
     from trisect.commands._screen import of_stage, progress, stdout
     from trisect.data import load_tokens
-    from trisect.evaluate.perplexity import perplexity
+    from trisect.evaluate.perplexity import perplexity_from, sum_losses
+    from trisect.evaluate.positions import profile_from
 
     tokens = load_tokens(data, loaded.tokenizer, split="evaluation", **choice)
     with progress(quiet=quiet) as report:
         stage = of_stage(report, "perplexity")
-        result = perplexity(loaded.model, tokens, batch_size=batch_size, progress=stage)
+        losses = sum_losses(loaded.model, tokens, batch_size=batch_size, progress=stage)
+    result = perplexity_from(losses, tokens)
     stdout().print(
         f"perplexity {result.perplexity:.4f} on {result.data} "
         f"({result.windows} windows of {result.length} tokens)",
         soft_wrap=True,
     )
-    return asdict(result)
+    if buckets is None:
+        return asdict(result)
+    profile = profile_from(losses, tokens, buckets=buckets)
+    stdout().print(_profile_table(profile))
+    return {**asdict(result), "by_position": asdict(profile)}
+
+
+def _profile_table(profile: "PositionProfile") -> "Table":
+    """One row per bucket of positions."""
+    from rich.table import Column, Table
+
+    table = Table(*(Column(name, justify="right") for name in ("positions", "tokens", "nll", "perplexity")))
+    for index, value in enumerate(profile.perplexity):
+        positions = f"{profile.edges[index]} to {profile.edges[index + 1] - 1}"
+        table.add_row(positions, str(profile.tokens[index]), f"{profile.nll[index]:.4f}", f"{value:.4f}")
+    return table
 
 
 def _tasks(

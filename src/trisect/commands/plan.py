@@ -22,6 +22,8 @@ UNITS = {
     "kv": "KV bytes per token",
     "flops": "FLOPs",
     "latency": "nanoseconds",
+    "maps": "weights of the maps that change",
+    "masked": "weights that do not become zero (shapes stay)",
 }
 
 
@@ -115,10 +117,7 @@ def show_plan(
     from trisect.report.heatmap import check_heatmap, heat_tables, write_heatmap
     from trisect.report.table import compression_table
 
-    method = get_method(config.method)
-    if method.linear:
-        raise TrisectError(f"{config.method} has ranks of single linear maps, not widths; plan --method a3+.")
-    config = replace(config, allocate=config.allocate or method.allocate)
+    config = replace(config, allocate=config.allocate or get_method(config.method).allocate)
     if heatmap is not None:
         check_heatmap(heatmap)
         check_writable(heatmap)
@@ -130,8 +129,9 @@ def show_plan(
     facts = describe(shape, config, plan, known)
     console = stdout()
     console.print(compression_table(shape, after))
-    for table in heat_tables(shape, after):
-        console.print(table)
+    if not plan.masked:
+        for table in heat_tables(shape, after):
+            console.print(table)
     for line in _lines(facts):
         console.print(line, soft_wrap=True)
     if heatmap is not None:
@@ -144,11 +144,17 @@ def show_plan(
 
 def make_plan(shape: "ModelShape", config: "CompressConfig", curves: "Curves | None") -> "Plan":
     """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
+    from trisect.methods import get_method
+    from trisect.methods.method import options_of
     from trisect.plan import plan_for
     from trisect.plan.choose import planner_for
     from trisect.plan.problem import problem_for
     from trisect.plan.smallest import predicted_within
+    from trisect.ranks import linear_plan
 
+    method = get_method(config.method)
+    if method.linear:
+        return linear_plan(shape, method, config, None, options=options_of(config), progress=None)
     if config.max_ppl_increase is None:
         return plan_for(shape, config, curves)
     if curves is None:
@@ -165,25 +171,50 @@ def describe(
 ) -> dict[str, Any]:
     """What a plan comes to, for people and for JSON."""
     from trisect.plan import apply_plan, budget_of, compare
-    from trisect.plan.problem import problem_for
 
     old, new = budget_of(shape), budget_of(apply_plan(shape, plan))
-    problem = problem_for(shape, config)
-    planned = problem.cost({key: plan.layers[key[0]].of(key[1]) for key in problem.keys})
     return {
         **compare(old, new).to_dict(),
         "before": old.to_dict(),
         "after": new.to_dict(),
         "plan": plan.to_dict(),
         "allocate": config.allocate,
-        "budget": {
-            "unit": problem.costs.unit,
-            "before": problem.full + problem.fixed,
-            "allowed": None if config.max_ppl_increase is not None else problem.budget + problem.fixed,
-            "planned": planned + problem.fixed,
-        },
+        "budget": _ranks_budget(shape, plan) if plan.linears else _widths_budget(shape, config, plan),
         "predicted_rise": None if curves is None else curves.rise(shape, plan),
     }
+
+
+def _widths_budget(shape: "ModelShape", config: "CompressConfig", plan: "Plan") -> dict[str, Any]:
+    """What the goal counts, in the chosen parts of the chosen layers."""
+    from trisect.plan.problem import problem_for
+
+    problem = problem_for(shape, config)
+    planned = problem.cost({key: plan.layers[key[0]].of(key[1]) for key in problem.keys})
+    return {
+        "unit": problem.costs.unit,
+        "before": problem.full + problem.fixed,
+        "allowed": None if config.max_ppl_increase is not None else problem.budget + problem.fixed,
+        "planned": planned + problem.fixed,
+    }
+
+
+def _ranks_budget(shape: "ModelShape", plan: "Plan") -> dict[str, Any]:
+    """Weights of the linear maps that the plan changes; a mask's are those that do not become zero.
+
+    Every map follows its method's rule by itself, so there is no amount that is allowed to them together.
+    """
+    from trisect.plan import apply_plan
+    from trisect.plan.budget import linear_parameters, linear_sizes
+
+    after = apply_plan(shape, plan)
+    before = planned = 0
+    for old, new, linears in zip(shape.layers, after.layers, plan.linears, strict=True):
+        for linear in linears:
+            inputs, outputs = linear_sizes(old, linear.name)
+            before += inputs * outputs
+            planned += linear.rank * outputs if plan.masked else linear_parameters(new, linear.name)
+    unit = "masked" if plan.masked else "maps"
+    return {"unit": unit, "before": before, "allowed": None, "planned": planned}
 
 
 def _curves(
@@ -195,12 +226,15 @@ def _curves(
     from trisect.curves import curves_for
     from trisect.files import check_writable
     from trisect.gather import calibration_tokens
-    from trisect.methods.method import Options
+    from trisect.methods import get_method
+    from trisect.methods.method import options_of
     from trisect.plan import read_curves
     from trisect.plan.choose import CURVED
 
-    if path is None or path.exists():
-        return None if path is None else read_curves(path)
+    if path is None or get_method(config.method).linear:  # ranks of linear maps have no use for curves
+        return None
+    if path.exists():
+        return read_curves(path)
     if config.allocate not in CURVED:
         raise TrisectError(
             f"There are no loss curves at {path}; --allocate search or balanced measures and writes them."
@@ -208,7 +242,7 @@ def _curves(
     check_writable(path)
     loaded = load(model, **load_options)
     tokens = calibration_tokens(config, loaded.tokenizer)
-    options = Options(qk_norm_tolerance=config.qk_norm_tolerance)
+    options = options_of(config)
     with progress(quiet=quiet) as report:
         return curves_for(loaded.model, config, tokens, options=options, path=path, progress=report)
 

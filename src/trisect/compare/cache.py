@@ -20,7 +20,7 @@ from trisect.parts import LINEARS
 
 log = logging.getLogger(__name__)
 
-LIMIT_BYTES = 512 << 20
+LIMIT_BYTES = 1 << 30
 """More than this is collected anew for each cell: Grams of whole inputs soon fill a disk."""
 
 

@@ -137,7 +137,9 @@ def _axes() -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     with rc_context(STYLE):
-        figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+        figure = Figure(figsize=(5.2, 3.6))
+        # Fixed margins: computed ones depend on the fonts of the machine, and take longer than the figure.
+        figure.subplots_adjust(left=0.13, right=0.97, bottom=0.13, top=0.92)
         axes = figure.subplots()
     axes.spines["top"].set_visible(False)
     return figure, axes

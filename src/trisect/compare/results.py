@@ -19,8 +19,12 @@ def write_results(recipe: Recipe, folder: Folder, source: Path, *, figures: bool
         "table.md": page(recipe, models).encode(),
         "table.csv": csv_text(models).encode(),
     }
-    drawn = draw(recipe, models) if figures else {}
-    files |= {f"figures/{name}": svg for name, svg in drawn.items()}
+    if figures:
+        drawn = draw(recipe, models)
+        files |= {f"figures/{name}": svg for name, svg in drawn.items()}
+        for old in (folder.path / "figures").glob("*.svg"):
+            if old.name not in drawn:  # of a recipe that has changed since
+                old.unlink()
     paths = {folder.path / name: data for name, data in files.items()}
     return [path for path, data in paths.items() if write_changed(path, data)]
 

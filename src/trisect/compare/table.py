@@ -19,6 +19,8 @@ def markdown(recipe: Recipe, models: Sequence[ModelOutcome], *, extra: Sequence[
         "Perplexity, in brackets its increase over the dense model; *removed* is counted from the modules, "
         "as a share of what the ratio was asked of: the weights of the parts cut, unless it says KV."
     )
+    if recipe.tasks is not None:
+        blocks[-1] += " Tasks: accuracy."
     for model in models:
         blocks += _section(recipe, model)
     return "\n\n".join([*blocks, *extra, provenance(recipe, models)]) + "\n"

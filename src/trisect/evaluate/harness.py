@@ -8,9 +8,10 @@ import logging
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ GENERATED_TOKENS = 256
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 Splits = Callable[[str], dict[str, Any]]
 """From lm-eval's name of a dataset's part ("" if it has none) to its splits."""
+Pair = tuple[list[int], list[int]]
+"""Token ids of a context, and of its continuation."""
+Answers = Callable[[list[Pair]], Sequence[tuple[float, bool]]]
+"""For each pair: the continuation's log-probability, and whether it is the greedy one."""
 
 
 def check_installed() -> None:
@@ -34,11 +39,31 @@ def check_installed() -> None:
         raise TrisectError("Tasks need lm-eval, which is not installed: pip install 'trisect[eval]'.")
 
 
-def language_model(model: PreTrainedModel, tokenizer: Any, *, batch_size: int) -> Any:
-    """lm-eval's HFLM around a model in memory. The tokenizer is copied: HFLM sets its padding."""
+def language_model(
+    model: PreTrainedModel, tokenizer: Any, *, batch_size: int, answers: Answers | None = None
+) -> Any:
+    """lm-eval's HFLM around a model in memory. The tokenizer is copied: HFLM sets its padding.
+
+    Where `answers` is given, it is asked for log-likelihoods, and the model only lends its config.
+    """
     from lm_eval.models.huggingface import HFLM
 
-    return HFLM(pretrained=model, tokenizer=deepcopy(tokenizer), backend="causal", batch_size=batch_size)
+    lm = HFLM(pretrained=model, tokenizer=deepcopy(tokenizer), backend="causal", batch_size=batch_size)
+    if answers is not None:
+        lm._loglikelihood_tokens = partial(_ask, lm, answers)
+    return lm
+
+
+def _ask(lm: Any, answers: Answers, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
+    """HFLM's `_loglikelihood_tokens`, with somebody else's answers."""
+    pairs = [(context, continuation) for _, context, continuation in requests]
+    if any(len(context) + len(continuation) > lm.max_length + 1 for context, continuation in pairs):
+        # HFLM would say so; `Cuts` listens for it.
+        logging.getLogger("lm_eval.models.huggingface").warning("Truncating a prompt.")
+    answered = list(answers(pairs))
+    for (texts, _, _), given in zip(requests, answered, strict=True):
+        lm.cache_hook.add_partial("loglikelihood", texts, given)
+    return answered
 
 
 def load_task(name: str, *, folder: str, shots: int, seed: int) -> dict[str, Any]:

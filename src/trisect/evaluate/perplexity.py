@@ -6,8 +6,7 @@ windows, in nats, and perplexity = exp(nll). No window is ever left out.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel
 
 from trisect.data.tokens import Tokens
 from trisect.errors import TrisectError
+from trisect.evaluate.forward import evaluating, input_device, vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -57,25 +57,53 @@ def perplexity(
     """Measure `model` on all windows of `tokens`. The batch size (None: chosen to fit memory) only
     changes the speed. `progress` is told (windows done, windows in all).
     """
+    return perplexity_from(sum_losses(model, tokens, batch_size=batch_size, progress=progress), tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Negative log-likelihood of all predicted tokens, summed in nats: one pass over the windows."""
+
+    total: float
+    by_position: Tensor
+    """(length - 1,) float64 on the CPU: entry j is about the tokens with j + 1 tokens before them."""
+
+
+def sum_losses(
+    model: PreTrainedModel,
+    tokens: Tokens,
+    *,
+    batch_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Losses:
+    """The pass over all windows behind `perplexity` and `perplexity_by_position`."""
     num_windows, length = tokens.ids.shape
     _check_windows(model, tokens)
     if batch_size is not None and batch_size < 1:
         raise TrisectError(f"The batch size is {batch_size}; give 1 or more, or None to choose.")
     size = fitting_batch_size(model, length=length) if batch_size is None else batch_size
-    device = _input_device(model)
+    device = input_device(model)
     total = 0.0
-    with _evaluating(model):
+    by_position = torch.zeros(length - 1, dtype=torch.float64, device=device)
+    with evaluating(model):
         for start in range(0, num_windows, size):
             ids = tokens.ids[start : start + size].to(device)
-            losses = window_losses(model(input_ids=ids, use_cache=False).logits, ids)
+            # No name for the logits: they would live on through the next batch's forward pass.
+            losses = window_losses(model(input_ids=ids, use_cache=False).logits, ids, by_position=by_position)
             _check_finite(losses, first=start, tokens=tokens)
             total += losses.sum().item()
             if progress is not None:
                 progress(start + len(ids), num_windows)
+    return Losses(total=total, by_position=by_position.cpu())
+
+
+def perplexity_from(losses: Losses, tokens: Tokens) -> Perplexity:
+    """The measurement that a pass over `tokens` amounts to."""
+    num_windows, length = tokens.ids.shape
     predicted = num_windows * (length - 1)
-    nll = total / predicted
+    nll = losses.total / predicted
     return Perplexity(
-        perplexity=_exp(nll),
+        perplexity=exponential(nll),
         nll=nll,
         tokens=predicted,
         windows=num_windows,
@@ -86,10 +114,13 @@ def perplexity(
     )
 
 
-def window_losses(logits: Tensor, ids: Tensor, *, chunk_elements: int = CHUNK_ELEMENTS) -> Tensor:
+def window_losses(
+    logits: Tensor, ids: Tensor, *, chunk_elements: int = CHUNK_ELEMENTS, by_position: Tensor | None = None
+) -> Tensor:
     """Summed negative log-likelihood of each window, (b, t, vocab) and (b, t) -> (b,) float64.
 
-    Softmax in float32 over a few rows at a time, so that no second copy of the logits exists.
+    Softmax in float32 over a few rows at a time, so that no second copy of the logits exists. Where
+    `by_position`, (t - 1,) float64, is given, every token's loss is also added to its position's entry.
     """
     step = max(1, chunk_elements // logits.shape[-1])
     targets = ids.to(logits.device)
@@ -99,13 +130,15 @@ def window_losses(logits: Tensor, ids: Tensor, *, chunk_elements: int = CHUNK_EL
             chunk = slice(at, at + step)
             nats = F.cross_entropy(row[chunk].float(), target[chunk], reduction="none")
             losses[window] += nats.sum(dtype=torch.float64)
+            if by_position is not None:
+                by_position[chunk] += nats.to(by_position.device)
     return losses
 
 
 def fitting_batch_size(model: PreTrainedModel, *, length: int) -> int:
     """Windows whose logits fit: 1 GiB on the CPU, a quarter of the free memory on a GPU."""
-    device = _input_device(model)
-    per_window = length * _vocabulary(model) * max(model.dtype.itemsize, 4)
+    device = input_device(model)
+    per_window = length * vocabulary(model) * max(model.dtype.itemsize, 4)
     budget = float(CPU_LOGIT_BYTES)
     if device.type == "cuda":
         budget = CUDA_LOGIT_SHARE * torch.cuda.mem_get_info(device)[0]
@@ -118,11 +151,11 @@ def _check_windows(model: PreTrainedModel, tokens: Tokens) -> None:
         raise TrisectError(
             f"Windows of {length} token predict nothing: give --length 2 or more (2048 is usual)."
         )
-    highest, vocabulary = int(tokens.ids.max()), _vocabulary(model)
-    if highest >= vocabulary:
+    highest, known = int(tokens.ids.max()), vocabulary(model)
+    if highest >= known:
         raise TrisectError(
             f"Token id {highest} of {tokens.source} is outside the model's vocabulary of "
-            f"{vocabulary}: make the ids with this model's own tokenizer."
+            f"{known}: make the ids with this model's own tokenizer."
         )
     _check_positions(model, length=length)
 
@@ -158,32 +191,12 @@ def _check_finite(losses: Tensor, *, first: int, tokens: Tokens) -> None:
         )
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inference mode without dropout; every module gets its own training flag back."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _input_device(model: PreTrainedModel) -> torch.device:
-    return next(model.get_input_embeddings().parameters()).device
-
-
-def _vocabulary(model: PreTrainedModel) -> int:
-    return next(model.get_input_embeddings().parameters()).shape[0]
-
-
 def _bits_per_byte(nll: float, tokens: Tokens) -> float | None:
     if not tokens.text_bytes:
         return None
     return nll / math.log(2) * tokens.ids.numel() / tokens.text_bytes
 
 
-def _exp(nll: float) -> float:
+def exponential(nll: float) -> float:
+    """exp(nll), infinite where a float cannot hold it."""
     return math.exp(nll) if nll < math.log(1e308) else math.inf

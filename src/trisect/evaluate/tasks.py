@@ -107,25 +107,29 @@ def evaluate_tasks(
     batch_size: int | None = None,
     seed: int = FEWSHOT_SEED,
     task_source: str = "local",
+    answers: harness.Answers | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> TaskResults:
     """Score `model` on tasks: a text for `parse_tasks`, such as "paper", or what it returned.
 
     `limit` asks the first questions only; MMLU shares it out over its 57 subjects, at least one each.
-    The batch size (None: chosen to fit memory) changes speed only, up to rounding. `progress` is told
+    The batch size (None: chosen to fit memory) changes speed only, up to rounding. Where `answers` is given,
+    it is asked in the model's stead, once per task: the model may have run elsewhere. `progress` is told
     (task, answers done, answers in all).
     """
     requests = parse_tasks(tasks) if isinstance(tasks, str) else list(tasks)
     check_request(limit=limit, task_source=task_source, batch_size=batch_size)
     if tokenizer is None:
         raise TrisectError("Tasks are text, and the model has no tokenizer: put its files into the folder.")
+    if answers is not None:
+        _check_chooses(requests)
     local = {}
     if task_source == "local":
         local = {request: local_task(request, limit=limit) for request in requests}
     size = fitting_batch_size(model, length=USUAL_PROMPT) if batch_size is None else batch_size
     scores = []
     with harness.undisturbed(model, seed=seed), harness.quiet() as cuts:
-        lm = harness.language_model(model, tokenizer, batch_size=size)
+        lm = harness.language_model(model, tokenizer, batch_size=size, answers=answers)
         _check_context(requests, context=lm.max_length)
         for request in requests:
             cuts.seen = False
@@ -197,6 +201,15 @@ def _score(
 def _finite(value: Any) -> float | None:
     """lm-eval's error of a score; it writes "N/A" where a single question allows none."""
     return float(value) if isinstance(value, float) and math.isfinite(value) else None
+
+
+def _check_chooses(requests: Sequence[Request]) -> None:
+    for request in requests:
+        if request.task.generates:
+            raise TrisectError(
+                f"{request.task.name} lets the model write, and nobody else can answer for it: "
+                f"leave {request.task.name} out."
+            )
 
 
 def _check_context(requests: Sequence[Request], *, context: int) -> None:

@@ -9,45 +9,75 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from trisect.errors import unknown_name
 from trisect.methods import a3
 from trisect.methods.fold import head_maps, keep_neurons, like, map_heads, map_rows
 from trisect.methods.method import Method, Options, need
-from trisect.parts import MLP, OV, QK, Moments, Shrunk
+from trisect.methods.slots import PAIR_RIDGES, candidates, choose_pairs, share_rates
+from trisect.parts import MLP, OV, QK, Moments, Shrunk, Slots
 from trisect.solve import (
     SOLVE_DTYPE,
+    STRENGTHS,
+    Basis,
     Pairs,
     Regression,
-    eliminate_pairs,
+    SlotScores,
+    compensate,
     eliminate_rows,
     held_out_ridge,
+    neuron_scores,
+    real_map,
     ridge,
     shared_basis,
     split_width,
     stacked,
+    top,
     value_bases,
 )
 
 # h = query heads, k = key/value heads, g = h / k, D = d_model, d = head width, r = new width, P = pairs
 
-PAIR_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+SLOT_RIDGES = (*PAIR_RIDGES, 1e2)
 ROW_RIDGE = 1e-3
-VALUE_ROUNDS = 6
+VALUE_ROUNDS = 8
 CHOICE_STRENGTH = 0.3
 """Ridge of the full-width weights that a choice is made against; what stays is fitted again afterwards."""
 
+PIECES = {
+    "streams": "solve on what the narrow model feeds a layer, and repair what earlier layers left undone",
+    "softmax": "choose rotation pairs by what softmax sees of them",
+    "fold": "fold pairs of nearly equal frequency into fewer slots",
+    "compensate": "multiply each kept pair or slot with a complex number per query head",
+    "values": "alternate between value bases and output weights",
+    "refit-o": "refit W_o over all heads",
+    "eliminate": "choose neurons by optimal-brain-surgeon elimination",
+    "refit-down": "refit W_down",
+    "ridge": "choose ridge strengths on held-out tokens",
+}
+"""What a3+ adds to a3, by the names `without` takes."""
+
+
+def check_pieces(names: tuple[str, ...]) -> None:
+    """Refuse what is not a piece of a3+."""
+    for name in names:
+        if name not in PIECES:
+            raise unknown_name("piece of a3+", name, PIECES, "Use e.g. --without fold,values.")
+
 
 def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
-    """Pairs by what softmax sees, compensated; unrotated channels by SVD.              [math.md E-2, QK-1]"""
+    """Pairs or slots by what softmax sees, compensated; unrotated channels by SVD.     [math.md E-2, QK-1]"""
     P = part.num_pairs
     if width == part.width:
         return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
-    if P == 0:
+    paper = {"softmax", "fold", "compensate"} <= set(options.without) and options.rope_scope == "head"
+    if P == 0 or paper:
         return a3.solve_qk(part, moments, width, options, second_moments=a3.activation_moments)
     C_q, C_k = a3.activation_moments(part, moments)
     rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
-    energy = a3.pair_energy(C_q, C_k, P)
-    p = split_width(energy, rest.values, width)
-    pairs = choose_pairs(part, moments, p)
+    if "slots0_gram" in moments:
+        return from_slots(part, moments, width, options, rest)
+    p = split_width(a3.pair_energy(C_q, C_k, P), rest.values, width)
+    pairs = choose_pairs(part, moments, p, options)
     k_rest, q_rest = rest.maps(width - 2 * p)
     solution = Shrunk(
         part=map_heads(
@@ -65,22 +95,76 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
     return a3.renormalise(part, solution, pairs.kept, moments, options)
 
 
-def choose_pairs(part: QK, moments: Moments, keep: int) -> Pairs:
-    """Pairs from all sampled queries, with the ridge that did best on the held-out ones.     [math.md E-2]"""
-    fit, held = (
-        need(moments, name).unflatten(0, (-1, part.group))  # (h, 2P, 2P) -> (k, g, 2P, 2P)
-        for name in ("scores", "scores_held")
+def from_slots(part: QK, moments: Moments, width: int, options: Options, rest: Basis) -> Shrunk:
+    """For every key head the set of slots that erred least on held-out queries.            [math.md E-3]"""
+    queries, held_queries = need(moments, "scores_tokens"), need(moments, "scores_tokens_held")
+    share = (queries / (queries + held_queries)).item()
+    ridges = () if "compensate" in options.without else SLOT_RIDGES
+    tried = []
+    for number in range(sum(name.startswith("slots") and name.endswith("k_map") for name in moments)):
+        fit, held = (slot_scores(moments, number, suffix) for suffix in ("", "_held"))
+        tried.append((compensate(fit, held, share=share, ridges=ridges), fit.joined(held, share)))
+    errors = torch.stack([e.unflatten(0, (-1, part.group)).sum(dim=-1) for (_, e), _ in tried])  # (n, k)
+    best = errors.argmin(dim=0)  # (k,)
+    best_h = best.repeat_interleave(part.group)
+    c = _pick([c for (c, _), _ in tried], best_h)  # (h, 2p)
+    loss = _pick([scores.error(c) for (c, _), scores in tried], best_h)
+    k_map, q_map, rates = (
+        _pick([need(moments, f"slots{n}_{name}") for n in range(len(tried))], best)
+        for name in ("k_map", "q_map", "rates")
     )
-    quadrature = part.norm_q is None  # a norm between projection and rotation lets only real factors through
-    errors = {
-        ridge: eliminate_pairs(fit, keep, ridge=ridge, quadrature=quadrature).error(held).sum().item()
-        for ridge in PAIR_RIDGES
-    }
-    best = min(errors, key=errors.__getitem__)
-    share = need(moments, "scores_tokens") / (
-        need(moments, "scores_tokens") + need(moments, "scores_tokens_held")
+    slots = Slots(k_map=k_map, q_map=q_map, rates=rates)
+    mixed = ((k_map != 0).sum(dim=-2) > 1).any(dim=-1)  # (k,): a fold may also come to whole pairs
+    folded = bool(mixed.any()) or options.rope_scope != "head"
+    return Shrunk(
+        part=_through_slots(part, moments, slots, c, rest, width, folded=folded),
+        loss=loss.sum().item() + rest.loss(width - 2 * rates.shape[-1]).sum().item(),
+        total=tried[0][1].energy.sum().item() + rest.total.sum().item(),
+        clipped=rest.clipped,
+        note=f"folded {int(mixed.sum())} of {len(mixed)} key heads" if len(tried) > 1 else "",
     )
-    return eliminate_pairs(share * fit + (1 - share) * held, keep, ridge=best, quadrature=quadrature)
+
+
+def _through_slots(
+    part: QK, moments: Moments, slots: Slots, c: Tensor, rest: Basis, width: int, *, folded: bool
+) -> QK:
+    """Fold the slots' maps and the coefficients c (h, 2p) into the weights."""
+    p = slots.rates.shape[-1]
+    k_rest, q_rest = rest.maps(width - 2 * p)
+    # Slots turn without the scaling that some tables carry, so it goes into the weights.
+    scaling = need(moments, "rotary_scaling").item() if folded else 1.0
+    number = torch.complex(c[:, :p], c[:, p:]).unsqueeze(-2)  # (h, 1, p)
+    q_slots = slots.q_map.repeat_interleave(part.group, dim=0) * number
+    nearest = (
+        (need(moments, "rates").unsqueeze(-1) - slots.rates.unsqueeze(-2)).abs().argmin(dim=-2)
+    )  # (k, p)
+    narrow = map_heads(
+        part,
+        q_map=_block_diagonal(scaling * real_map(q_slots), q_rest.repeat_interleave(part.group, dim=0)),
+        k_map=_block_diagonal(scaling * real_map(slots.k_map), k_rest),
+        kept=nearest,
+    )
+    return replace(narrow, rates=slots.rates) if folded else narrow
+
+
+def slot_scores(moments: Moments, number: int, suffix: str) -> SlotScores:
+    gram, cross, energy = (
+        need(moments, f"slots{number}_{name}{suffix}") for name in ("gram", "cross", "energy")
+    )
+    return SlotScores(gram=gram, cross=cross, energy=energy)
+
+
+def _pick(options: list[Tensor], best: Tensor) -> Tensor:
+    """Row i of the option that `best` (n,) names for it."""
+    return torch.stack(options)[best, torch.arange(len(best), device=best.device)]
+
+
+def _block_diagonal(pairs: Tensor, rest: Tensor) -> Tensor:
+    """(n, a, b) and (n, c, d) -> (n, a + c, b + d)."""
+    n, a, b = pairs.shape
+    whole = pairs.new_zeros(n, a + rest.shape[1], b + rest.shape[2])
+    whole[:, :a, :b], whole[:, a:, b:] = pairs, rest
+    return whole
 
 
 def compensated(maps: Tensor, pairs: Pairs, num_pairs: int) -> Tensor:
@@ -111,11 +195,12 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
     if width != part.width:
         heads = ridge(both, prior, CHOICE_STRENGTH).unflatten(0, (part.heads, -1))
         kv_heads = part.W_v.shape[0]
-        T = value_bases(both.gram, heads, kv_heads=kv_heads, rank=width, rounds=VALUE_ROUNDS)
+        rounds = 0 if "values" in options.without else VALUE_ROUNDS
+        T = value_bases(both.gram, heads, kv_heads=kv_heads, rank=width, rounds=rounds)
         features = stacked(T, part.heads)
         prior = _projected(both, features, prior)
         fit, held, both = (problem.mapped(features) for problem in (fit, held, both))
-    wanted, _ = held_out_ridge(fit, held, prior)
+    wanted = prior if "refit-o" in options.without else _refit(fit, held, prior, options)
     W_o = wanted.unflatten(0, (part.heads, -1))
     return Shrunk(
         part=replace(
@@ -136,17 +221,31 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     narrow = part
     if width != part.width:
         both = fit.joined(held)
-        wanted = ridge(both, prior, CHOICE_STRENGTH)
-        kept = eliminate_rows(both.gram, wanted, width, ridge=ROW_RIDGE)
+        kept = choose_neurons(both, prior, width, options)
         narrow, prior = keep_neurons(part, kept), prior[kept]
         fit, held = fit.chosen(kept), held.chosen(kept)
-    wanted, _ = held_out_ridge(fit, held, prior)
+    wanted = prior if "refit-down" in options.without else _refit(fit, held, prior, options)
     both = fit.joined(held)
     return Shrunk(
         part=replace(narrow, W_down=like(part.W_down, wanted)),
         loss=max(0.0, both.error(wanted).item()),
         total=both.energy.item(),
     )
+
+
+def choose_neurons(problem: Regression, W_down: Tensor, width: int, options: Options) -> Tensor:
+    """Neurons (width,) by elimination against refitted weights; without it, by a3's scores.   [E-1, M-1]"""
+    if "eliminate" in options.without:
+        return top(neuron_scores(problem.gram.diagonal(), W_down), width)[0]
+    wanted = ridge(problem, W_down, CHOICE_STRENGTH)
+    return eliminate_rows(problem.gram, wanted, width, ridge=ROW_RIDGE)
+
+
+def _refit(fit: Regression, held: Regression, prior: Tensor, options: Options) -> Tensor:
+    """Weights from all tokens; the ridge chosen on held-out ones, or next to none.              [F-1, F-2]"""
+    if "ridge" in options.without:
+        return ridge(fit.joined(held), prior, STRENGTHS[0])
+    return held_out_ridge(fit, held, prior)[0]
 
 
 def regressions(moments: Moments, name: str) -> tuple[Regression, Regression]:
@@ -181,4 +280,7 @@ A3_PLUS = Method(
         "mlp": frozenset({"mlp_gram", "mlp_target", "mlp_energy", "mlp_tokens"}),
     },
     repairs=True,
+    heard=frozenset({"q", "k", "scores", "keys"}),
+    slots=candidates,
+    share=share_rates,
 )

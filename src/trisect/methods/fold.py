@@ -22,6 +22,7 @@ def map_heads(part: QK, *, q_map: Tensor, k_map: Tensor, kept: Tensor) -> QK:
         norm_q=map_rows(part.norm_q, q_map),
         norm_k=map_rows(part.norm_k, k_map),
         frequencies=part.frequencies.gather(-1, kept.to(part.frequencies.device)),
+        rates=None if part.rates is None else part.rates.gather(-1, kept.to(part.rates.device)),
     )
 
 

@@ -1,12 +1,26 @@
 """A method as a record: one solver per component and the statistics it reads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.parts import COMPONENTS, INPUTS, LINEARS, MLP, OV, QK, Linear, Moments, Part, Shrunk, Solution
+from trisect.parts import (
+    COMPONENTS,
+    INPUTS,
+    LINEARS,
+    MLP,
+    OV,
+    QK,
+    Linear,
+    Moments,
+    Part,
+    Shrunk,
+    Slots,
+    Solution,
+)
 
 Solver = Callable[..., Solution]
 """(part, moments, width, options) -> solution."""
@@ -21,6 +35,15 @@ class Options:
 
     qk_norm_tolerance: float = 0.1
     """QK-norm layers whose corrected denominator misses more than this share (as a root) stay whole."""
+    rope_scope: str = "head"
+    """Who shares one set of rotation rates: the query heads of a key head, a layer, or the whole model."""
+    without: tuple[str, ...] = ()
+    """Pieces of a3+ to leave out, to see what they bring (`methods.a3plus.PIECES`)."""
+
+
+def options_of(config: Any) -> Options:
+    """The options among a run's settings."""
+    return Options(**{entry.name: getattr(config, entry.name) for entry in fields(Options)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +56,12 @@ class Method:
     """Component name -> the moments its solver needs."""
     repairs: bool = False
     """Solve on the compressed stream, one component after the other, and fit outputs to the dense model's."""
+    heard: frozenset[str] = frozenset()
+    """Moments of the dense layer that `slots` reads, gathered before the layer is solved."""
+    slots: Callable[..., tuple[Slots, ...]] | None = None
+    """(part, heard, width, options, together) -> slots to be measured on the compressed stream for QK."""
+    share: Callable[..., Any] | None = None
+    """(layers, width, options) -> what all layers have to agree on beforehand (rope_scope "model")."""
     sequential: bool = False
     """Read the moments NAME twice: on the dense stream, and as narrow_NAME behind the layers cut so far."""
     rank: RankRule | None = None

@@ -19,7 +19,7 @@ from trisect.models.factored import FactoredLinear, SplitLinear
 from trisect.models.families import Family
 from trisect.models.heads import QKV, HeadLayout
 from trisect.models.latents import Latents, clamped
-from trisect.models.rotary import head_angles, rotate, to_canonical
+from trisect.models.rotary import head_angles, loaded_rates, rate_angles, rotate, to_canonical
 
 Tap = Callable[..., None]
 """Called with a name and one or more tensors (b, t, heads, width) while calibration listens."""
@@ -41,6 +41,7 @@ class Attention(nn.Module):
     clips_qk: float | None
     clips_v: float | None
     rotary_index: Tensor | None
+    rotary_rates: Tensor | None
     tap: Tap | None
     is_causal: bool
 
@@ -65,7 +66,7 @@ class Attention(nn.Module):
             self._listen(q, late.heads("k", k.flatten(2)), late.heads("v", v.flatten(2)))
         if self.num_pairs:
             assert position_embeddings is not None
-            q, k = self._rotate(q, k, *position_embeddings)
+            q, k = self._rotate(q, k, *position_embeddings, positions=position_ids)
         if self.family.position_scale:
             q = q * self._position_scale(position_ids, q.dtype)
         scale = getattr(self, self.family.scale)
@@ -158,9 +159,16 @@ class Attention(nn.Module):
             per_head=self.family.per_head,
         )
 
-    def _rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        index = None if self.rotary_index is None else self.rotary_index.long()
-        cos, sin = head_angles(cos, sin, index)  # (b, t, k or 1, p)
+    def _rotate(
+        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if self.rotary_rates is not None:
+            assert positions is not None
+            angles = rate_angles(loaded_rates(self.rotary_rates), positions)
+            cos, sin = (x.to(q.dtype) for x in angles)  # (b, t, k, p)
+        else:
+            index = None if self.rotary_index is None else self.rotary_index.long()
+            cos, sin = head_angles(cos, sin, index)  # (b, t, k or 1, p)
         layout = self.family.rotary
         assert layout is not None
         groups = q.unflatten(2, (self.kv_heads, -1))  # (b, t, h, d) -> (b, t, k, g, d)
@@ -208,6 +216,7 @@ def own(module: nn.Module, family: Family, config: Any) -> Attention:
     module.__class__ = _owned_class(stock)
     assert isinstance(module, Attention)
     module.register_buffer("rotary_index", None)
+    module.register_buffer("rotary_rates", None)
     module.config, module.family = config, family
     module.heads = heads
     module.kv_heads = getattr(config, "num_key_value_heads", None) or heads

@@ -16,6 +16,7 @@ def blank_qk(shape: LayerShape) -> QK:
         frequencies=torch.empty(k, shape.pairs, dtype=torch.int64),
         norm_q=torch.empty(h, d) if shape.qk_norm else None,
         norm_k=torch.empty(k, d) if shape.qk_norm else None,
+        rates=torch.empty(k, shape.pairs) if shape.folded else None,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trisect.models.maps import Dense, LayerMaps
 from trisect.models.norm import HeadNorm, eps_of
-from trisect.models.rotary import from_canonical, to_canonical
+from trisect.models.rotary import from_canonical, loaded_rates, stored_rates, to_canonical
 from trisect.parts import MLP, OV, QK
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ def read_qk(layer: LayerMaps) -> QK:
         b_q=None if b_q is None else _canonical(layer, b_q),
         b_k=None if b_k is None else _canonical(layer, b_k),
         frequencies=_frequencies(layer),
+        rates=None if a.rotary_rates is None else loaded_rates(a.rotary_rates).double(),
         norm_q=None if norms is None else _canonical(layer, norms[0].expand(a.heads, -1)),
         norm_k=None if norms is None else _canonical(layer, norms[1].expand(a.kv_heads, -1)),
     )
@@ -52,16 +53,18 @@ def write_qk(layer: LayerMaps, part: QK) -> None:
     b_q, b_k = (
         None if x is None else from_canonical(x, part.num_pairs, f.rotary) for x in (part.b_q, part.b_k)
     )
-    narrowed = (part.width, part.num_pairs) != (a.qk_width, a.num_pairs) or a.rotary_index is not None
+    narrowed = (part.width, part.num_pairs) != (a.qk_width, a.num_pairs) or part.rates is not None
+    narrowed |= a.rotary_index is not None
     maps = {"q": _flat(W_q, b_q), "k": _flat(W_k, b_k)}
     layer.write_dense(maps, layout=replace(a.layout, qk=part.width))
     a.qk_width, a.num_pairs = part.width, part.num_pairs
     if not narrowed:
         return
-    if 2 * part.num_pairs != part.width and a.clips_qk is not None:
+    if (2 * part.num_pairs != part.width or part.rates is not None) and a.clips_qk is not None:
         _drop_clamp(layer, "queries and keys", a.clips_qk)
         a.clips_qk = None
     a.rotary_index = part.frequencies.to(torch.int16) if part.num_pairs else None
+    a.rotary_rates = None if part.rates is None else stored_rates(part.rates)
     if f.norms is not None:
         _write_norms(layer, part)
 

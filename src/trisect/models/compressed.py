@@ -60,7 +60,7 @@ def mark_compressed(model: Any, *, original: list[LayerWidths], method: str, rat
     """Turn a rewritten stock model into its compressed class, in place, with the widths in its config."""
     shapes = [view.shape() for view in layer_views(model)]
     entry = {
-        "format": FACTORED_FORMAT if any(shape.linears for shape in shapes) else FORMAT,
+        "format": FACTORED_FORMAT if any(shape.linears or shape.folded for shape in shapes) else FORMAT,
         "method": method,
         "ratio": ratio,
         "original": [asdict(widths) for widths in original],
@@ -87,6 +87,8 @@ def _layer_entry(shape: LayerShape) -> dict[str, Any]:
     entry: dict[str, Any] = asdict(widths_of(shape))
     if shape.shared_output:
         entry["shared_output"] = True
+    if shape.folded:
+        entry["folded"] = True
     if shape.linears:
         entry["linears"] = [asdict(linear) for linear in shape.linears]
     return entry

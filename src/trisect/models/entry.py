@@ -7,7 +7,7 @@ from trisect.parts import INPUTS
 
 FORMAT = 1
 FACTORED_FORMAT = 2
-"""Versions of the entry: only 2 has factored linear maps. Readers refuse newer ones."""
+"""Versions of the entry: only 2 has factored linear maps and folded rotations. Readers refuse newer ones."""
 
 WIDTHS = {"qk", "pairs", "vo", "mlp"}
 FACTORS = {"name", "rank", "groups", "cached"}
@@ -28,7 +28,7 @@ def checked_layers(entry: Any, num_layers: int) -> list[dict[str, Any]]:
     layers = entry["layers"]
     if len(layers) != num_layers:
         raise TrisectError(f"config.json plans {len(layers)} layers but the model has {num_layers}.")
-    extra = {"shared_output", "linears"} if version == FACTORED_FORMAT else {"shared_output"}
+    extra = {"shared_output", "linears", "folded"} if version == FACTORED_FORMAT else {"shared_output"}
     for index, layer in enumerate(layers):
         if not isinstance(layer, dict) or not WIDTHS <= set(layer) <= WIDTHS | extra:
             raise TrisectError(
@@ -43,6 +43,10 @@ def _check_widths(index: int, layer: dict[str, Any]) -> None:
     if not all(isinstance(layer[key], int) and layer[key] >= 0 for key in WIDTHS):
         raise TrisectError(
             f"config.json: layer {index} of the plan has a width that is not a count: {layer!r}."
+        )
+    if not all(isinstance(layer.get(key, True), bool) for key in ("shared_output", "folded")):
+        raise TrisectError(
+            f"config.json: layer {index} of the plan has a flag that is not true or false: {layer!r}."
         )
     if not (layer["qk"] and layer["vo"] and layer["mlp"] and 2 * layer["pairs"] <= layer["qk"]):
         raise TrisectError(f"config.json: layer {index} of the plan has impossible widths: {layer!r}.")

@@ -3,10 +3,11 @@
 b = batch, t = tokens, k = key heads, g = queries per key, n = the model's frequencies, p = a head's pairs
 """
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Layout = Literal["half", "adjacent"]
 
@@ -22,6 +23,43 @@ def head_angles(cos: Tensor, sin: Tensor, index: Tensor | None) -> tuple[Tensor,
     if index is None:
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
     return cos[..., index], sin[..., index]
+
+
+STATIC_ROTATIONS = ("default", "linear", "llama3", "yarn")
+"""Kinds of RoPE whose frequencies do not change with the length of the text."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How a model's own table turns: radians per token, and what it multiplies queries and keys with."""
+
+    rates: Tensor  # (n,)
+    scaling: float
+
+
+def rotation_of(decoder: nn.Module) -> Rotation | None:
+    """The rotation of the module that holds the layers, if it is one for all layers and lengths."""
+    found: list[Any] = [module for module in decoder.modules() if hasattr(module, "inv_freq")]
+    if len(found) != 1 or getattr(found[0], "rope_type", "default") not in STATIC_ROTATIONS:
+        return None
+    scaling = float(getattr(found[0], "attention_scaling", 1.0))
+    return Rotation(found[0].inv_freq.detach().double(), scaling)
+
+
+def stored_rates(rates: Tensor) -> Tensor:
+    """Rates as the bits of float32: `model.to(bfloat16)` casts every floating buffer, and would ruin them."""
+    return rates.float().contiguous().view(torch.int32)
+
+
+def loaded_rates(stored: Tensor) -> Tensor:
+    """Undo stored_rates."""
+    return stored.view(torch.float32)
+
+
+def rate_angles(rates: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (b, t, k, p) of rates (k, p) at positions (b, t), in float32."""
+    angles = positions[..., None, None].float() * rates
+    return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:

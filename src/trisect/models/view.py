@@ -47,6 +47,7 @@ class LayerView(LayerMaps):
             down_bias="down" in biased,
             qk_norm=f.norms is not None,
             shared_output=a.shared_output,
+            folded=a.rotary_rates is not None,
             linears=self.factored(),
         )
 
@@ -86,7 +87,7 @@ class LayerView(LayerMaps):
         """Make room for weights of another shape, values to be loaded afterwards."""
         now = self.shape()
         with torch.device(next(self.attention.parameters()).device):
-            if (shape.qk, shape.pairs) != (now.qk, now.pairs):
+            if (shape.qk, shape.pairs, shape.folded) != (now.qk, now.pairs, now.folded):
                 self.write(blank_qk(shape))
             if (shape.vo, shape.shared_output) != (now.vo, now.shared_output):
                 self.write(blank_ov(shape))

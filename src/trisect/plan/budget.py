@@ -110,6 +110,12 @@ def linear_sizes(layer: LayerShape, name: str) -> tuple[int, int]:
     }[name]
 
 
+def linear_heads(layer: LayerShape, name: str) -> int:
+    """Heads side by side in the outputs of one linear map (in the inputs of o); 1 in an MLP."""
+    output_heads = 1 if layer.shared_output else layer.heads
+    return {"q": layer.heads, "k": layer.kv_heads, "v": layer.kv_heads, "o": output_heads}.get(name, 1)
+
+
 def cached_channels(layer: LayerShape) -> int:
     """Numbers the KV cache holds per token; a key is cached narrow only where nothing rotates or norms it."""
     channels = {"k": layer.kv_heads * layer.qk, "v": layer.kv_heads * layer.vo}

@@ -1,4 +1,7 @@
-"""The plan as a picture: the share of its width that each component of each layer keeps."""
+"""The plan as a picture: the share that each component of each layer keeps.
+
+Of its width, or of its parameters where linear maps are factored and widths stay.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +14,8 @@ from rich.text import Text
 from trisect.errors import TrisectError
 from trisect.files import new_file
 from trisect.parts import COMPONENTS
-from trisect.shapes import ModelShape
+from trisect.plan.budget import matrix_parameters
+from trisect.shapes import LayerShape, ModelShape
 
 FORMATS = ("png", "svg")
 LAYERS_PER_ROW = 24
@@ -21,12 +25,15 @@ COLD, HOT = (232, 240, 248), (178, 24, 43)
 
 
 def kept_shares(before: ModelShape, after: ModelShape) -> dict[str, list[float]]:
-    """Component -> share of the width kept, layer by layer."""
+    """Component -> share kept, layer by layer."""
     pairs = list(zip(before.layers, after.layers, strict=True))
-    return {
-        component: [new.width(component) / old.width(component) for old, new in pairs]
-        for component in COMPONENTS
-    }
+    return {component: [_kept(old, new, component) for old, new in pairs] for component in COMPONENTS}
+
+
+def _kept(old: LayerShape, new: LayerShape, component: str) -> float:
+    if new.linears:
+        return matrix_parameters(new, component) / matrix_parameters(old, component)
+    return new.width(component) / old.width(component)
 
 
 def heat_tables(before: ModelShape, after: ModelShape) -> Iterator[Table]:
@@ -92,7 +99,7 @@ def _draw(figure: Any, rows: list[list[float]], *, title: str) -> None:
                 fontsize=7,
                 color="white" if dark else "black",
             )
-    figure.colorbar(image, ax=axes, label="share of width kept", pad=0.01)
+    figure.colorbar(image, ax=axes, label="share kept", pad=0.01)
 
 
 def _colours() -> Any:

@@ -4,7 +4,7 @@ The optimal-brain-surgeon step in two forms: rows of a regression (MLP neurons),
 of several regressions at once (rotation pairs, shared by the query heads of a group).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from trisect.solve.ridge import DEPENDENCE, unit_scale
 
 # Neurons go in at most this many rounds; each round pays one rank-m update of the inverse.
-ROUNDS = 48
+ROUNDS = 64
 
 
 def eliminate_rows(gram: Tensor, W: Tensor, keep: int, *, ridge: float, rounds: int = ROUNDS) -> Tensor:
@@ -47,6 +47,22 @@ class Pairs:
     quadrature: Tensor  # (k, g, p)
     loss: Tensor  # (k,)
     total: Tensor  # (k,)
+
+    def spread_over(self, key_heads: int) -> "Pairs":
+        """Pairs that all heads chose together, as every key head's own."""
+        real, quadrature = (x.reshape(key_heads, -1, x.shape[-1]) for x in (self.real, self.quadrature))
+        return Pairs(
+            kept=self.kept.expand(key_heads, -1),
+            real=real,
+            quadrature=quadrature,
+            loss=self.loss,
+            total=self.total,
+        )
+
+    def untouched(self, G: Tensor) -> "Pairs":
+        """The same pairs as they are, with what they then miss of the scores behind a Gram."""
+        plain = replace(self, real=torch.ones_like(self.real), quadrature=torch.zeros_like(self.quadrature))
+        return replace(plain, loss=plain.error(G).sum(dim=-1))
 
     def error(self, G: Tensor) -> Tensor:
         """What these pairs miss of the scores behind another Gram (k, g, 2P, 2P): (k, g)."""

@@ -1,0 +1,225 @@
+"""Which slots may stand in for a head's rotation pairs: some of the pairs, or folded ones.   [math.md, 9.6]
+
+h = query heads, k = key heads, P = rotation pairs, p = slots
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trisect.errors import TrisectError
+from trisect.methods import a3
+from trisect.methods.method import Options, need
+from trisect.parts import QK, Moments, Slots
+from trisect.solve import (
+    Pairs,
+    band_slots,
+    bands,
+    bilinear_energies,
+    complex_moment,
+    eliminate_pairs,
+    shared_basis,
+    split_width,
+    top,
+)
+
+PAIR_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+
+HORIZON = 256
+"""Tokens over which attention mostly looks back: rates are near when they part little over so many."""
+
+SPREAD = {"head": 1.0, "layer": 1.0, "model": 3.0}
+"""Radians over the HORIZON within which pairs are folded, by who shares the rates: the more heads must agree
+on one set, the more a wide band is worth."""
+
+SILENT = 1e-30
+"""The least weight of a slot in the mean of rates, in squared scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedRates:
+    """One set of slots for many heads."""
+
+    counts: tuple[int, ...]
+    """Slots of each band."""
+    rates: Tensor  # (p,)
+
+
+def candidates(
+    part: QK, heard: Moments, width: int, options: Options, together: SharedRates | None = None
+) -> tuple[Slots, ...]:
+    """Sets of slots worth measuring for a layer; none where only pairs themselves can be kept.
+
+    `heard` are moments of the dense model. A norm between projection and rotation lets no mixing through.
+    """
+    if width == part.width or part.norm_q is not None or "keys" not in heard:
+        return ()
+    C_k, C_q, rates = _moments(part, heard)
+    if options.rope_scope == "head":
+        p = num_slots(part, heard, width)
+        kept = _kept_pairs(part, heard, p, options)
+        chosen = _selected(kept, rates)
+        if "fold" in options.without or not _common(rates):
+            return (chosen,)
+        return chosen, _folded_per_head(C_k, C_q, rates, kept)
+    if together is None:
+        together = share_rates([(part, heard)], width, options)
+    assert together is not None
+    spread = _spread(rates, options)
+    return (_folded(C_k, C_q, rates[0], spread, together.counts, together.rates),)
+
+
+def num_slots(part: QK, heard: Moments, width: int) -> int:
+    """Slots for the rotated part of a head of `width`: all of it, unless some channels do not rotate."""
+    P = part.num_pairs
+    C_q, C_k = a3.activation_moments(part, heard)
+    rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
+    return split_width(a3.pair_energy(C_q, C_k, P), rest.values, width)
+
+
+def share_rates(layers: Sequence[tuple[QK, Moments]], width: int, options: Options) -> SharedRates | None:
+    """One set of p slots for all heads of these layers: most slots where they carry most.  [math.md P-5]"""
+    layers = [(part, heard) for part, heard in layers if part.num_pairs]
+    if not layers:
+        return None
+    if any("keys" not in heard or part.norm_q is not None for part, heard in layers):
+        raise TrisectError(
+            "One set of frequencies for many heads needs a RoPE that is the same for every length and layer, "
+            "and no norm between projection and rotation; use --rope-scope head."
+        )
+    moments = [_moments(part, heard) for part, heard in layers]
+    rates = moments[0][2]
+    wanted = [num_slots(part, heard, width) for part, heard in layers]
+    p = round(sum(wanted) / len(wanted))
+    if any(not _common(theirs) or not torch.equal(theirs[0], rates[0]) for _, _, theirs in moments):
+        raise TrisectError(
+            "The heads of this model already turn at rates of their own, so they cannot share one set; "
+            "use --rope-scope head, or start from the original model."
+        )
+    groups = _spread(rates, options)
+    gains = [torch.stack([_gains(C_k, C_q, band) for C_k, C_q, _ in moments]).sum(dim=0) for band in groups]
+    counts = _most_carrying(gains, p)
+    weighted = total = torch.zeros(p, dtype=torch.float64, device=rates.device)
+    for C_k, C_q, theirs in moments:
+        slots = _folded(C_k, C_q, theirs[0], groups, counts)
+        energy = _slot_energy(slots.k_map, C_k) * _slot_energy(slots.q_map, C_q)
+        energy = energy.clamp(min=SILENT)  # what nobody hears still has a rate inside its band
+        weighted, total = weighted + (energy * slots.rates).sum(dim=0), total + energy.sum(dim=0)
+    return SharedRates(counts=counts, rates=weighted / total)
+
+
+def choose_pairs(part: QK, moments: Moments, keep: int, options: Options) -> Pairs:
+    """Pairs from all sampled queries, with the ridge that did best on the held-out ones.     [math.md E-2]"""
+    group = part.group if options.rope_scope == "head" else part.W_q.shape[0]
+    fit, held = (
+        need(moments, name).unflatten(0, (-1, group))  # (h, 2P, 2P) -> (k, g, 2P, 2P)
+        for name in ("scores", "scores_held")
+    )
+    quadrature = part.norm_q is None  # a norm between projection and rotation lets only real factors through
+    errors = {
+        ridge: eliminate_pairs(fit, keep, ridge=ridge, quadrature=quadrature).error(held).sum().item()
+        for ridge in PAIR_RIDGES
+    }
+    best = min(errors, key=errors.__getitem__)
+    share = need(moments, "scores_tokens") / (
+        need(moments, "scores_tokens") + need(moments, "scores_tokens_held")
+    )
+    both = share * fit + (1 - share) * held
+    pairs = eliminate_pairs(both, keep, ridge=best, quadrature=quadrature)
+    if "compensate" in options.without:
+        pairs = pairs.untouched(both)
+    return pairs if group == part.group else pairs.spread_over(part.W_k.shape[0])
+
+
+def _kept_pairs(part: QK, heard: Moments, p: int, options: Options) -> Tensor:
+    """Pairs (k, p) by what softmax sees, or by a3's scores."""
+    if "softmax" not in options.without:
+        return choose_pairs(part, heard, p, options).kept
+    return top(a3.pair_energy(*a3.activation_moments(part, heard), part.num_pairs), p)[0]
+
+
+def _most_carrying(gains: list[Tensor], p: int) -> tuple[int, ...]:
+    """How many of the p largest gains each band has; a band's gains fall, so it gives its first ones."""
+    order = sorted(((gain, -n, b) for b, g in enumerate(gains) for n, gain in enumerate(g.tolist())))[::-1]
+    return tuple(sum(b == band for _, _, b in order[:p]) for band in range(len(gains)))
+
+
+def _selected(kept: Tensor, rates: Tensor) -> Slots:
+    """The pairs at `kept` (k, p), as they are."""
+    one_hot = torch.nn.functional.one_hot(kept, rates.shape[-1]).mT.to(torch.complex128)  # (k, P, p)
+    return Slots(k_map=one_hot, q_map=one_hot, rates=rates.gather(-1, kept))
+
+
+def _folded_per_head(C_k: Tensor, C_q: Tensor, rates: Tensor, kept: Tensor) -> Slots:
+    """As many slots in each band as pairs were kept of it, and the kept pairs themselves outside."""
+    groups = bands(rates[0], spread=SPREAD["head"] / HORIZON)
+    heads = []
+    for head, pairs in enumerate(kept.tolist()):
+        counts = [len(set(band) & set(pairs)) for band in groups]
+        one = slice(head, head + 1)
+        if all(n in (0, len(band)) for band, n in zip(groups, counts, strict=True)):
+            heads.append(_selected(kept[one], rates[one]))  # nothing to fold: the same slots, in their order
+        else:
+            heads.append(_folded(C_k[one], C_q[one], rates[head], groups, counts))
+    k_map, q_map, found = (
+        torch.cat([getattr(slots, name) for slots in heads]) for name in ("k_map", "q_map", "rates")
+    )
+    return Slots(k_map=k_map, q_map=q_map, rates=found)
+
+
+def _folded(
+    C_k: Tensor,
+    C_q: Tensor,
+    rates: Tensor,
+    groups: Sequence[Sequence[int]],
+    counts: Sequence[int],
+    common: Tensor | None = None,
+) -> Slots:
+    """`counts` slots for the bands `groups` of rates (P,), at the rates that suit each head, or `common`."""
+    k, P = C_k.shape[:2]
+    k_map = torch.zeros(k, P, sum(counts), dtype=torch.complex128, device=C_k.device)
+    q_map, found = torch.zeros_like(k_map), torch.zeros(k, sum(counts), dtype=torch.float64).to(C_k.device)
+    start = 0
+    for band, n in zip(groups, counts, strict=True):
+        index, slots = torch.tensor(band, device=C_k.device), slice(start, start + n)
+        start += n
+        if n == len(band):
+            ones = torch.eye(n, dtype=k_map.dtype, device=k_map.device)
+            k_map[:, index, slots], q_map[:, index, slots], found[:, slots] = ones, ones, rates[index]
+        elif n:
+            a, b = (C[:, index[:, None], index] for C in (C_k, C_q))
+            k_map[:, index, slots], q_map[:, index, slots], found[:, slots] = band_slots(
+                a, b, rates[index], n
+            )
+    return Slots(k_map=k_map, q_map=q_map, rates=found if common is None else common.expand(k, -1))
+
+
+def _moments(part: QK, heard: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    """C_k and C_q (k, P, P) as complex moments, and the pairs' rates (k, P)."""
+    P = part.num_pairs
+    C_q = complex_moment(a3.sum_groups(need(heard, "q"), part.group)[:, : 2 * P, : 2 * P])
+    return need(heard, "keys").to(torch.complex128), C_q, need(heard, "rates")
+
+
+def _spread(rates: Tensor, options: Options) -> list[list[int]]:
+    fold = "fold" not in options.without
+    return bands(rates[0], spread=SPREAD[options.rope_scope] / HORIZON if fold else 0.0)
+
+
+def _gains(C_k: Tensor, C_q: Tensor, band: Sequence[int]) -> Tensor:
+    """What each further slot of a band carries, summed over heads: (m,)."""
+    index = torch.tensor(band, device=C_k.device)
+    a, b = (C[:, index[:, None], index] for C in (C_k, C_q))
+    return bilinear_energies(a, b).sum(dim=0)
+
+
+def _slot_energy(maps: Tensor, C: Tensor) -> Tensor:
+    """Energy (k, p) behind the maps (k, P, p)."""
+    return (maps.conj() * (C @ maps)).sum(dim=-2).real
+
+
+def _common(rates: Tensor) -> bool:
+    """Whether all heads turn at the same rates."""
+    return bool((rates == rates[:1]).all())

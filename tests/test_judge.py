@@ -1,0 +1,19 @@
+"""The judge's loss is the model's own, from whichever layer on it is computed."""
+
+import pytest
+import torch
+
+from tiny_models import tiny, tokens
+from trisect.judge import Judge
+from trisect.models import layer_views
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "mpt", "qwen3"])
+def test_the_judged_loss_is_the_models_own(name: str) -> None:
+    model, ids = tiny(name), tokens(5, 20)
+    judge = Judge(model, layer_views(model), ids, batch_size=2)
+    with torch.no_grad():
+        expected = model(ids, labels=ids).loss.item()
+    assert judge.loss(0) == pytest.approx(expected, rel=1e-5)
+    judge.advance(layer_views(model)[0])
+    assert judge.loss(1) == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,94 @@
+"""Ranks planned from sizes alone are those that a compression has, and count what its modules really hold."""
+
+from typing import Any
+
+import pytest
+
+from tiny_models import CONFIGS, tiny, tokens
+from trisect.config import CompressConfig
+from trisect.data import tokens_from_tensor
+from trisect.errors import TrisectError
+from trisect.methods import METHODS
+from trisect.methods.method import Options
+from trisect.models import layer_views, shape_of, zeros_of
+from trisect.pipeline import compress
+from trisect.plan import Plan, apply_plan, budget_of
+from trisect.plan.budget import linear_heads, linear_sizes
+from trisect.ranks import linear_plan, maps_of
+from trisect.shapes import ModelShape
+
+CALIBRATION = tokens_from_tensor(tokens(4, 30, seed=5))
+
+
+def planned(shape: ModelShape, config: CompressConfig) -> Plan:
+    method = METHODS[config.method]
+    return linear_plan(shape, method, config, None, options=Options(), progress=None)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_sizes_read_off_a_shape_are_those_of_the_maps(name: str) -> None:
+    for view in layer_views(tiny(name)):
+        layer = view.shape()
+        assert maps_of(METHODS["svd"], layer, ("mlp", "qk", "ov")) == view.linears()
+        for linear in view.linears():
+            part = view.linear(linear)
+            assert linear_sizes(layer, linear) == part.W.shape
+            assert linear_heads(layer, linear) == part.heads
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2"])
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("svd", {"ratio": 0.3}),
+        ("svd-llm", {"ratio": 0.3, "align": 8, "layers": (1,), "parts": ("ov", "mlp")}),
+        ("asvd", {"ratio": 0.4, "allocate": "uniform"}),
+        ("palu", {"kv_ratio": 0.5}),
+        ("wanda-sparse", {"ratio": 0.3}),
+        ("wanda-2:4", {"ratio": 0.5}),
+    ],
+)
+def test_a_plan_from_sizes_is_the_plan_that_is_carried_out(
+    name: str, method: str, settings: dict[str, Any]
+) -> None:
+    model = tiny(name)
+    config = CompressConfig(method=method, **{"align": None, **settings})
+    shape = shape_of(model)
+    plan = planned(shape, config)
+    assert compress(model, config, tokens=CALIBRATION).plan == plan
+    assert shape_of(model) == apply_plan(shape, plan)
+    assert budget_of(shape_of(model)).parameters == sum(p.numel() for p in model.parameters())
+    if plan.masked:
+        kept = sum(
+            linear.rank * linear_sizes(layer, linear.name)[1]
+            for layer, linears in zip(shape.layers, plan.linears, strict=True)
+            for linear in linears
+        )
+        assert zeros_of(model) == budget_of(shape).linear_parameters - kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "asvd", "ratio": 0.3, "allocate": "search"}, "a plan alone.*--allocate uniform"),
+        ({"method": "svd", "ratio": 0.3, "allocate": "search"}, "no rank search; use --allocate uniform"),
+        ({"method": "svd", "ratio": 0.3, "allocate": "balanced"}, "no loss curves; use --allocate uniform"),
+        ({"method": "svd", "ratio": 0.3, "budget": "flops"}, "is of weights, not of flops"),
+        ({"method": "palu", "ratio": 0.3, "budget": "flops"}, "is of the KV cache, not of flops"),
+        ({"method": "svd", "kv_ratio": 0.3}, "--ratio 0.25"),
+        ({"method": "svd", "max_ppl_increase": "5%"}, "--ratio 0.25"),
+        ({"method": "palu", "ratio": 0.3, "parts": ("mlp",)}, "changes nothing in mlp; use --parts qk,ov"),
+        ({"method": "wanda-2:4", "ratio": 0.3}, "--ratio 0.5"),
+        ({"method": "svd", "ratio": 0.3, "layers": (7,)}, "no layer 7"),
+    ],
+)
+def test_what_cannot_be_planned_says_what_can(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrisectError, match=message):
+        planned(shape_of(tiny("gpt2")), CompressConfig(**settings))
+
+
+def test_a_factored_model_is_refused_before_anything_is_changed() -> None:
+    model = tiny("gpt2")
+    compress(model, CompressConfig(ratio=0.3, method="svd", parts=("mlp",)), tokens=CALIBRATION)
+    with pytest.raises(TrisectError, match="Layer 0: up is already factored"):
+        planned(shape_of(model), CompressConfig(ratio=0.3, method="svd-llm"))
