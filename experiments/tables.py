@@ -9,6 +9,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
+TASKS = RESULTS / "tasks-smollm2-25"
 
 
 def core_table() -> str:
@@ -33,22 +34,59 @@ def _core_row(name: str, receipt: dict[str, Any]) -> str:
 
 def a3plus_table() -> str:
     """Increase in perplexity of a3 and a3+ on SmolLM2."""
-    receipt = json.loads((RESULTS / "a3plus-smollm2.json").read_text(encoding="utf-8"))
-    texts = list(receipt["dense"])
+    files = [_read(f"a3plus-{section}") for section in ("uniform", "balanced", "scopes")]
+    dense, texts = files[0]["dense"], list(files[0]["dense"])
     rows = [
         f"| method | removed | parts | {' | '.join(texts)} |",
         "|---|---|---|" + "---|" * len(texts),
-        "| dense | - | - | " + " | ".join(f"{receipt['dense'][text]:.2f}" for text in texts) + " |",
+        "| dense | - | - | " + " | ".join(f"{dense[text]:.2f}" for text in texts) + " |",
     ]
-    for row in receipt["rows"]:
-        name = f"{row['method']} {row.get('allocate', 'uniform')}, align {row['align'] or 'none'}"
-        parts = ", ".join(row.get("parts", ("qk", "ov", "mlp")))
-        increases = " | ".join(f"+{row['increase'][text]:.2f}" for text in texts)
-        rows.append(f"| {name} | {row['ratio']:.1%} | {parts} | {increases} |")
+    for row in (row for file in files for row in file["rows"] if row["settings"]["method"] != "dense"):
+        settings = row["settings"]
+        scope = f", rope scope {settings['rope_scope']}" if "rope_scope" in settings else ""
+        name = f"{settings['method']} {settings.get('allocate', 'uniform')}{scope}"
+        parts = ", ".join(settings.get("parts", ("qk", "ov", "mlp")))
+        rises = " | ".join(f"+{row['perplexity'][text] - dense[text]:.2f}" for text in texts)
+        rows.append(f"| {name} | {settings['ratio']:.1%} | {parts} | {rises} |")
     return "\n".join(rows)
 
 
-TABLES = {"core": core_table, "a3plus": a3plus_table}
+def position_table() -> str:
+    """Perplexity by position with folded frequencies, QK alone at 25%."""
+    file = _read("a3plus-scopes")
+    edges = file["rows"][0]["by_position"]["edges"]
+    spans = [f"{a}-{b - 1}" for a, b in zip(edges, edges[1:], strict=False)]
+    rows = [f"| | {' | '.join(spans)} |", "|---|" + "---|" * len(spans)]
+    for row in file["rows"]:
+        settings = row["settings"]
+        name = " ".join([settings["method"], settings.get("rope_scope", "")]).strip()
+        rows.append(f"| {name} | " + " | ".join(f"{x:.2f}" for x in row["by_position"]["perplexity"]) + " |")
+    return "\n".join(rows)
+
+
+def tasks_table() -> str:
+    """Zero-shot accuracy of SmolLM2 with a quarter of its decoder removed."""
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in TASKS.glob("*.json")}
+    order = sorted(found, key=lambda name: -found[name]["average"])
+    tasks = list(found[order[0]]["scores"])
+    rows = [f"| method | {' | '.join(tasks)} | average |", "|---|" + "---|" * (len(tasks) + 1)]
+    for name in order:
+        entry = found[name]
+        values = [_percent(entry["scores"][task]["value"], entry["scores"][task]["stderr"]) for task in tasks]
+        average = _percent(entry["average"], entry["average_stderr"])
+        rows.append(f"| {name.replace('plus', '+')} | {' | '.join(values)} | {average} |")
+    return "\n".join(rows)
+
+
+def _percent(value: float, error: float) -> str:
+    return f"{100 * value:.1f} +- {100 * error:.1f}"
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+TABLES = {"core": core_table, "a3plus": a3plus_table, "positions": position_table, "tasks": tasks_table}
 DOCUMENTS = (ROOT / "README.md",)
 
 

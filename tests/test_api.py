@@ -18,7 +18,7 @@ from trisect.plan import budget_of
 
 @pytest.fixture(scope="module")
 def wide() -> torch.nn.Module:
-    """Wide enough for the alignment that users have unless they say otherwise; cutting it costs perplexity."""
+    """Wide enough for the alignment that users get if they name none; cutting it costs perplexity."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**{**LLAMA, "head_dim": 32, "intermediate_size": 256})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -53,9 +53,9 @@ def test_a_bound_on_perplexity_gives_a_smaller_copy_inside_it(
 ) -> None:
     before = {key: value.clone() for key, value in wide.state_dict().items()}
     if by == "argument":
-        small = trisect.compress(wide, max_ppl_increase="20%", calibration=ids)
+        small = trisect.compress(wide, max_ppl_increase="20%", method="a3", calibration=ids)
     else:
-        config = trisect.CompressConfig(max_ppl_increase="20%", align=8)
+        config = trisect.CompressConfig(max_ppl_increase="20%", method="a3", align=8)
         small = trisect.compress(wide, config=config, calibration=tokens_from_tensor(ids))
     assert all(value.equal(before[key]) for key, value in wide.state_dict().items())
     assert parameters(small) < parameters(wide)

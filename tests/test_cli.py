@@ -118,11 +118,38 @@ def test_parts_and_layers_limit_the_cut(model_folder: Path, text: Path, tmp_path
     assert {layer["qk"] for layer in layers} == {16}
 
 
-@pytest.mark.parametrize("kind", ["methods", "families", "data", "models"])
+def test_the_scope_of_rotations_and_pieces_left_out_reach_the_model_and_its_receipt(
+    model_folder: Path, text: Path, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("rope_scope: model\nwithout: [streams]\nmethod: a3+\n")
+    typed = ["--rope-scope", "layer", "--without", "values,refit-o"]
+    goal = ["--ratio", 0.25, "--config", recipe, *typed]
+    assert run("plan", model_folder, *goal, "--align", "none") == 0
+    out = tmp_path / "out"
+    assert (
+        run("compress", model_folder, "-o", out, "--calibration", text, "--eval", "none", *goal, *FAST) == 0
+    )
+    written = read(out / "receipt.json")["recipe"]
+    assert (written["rope_scope"], written["without"]) == ("layer", ["values", "refit-o"])
+    assert [layer["folded"] for layer in read(out / "config.json")["trisect"]["layers"]] == [True] * 3
+    rates = [layer.self_attn.rotary_rates for layer in load_model(str(out)).model.model.layers]
+    assert all(rows[0].equal(rows[1]) for rows in rates)
+
+
+KNOWN = {
+    "methods": "a3",
+    "pieces": "fold pairs of nearly equal frequency",
+    "families": "gpt_neox",
+    "data": "wikitext2",
+    "models": "smollm2-135m",
+}
+
+
+@pytest.mark.parametrize("kind", KNOWN)
 def test_ls_lists_every_table(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ls", kind) == 0
-    known = {"methods": "a3", "families": "gpt_neox", "data": "wikitext2", "models": "smollm2-135m"}
-    assert known[kind] in capsys.readouterr().out
+    assert KNOWN[kind] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -137,6 +164,8 @@ def test_ls_lists_every_table(kind: str, capsys: pytest.CaptureFixture[str]) -> 
         (["--ratio", "0.25", "--calibration", "nowhere.txt"], "nowhere.txt"),
         (["--ratio", "0.25", "--length", "100000"], "tokens"),
         (["--ratio", "0.25", "--dtype", "float8"], "float32"),
+        (["--ratio", "0.25", "--rope-scope", "heads"], "Did you mean head?"),
+        (["--ratio", "0.25", "--without", "value"], "Did you mean values?"),
         ([], "ratio"),
     ],
 )

@@ -110,6 +110,46 @@ def test_a_dry_run_of_compress_is_the_plan(model_folder: Path, tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("method", ["svd", "palu", "wanda-sparse"])
+def test_ranks_of_linear_maps_are_planned_from_the_configuration_alone(
+    model_folder: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((model_folder / "config.json").read_bytes())
+    goal = ["--ratio", 0.5, "--method", method, "--align", 8]
+    assert run("plan", bare, *goal, "--json", tmp_path / "p.json") == 0
+    printed = capsys.readouterr().out
+    facts = read(tmp_path / "p.json")
+    arguments = [
+        "--calibration",
+        text,
+        "--eval",
+        "none",
+        "-o",
+        tmp_path / "out",
+        "--json",
+        tmp_path / "r.json",
+    ]
+    assert run("compress", model_folder, *goal, *arguments, *QUICK) == 0
+    real = read(tmp_path / "r.json")
+    assert facts["after"] == real["after"]
+    assert facts["plan"] == real["plan"]
+    budget = facts["budget"]
+    if method == "wanda-sparse":
+        assert "do not become zero" in printed
+        assert "% kept" not in printed
+        assert facts["ratio"] == 0
+        assert budget["planned"] == 0.5 * budget["before"] == 0.5 * facts["before"]["linear_parameters"]
+    else:
+        assert "% kept" in printed
+        assert "weights of the maps that change" in printed
+        gone = facts["before"]["linear_parameters"] - facts["after"]["linear_parameters"]
+        assert gone == budget["before"] - budget["planned"]
+        # Palu's ratio is of the cache, and rotated keys are cached whole; its factors may even be larger.
+        assert facts["kv_bytes_per_token"] == 0.25 if method == "palu" else gone > 0
+
+
 def test_a_heat_map_is_drawn(model_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert run("plan", model_folder, "--ratio", 0.25, "--align", 8, "--heatmap", tmp_path / "plan.svg") == 0
@@ -180,6 +220,8 @@ def test_compress_finds_the_smallest_model_within_a_bound(
         (["--ratio", "0.2", "--curves", "no.json"], "--allocate search or balanced"),
         (["--max-ppl-increase", "5%"], "--curves FILE"),
         (["--ratio", "0.2", "--heatmap", "plan.jpg"], ".png or .svg"),
+        (["--ratio", "0.2", "--method", "asvd"], "looks at calibration text"),
+        (["--max-ppl-increase", "5%", "--method", "svd"], "--ratio 0.25"),
     ],
 )
 def test_bad_input_is_one_line(

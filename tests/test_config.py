@@ -25,6 +25,8 @@ CONFIGS = st.builds(
     parts=st.lists(st.sampled_from(["qk", "ov", "mlp"]), min_size=1, unique=True).map(tuple),
     layers=st.none() | st.lists(st.integers(0, 80), min_size=1).map(tuple),
     align=st.sampled_from([8, 16, 32, None]),
+    rope_scope=st.sampled_from(["head", "layer", "model"]),
+    without=st.lists(st.sampled_from(["fold", "values"]), unique=True).map(tuple),
     calibration=st.builds(
         CalibrationConfig,
         samples=st.integers(1, 512),
@@ -57,6 +59,9 @@ def test_a_ratio_outside_zero_and_one_is_refused(ratio):
         ({"layers": (-1,)}, "layer index"),
         ({"align": 12}, "Cannot align"),
         ({"qk_norm_tolerance": -1}, "qk_norm_tolerance"),
+        ({"rope_scope": "heads"}, "Did you mean head"),
+        ({"without": 5}, "list of names"),
+        ({"without": (1,)}, "list of names"),
         ({"seed": -1}, "seed"),
         ({"method": ""}, "method"),
         ({"calibration": {"samples": 0}}, "samples"),

@@ -1,5 +1,6 @@
 """Ranks planned from sizes alone are those that a compression has, and count what its modules really hold."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,30 @@ def test_a_plan_from_sizes_is_the_plan_that_is_carried_out(
             for linear in linears
         )
         assert zeros_of(model) == budget_of(shape).linear_parameters - kept
+
+
+@pytest.mark.parametrize("method", ["asvd", "svd-llm-v2", "palu"])
+def test_searches_differ_from_map_to_map_and_keep_the_ratio(method: str) -> None:
+    model = tiny("gpt2")
+    shape = shape_of(model)
+    config = CompressConfig(ratio=0.4, method=method, align=None, allocate="search")
+    even = planned(shape, replace(config, allocate="uniform"))
+    plan = compress(model, config, tokens=CALIBRATION).plan
+    uniform = {(layer, entry.name): entry.rank for layer, maps in enumerate(even.linears) for entry in maps}
+    # Maps that stay whole are in no plan.
+    whole = {(layer, name): min(linear_sizes(shape.layers[layer], name)) for layer, name in uniform}
+    ranks = whole | {
+        (layer, entry.name): entry.rank for layer, maps in enumerate(plan.linears) for entry in maps
+    }
+    assert ranks != uniform
+    if method == "asvd":  # one threshold for all maps, never over the budget
+        kept = budget_of(shape_of(model)).linear_parameters / budget_of(shape).linear_parameters
+        assert 0.3 < kept <= 0.6
+    else:  # a mean over maps of one type, or over all keys and values, up to a rank each for rounding
+        kinds = [["k", "v"]] if method == "palu" else [[name] for name in ("q", "k", "v", "o", "up", "down")]
+        for kind in kinds:
+            mine = [key for key in ranks if key[1] in kind]
+            assert abs(sum(ranks[key] - uniform[key] for key in mine)) <= len(mine)
 
 
 @pytest.mark.parametrize(

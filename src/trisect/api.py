@@ -19,7 +19,7 @@ def compress(
     ratio: float | None = None,
     *,
     max_ppl_increase: str | float | None = None,
-    method: str = "a3",
+    method: str = "a3+",
     calibration: str | CalibrationConfig | Tensor | Tokens | None = None,
     tokenizer: Any = None,
     config: CompressConfig | None = None,

@@ -86,7 +86,7 @@ class CompressConfig:
     """A file of measured seconds, for `budget` latency."""
     floor: Floors = field(default_factory=Floors)
     """The share of its width that each component keeps at least."""
-    method: str = "a3"
+    method: str = "a3+"
     parts: tuple[str, ...] = COMPONENTS
     layers: tuple[int, ...] | None = None
     """Layer indices to compress; None means all of them."""
@@ -121,6 +121,8 @@ class CompressConfig:
             )
         if self.rope_scope not in ROPE_SCOPES:
             raise unknown_name("rope scope", str(self.rope_scope), ROPE_SCOPES)
+        if not isinstance(self.without, tuple) or not all(isinstance(name, str) for name in self.without):
+            raise TrisectError(f"without must be a list of names such as fold,values, not {self.without!r}.")
         _check_integer("seed", self.seed, minimum=0)
         if self.allocate is not None and self.allocate not in ALLOCATIONS:
             raise unknown_name("allocation", str(self.allocate), ALLOCATIONS)

@@ -160,7 +160,8 @@ def _stored(
     refuse_stored_moments(method)
     views, todo = layer_views(model), work(model, method, plan, config.parts)
     for layer, statistics in load_moments(path, fingerprint=fingerprint(model)):
-        yield views[layer], todo[layer], statistics
+        device = next(views[layer].layer.parameters()).device
+        yield views[layer], todo[layer], {name: value.to(device) for name, value in statistics.items()}
 
 
 def calibrate(

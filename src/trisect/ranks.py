@@ -54,8 +54,8 @@ class Problem:
     def ids(self) -> Any:
         if self.tokens is None:
             raise TrisectError(
-                f"The rank search of {self.method.name} looks at calibration text, which a plan alone and stored "
-                "moments do not have; use --allocate uniform (or compress without --moments)."
+                f"The rank search of {self.method.name} looks at calibration text, which a plan alone and "
+                "stored moments do not have; use --allocate uniform (or compress without --moments)."
             )
         return self.tokens.ids
 
@@ -94,9 +94,8 @@ def linear_plan(
         progress=progress,
     )
     if not problem.sizes:
-        raise TrisectError(
-            f"{method.name} changes nothing in {','.join(config.parts)}; use --parts {','.join(method.parts)}."
-        )
+        asked, known = ",".join(config.parts), ",".join(method.parts)
+        raise TrisectError(f"{method.name} changes nothing in {asked}; use --parts {known}.")
     ranks = _allocation(method, config)(problem)
     return Plan(
         layers=tuple(map(widths_of, shape.layers)),
@@ -216,14 +215,11 @@ def _size(index: int, layer: LayerShape, name: str) -> Size:
 
 
 def _entries(problem: Problem, ranks: dict[Key, int], index: int) -> tuple[LinearShape, ...]:
-    method = problem.method
-    return tuple(
-        LinearShape(
-            name=name,
-            rank=rank,
-            groups=1 if method.groups is None else method.groups(problem.sizes[layer, name][2]),
-            cached=method.cached,
-        )
-        for (layer, name), rank in ranks.items()
-        if layer == index
-    )
+    method, found = problem.method, []
+    for name, rank in ((name, rank) for (layer, name), rank in ranks.items() if layer == index):
+        inputs, outputs, heads = problem.sizes[index, name]
+        groups = 1 if method.groups is None else method.groups(heads)
+        # At full rank a map stays whole, as a search counted it: its two factors would be larger.
+        if method.masks or rank < min(inputs, outputs // groups):
+            found.append(LinearShape(name=name, rank=rank, groups=groups, cached=method.cached))
+    return tuple(found)

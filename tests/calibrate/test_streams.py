@@ -24,7 +24,7 @@ def relative_gap(model: torch.nn.Module, reference: torch.nn.Module, ids: Tensor
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_repairing_beats_the_paper_on_every_family(name: str) -> None:
-    calibration, fresh = tokens_from_tensor(tokens(64, 60, seed=5)), tokens(8, 60, seed=9)
+    calibration, fresh = tokens_from_tensor(tokens(40, 48, seed=5)), tokens(8, 48, seed=9)
     gaps = {}
     for method in ("a3", "a3+"):
         model = tiny(name)

@@ -1,6 +1,7 @@
 """The picture of a plan says what the plan says, and the same plan gives the same bytes."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from trisect.errors import TrisectError
 from trisect.report.heatmap import heat_tables, kept_shares, write_heatmap
+from trisect.shapes import LinearShape
 
 LAYER = layer_shape(qk=64, pairs=32, vo=64, mlp=1536)
 BEFORE = model_shape(*[LAYER] * 30)
@@ -20,6 +22,15 @@ def test_shares_are_those_of_the_widths():
     assert shares["qk"] == [0.75] * 30
     assert shares["ov"] == [1.0] * 30
     assert shares["mlp"][:3] == [0.75, 1088 / 1536, 1024 / 1536]
+
+
+def test_shares_of_factored_maps_are_those_of_their_parameters():
+    factored = replace(LAYER, linears=(LinearShape(name="up", rank=100), LinearShape(name="down", rank=200)))
+    shares = kept_shares(model_shape(LAYER, LAYER), model_shape(LAYER, factored))
+    matrix, pair = LAYER.d_model * LAYER.mlp, LAYER.d_model + LAYER.mlp
+    gates = 1 if LAYER.gated else 0
+    assert shares["mlp"] == [1.0, (gates * matrix + 300 * pair) / ((gates + 2) * matrix)]
+    assert shares["qk"] == shares["ov"] == [1.0, 1.0]
 
 
 def test_the_terminal_shows_every_layer_and_fits_its_line(capsys: pytest.CaptureFixture[str]):
@@ -37,10 +48,11 @@ def test_the_terminal_shows_every_layer_and_fits_its_line(capsys: pytest.Capture
 @pytest.mark.parametrize("suffix", ["png", "svg", "SVG"])
 def test_the_same_plan_gives_the_same_bytes(tmp_path: Path, suffix: str):
     pytest.importorskip("matplotlib")
-    first = write_heatmap(tmp_path / f"a.{suffix}", BEFORE, AFTER, title="a plan")
-    again = write_heatmap(tmp_path / f"b.{suffix}", BEFORE, AFTER, title="a plan")
+    before, after = (model_shape(*shape.layers[:6]) for shape in (BEFORE, AFTER))
+    first = write_heatmap(tmp_path / f"a.{suffix}", before, after, title="a plan")
+    again = write_heatmap(tmp_path / f"b.{suffix}", before, after, title="a plan")
     assert first.read_bytes() == again.read_bytes()
-    other = write_heatmap(tmp_path / f"c.{suffix}", BEFORE, BEFORE, title="a plan")
+    other = write_heatmap(tmp_path / f"c.{suffix}", before, before, title="a plan")
     assert other.read_bytes() != first.read_bytes()
 
 

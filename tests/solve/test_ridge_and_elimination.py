@@ -172,6 +172,25 @@ def test_compensation_coefficients_are_the_least_squares_ones(seed: int) -> None
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_head_that_tells_no_keys_apart_keeps_its_pairs_as_they_are() -> None:
+    """Its Gram is zero, as where softmax gives one key all the weight."""
+    G, _ = pair_gram(0, k=2)
+    G[1] = 0
+    pairs, alone = eliminate_pairs(G, 2, ridge=1e-4), eliminate_pairs(G[:1], 2, ridge=1e-4)
+    assert pairs.real[1].eq(1).all()
+    assert pairs.quadrature[1].eq(0).all()
+    assert pairs.kept[0].equal(alone.kept[0])
+
+
+def test_pairs_as_they_are_miss_what_the_samples_say() -> None:
+    G, z = pair_gram(7, k=2)
+    pairs = eliminate_pairs(G, 2, ridge=1e-4).untouched(G)
+    for head in range(2):
+        gone = [pair for pair in range(4) if pair not in pairs.kept[head].tolist()]
+        expected = z[head][..., gone].sum(dim=-1).square().mean(dim=-1).sum()
+        torch.testing.assert_close(pairs.loss[head], expected)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_alternating_value_bases_never_lose_to_the_per_head_start(kv_heads: int) -> None:
     generator = torch.Generator().manual_seed(kv_heads)

@@ -82,7 +82,7 @@ class TwoStreams:
             self.dense.advance(view, progress=progress, before=hold)
         found = accumulator.means(view.index)
         if "keys" in found and rates is not None and self.rotation is not None:
-            # Pairs that were folded before no longer turn by the table, and have its scaling in their weights.
+            # Pairs folded before no longer turn by the table, and have its scaling in their weights.
             scaling = self.rotation.scaling if view.attention.rotary_rates is None else 1.0
             found |= {"rates": rates, "rotary_scaling": torch.tensor(scaling, dtype=torch.float64)}
         return found

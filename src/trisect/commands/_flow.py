@@ -63,9 +63,16 @@ class Outcome:
                 console.print(f"layer {entry['layer']} {entry['component']}: {entry['note']}")
 
     def _say_what_the_grid_did(self, console: "Console") -> None:
+        from trisect.models import zeros_of
         from trisect.plan import budget_of, compare
 
         plan = self.compressed.plan
+        if plan.masked:
+            zeros = zeros_of(self.compressed.model) / budget_of(self.before).linear_parameters
+            console.print(f"{zeros:.1%} of the decoder's linear weights are zero now; no shape has changed.")
+            return
+        if any(linear.cached for linears in plan.linears for linear in linears):
+            return  # the ratio was one of the cache, which the table shows
         removed = compare(budget_of(self.before), budget_of(self.after)).ratio
         if abs(plan.ratio - removed) > NOTABLE_MISS:
             exact = "" if plan.align is None else f" in multiples of {plan.align} (--align none: exact)"

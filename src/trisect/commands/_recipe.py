@@ -39,7 +39,7 @@ Floor = Annotated[
     str | None,
     typer.Option(metavar="SHARE", help="Of its width that nothing goes below: 0.25, or qk=0.5,mlp=0.3."),
 ]
-Method = Annotated[str | None, typer.Option(help="See `trisect ls methods`. (default: a3)")]
+Method = Annotated[str | None, typer.Option(help="See `trisect ls methods`. (default: a3+)")]
 Parts = Annotated[str | None, typer.Option(metavar="LIST", help="What to narrow. (default: qk,ov,mlp)")]
 Layers = Annotated[str | None, typer.Option(metavar="LIST", help="E.g. 4-27 or 0,3,5-7. (default: all)")]
 Align = Annotated[
@@ -56,6 +56,16 @@ Allocate = Annotated[
 Curves = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Loss curves for search and balanced: read, or measured and written."),
+]
+RopeScope = Annotated[
+    str | None,
+    typer.Option(
+        metavar="head|layer|model", help="Who shares one set of RoPE frequencies, in a3+. (default: head)"
+    ),
+]
+Without = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`."),
 ]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON; options typed here win.")]
 
@@ -74,4 +84,9 @@ def build_config(
     if any(name in run_options for name in GOALS):
         data = {name: value for name, value in data.items() if name not in GOALS}
     merged = {**data, **run_options, "calibration": {**calibration, **calibration_options}}
-    return CompressConfig.from_dict(merged)
+    config = CompressConfig.from_dict(merged)
+    if config.without:
+        from trisect.methods.a3plus import check_pieces
+
+        check_pieces(config.without)
+    return config

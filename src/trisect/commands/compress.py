@@ -39,6 +39,8 @@ def run(
     device: options.Device = "cpu",
     allocate: recipe.Allocate = None,
     curves: recipe.Curves = None,
+    rope_scope: recipe.RopeScope = None,
+    without: recipe.Without = None,
     moments: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Moments from `trisect calibrate`.")
     ] = None,
@@ -69,6 +71,8 @@ def run(
             layers=layers,
             align=align,
             allocate=allocate,
+            rope_scope=rope_scope,
+            without=without,
             seed=seed,
         ),
         calibration_options=options.given(

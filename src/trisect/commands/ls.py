@@ -6,16 +6,16 @@ import typer
 
 from trisect.errors import unknown_name
 
-KINDS = ("methods", "families", "data", "models")
+KINDS = ("methods", "pieces", "families", "data", "models")
 
 
 def run(
     kind: Annotated[
         str | None,
-        typer.Argument(metavar="[methods|families|data|models]", help="Leave it out for everything."),
+        typer.Argument(metavar="[methods|pieces|families|data|models]", help="Leave it out for everything."),
     ] = None,
 ) -> None:
-    """List methods, model families, data sources and built-in models."""
+    """List methods, pieces of a3+, model families, data sources and built-in models."""
     from rich.table import Table
 
     from trisect.commands._screen import stdout
@@ -36,6 +36,10 @@ def entries(kind: str) -> dict[str, str]:
         from trisect.methods import METHODS
 
         return {name: method.summary for name, method in METHODS.items()}
+    if kind == "pieces":
+        from trisect.methods.a3plus import PIECES
+
+        return dict(PIECES)
     if kind == "families":
         from trisect.models import FAMILIES
 

@@ -43,6 +43,8 @@ def run(
     align: recipe.Align = None,
     allocate: recipe.Allocate = None,
     curves: recipe.Curves = None,
+    rope_scope: recipe.RopeScope = None,
+    without: recipe.Without = None,
     calibration: options.Calibration = None,
     samples: options.Samples = None,
     length: options.Length = None,
@@ -76,6 +78,8 @@ def run(
             layers=layers,
             align=align,
             allocate=allocate,
+            rope_scope=rope_scope,
+            without=without,
             seed=seed,
         ),
         calibration_options=options.given(

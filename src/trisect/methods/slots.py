@@ -1,4 +1,4 @@
-"""Which slots may stand in for a head's rotation pairs: some of the pairs, or folded ones.   [math.md, 9.6]
+"""Which slots may stand in for a head's rotation pairs: some of them, or folded ones. [math.md P-1 to P-5]
 
 h = query heads, k = key heads, P = rotation pairs, p = slots
 """

@@ -54,7 +54,8 @@ def band_slots(C_k: Tensor, C_q: Tensor, rates: Tensor, n: int) -> tuple[Tensor,
 
     Each pair is first scaled so that its query and key are equally loud; which changes no score. There an
     orthogonal projection on the loudest directions of both sides keeps the rotation self-adjoint, so the
-    slots' rates are real and lie between the band's.
+    slots' rates are real and lie between the band's. What the scaling does to the band as a whole is taken
+    back at the end: how much keys vary says little of how large they are, and weights must fit 16 bits.
     """
     loud_k, loud_q = (_energy(C) for C in (C_k, C_q))
     balance = (loud_q / loud_k).pow(0.25)  # (k, m): keys times it, queries over it
@@ -62,13 +63,13 @@ def band_slots(C_k: Tensor, C_q: Tensor, rates: Tensor, n: int) -> tuple[Tensor,
     _, vectors = torch.linalg.eigh(_hermitian(both))
     U = vectors[..., -n:]  # (k, m, n)
     slow_to_fast, turn = torch.linalg.eigh(_hermitian(U.mH @ (rates.to(U.dtype).unsqueeze(-1) * U)))
-    U = U @ turn
+    U, balance = U @ turn, balance / balance.log().mean(dim=-1, keepdim=True).exp()
     return balance.unsqueeze(-1) * U, U / balance.unsqueeze(-1), slow_to_fast
 
 
 def _energy(C: Tensor) -> Tensor:
     energy = C.diagonal(dim1=-2, dim2=-1).real
-    tiny = torch.finfo(energy.dtype).tiny
+    tiny = torch.finfo(energy.dtype).tiny ** 0.5  # a quotient of two of them is still finite
     return energy.clamp(min=0) + (SILENCE * energy.mean(dim=-1, keepdim=True)).clamp(min=tiny)
 
 

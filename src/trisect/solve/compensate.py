@@ -34,7 +34,8 @@ class SlotScores:
         """Coefficients (h, 2p) drawn towards leaving every slot as it is.                          [E-3]"""
         start = self.untouched()
         loudness = self.gram.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
-        loudness = loudness.clamp(min=torch.finfo(loudness.dtype).tiny)[:, None, None]
+        # Not `tiny` itself: a ridge times that has no inverse.
+        loudness = loudness.clamp(min=torch.finfo(loudness.dtype).tiny ** 0.5)[:, None, None]
         system = self.gram + ridge * loudness * torch.eye(start.shape[-1]).to(start)
         gap = self.cross - (self.gram @ start.unsqueeze(-1)).squeeze(-1)
         return start + torch.linalg.solve(system, gap.unsqueeze(-1)).squeeze(-1)

@@ -84,7 +84,9 @@ def eliminate_pairs(G: Tensor, keep: int, *, ridge: float, quadrature: bool = Tr
     P, B = twice // 2, 2 if quadrature else 1
     G = G[..., : B * P, : B * P]
     total = G[..., :P, :P].sum(dim=(-3, -2, -1))  # (k,)
-    mean = G.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None].clamp(min=torch.finfo(G.dtype).tiny)
+    # Not `tiny` itself: a ridge times that has no inverse.
+    least_mean = torch.finfo(G.dtype).tiny ** 0.5
+    mean = G.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None].clamp(min=least_mean)
     H = torch.linalg.inv(G + ridge * mean * torch.eye(B * P, dtype=G.dtype, device=G.device))
     c = torch.zeros(k, g, B * P, dtype=G.dtype, device=G.device)
     c[..., :P] = 1.0

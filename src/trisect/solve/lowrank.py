@@ -13,6 +13,9 @@ from torch import Tensor
 
 from trisect.solve.psd import SOLVE_DTYPE, factor
 
+LARGE = 256
+"""Matrices with both sides at least this long are solved through their square."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class InputWeight:
@@ -58,9 +61,9 @@ def low_rank(W: Tensor, rank: int, weight: InputWeight | None = None) -> LowRank
     """
     W = W.to(SOLVE_DTYPE)
     seen = W if weight is None else weight.times(W)
-    values, Vh = _right_singular(seen)
+    values, Vh, audible = _right_singular(seen)
     rank = min(rank, len(values))
-    heard = min(rank, _numerical_rank(values, max(W.shape)))
+    heard = min(rank, audible)
     B = Vh[:heard]
     A = W @ B.mT
     if heard < rank:
@@ -79,24 +82,24 @@ def low_rank(W: Tensor, rank: int, weight: InputWeight | None = None) -> LowRank
     )
 
 
-def _right_singular(M: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values and right singular vectors, largest first.
+def _right_singular(M: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Singular values, right singular vectors as rows, largest first, and how many stand above rounding.
 
-    On a GPU through the eigenvectors of M^T M: its float64 SVD takes seconds for an MLP's matrix, and what
-    the square loses are directions some eight digits below the largest.
+    Large matrices go through the eigenvectors of their smaller square, in half the time of an SVD or less;
+    what the square loses are directions some seven digits below the loudest.
     """
-    if not M.is_cuda:
+    eps = torch.finfo(M.dtype).eps * max(M.shape)
+    if min(M.shape) < LARGE:
         _, values, Vh = torch.linalg.svd(M, full_matrices=False)
-        return values, Vh
-    squares, vectors = torch.linalg.eigh(M.mT @ M)
-    count = min(M.shape)
-    return squares.flip(-1)[:count].clamp(min=0).sqrt(), vectors.flip(-1)[:, :count].mT
-
-
-def _numerical_rank(values: Tensor, size: int) -> int:
-    """How many singular values stand above the rounding of the largest."""
-    floor = torch.finfo(values.dtype).eps * size * values[:1]
-    return int((values > floor).sum())
+        return values, Vh, int((values > eps * values[:1]).sum())
+    wide = M.shape[0] < M.shape[1]
+    squares, vectors = torch.linalg.eigh(M @ M.mT if wide else M.mT @ M)
+    values = squares.flip(-1).clamp(min=0).sqrt()
+    heard = int((values > eps**0.5 * values[:1]).sum())
+    V = vectors.flip(-1)
+    if wide:
+        V = torch.linalg.qr(M.mT @ V[:, :heard] / values[:heard]).Q
+    return values, V.mT, heard
 
 
 def _balanced(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
