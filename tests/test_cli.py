@@ -93,7 +93,7 @@ def test_moments_are_collected_once_and_cut_at_two_ratios(
     widths = []
     for ratio in (0.25, 0.5):
         out = tmp_path / f"out{ratio}"
-        arguments = ["--ratio", ratio, "--moments", moments, "--eval", "none", *FAST]
+        arguments = ["--ratio", ratio, "--method", "a3", "--moments", moments, "--eval", "none", *FAST]
         assert run("compress", model_folder, "-o", out, *arguments) == 0
         widths.append(read(out / "config.json")["trisect"]["layers"][0]["mlp"])
     assert widths == [60, 40]

@@ -28,6 +28,14 @@ ALLOWED = {
         "trisect.errors",
         "trisect.files",
     },
+    "export": {
+        "trisect.export",
+        "trisect.models",
+        "trisect.parts",
+        "trisect.shapes",
+        "trisect.errors",
+        "trisect.files",
+    },
     "evaluate": {"trisect.evaluate", "trisect.data", "trisect.errors"},
 }
 OUTSIDE = {"solve": {"torch"}, "methods": {"torch"}, "plan": {"numpy"}}

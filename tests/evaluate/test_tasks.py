@@ -139,7 +139,7 @@ def test_a_written_answer_is_scored_by_strict_match(random_model) -> None:
 def test_a_compressed_model_scores_the_same_in_memory_and_saved(random_model, tmp_path) -> None:
     model, tokenizer = random_model
     ids = torch.randint(2, 97, (4, 64), generator=torch.Generator().manual_seed(0))
-    config = trisect.CompressConfig(ratio=0.25, align=None)
+    config = trisect.CompressConfig(ratio=0.25, method="a3", align=None)
     small = trisect.compress(model, config=config, calibration=ids, tokenizer=tokenizer)
     loaded = trisect.load(trisect.save(small, tmp_path / "small"))
     in_memory = evaluate_tasks(small, tokenizer, "winogrande:1,gsm8k:0", limit=2)

@@ -24,13 +24,13 @@ QK_PIECES = ("softmax", "fold", "compensate")
 def run(model: Any, **more: Any) -> Compressed:
     settings = {"ratio": 0.25, "method": "a3+", "align": None, "qk_norm_tolerance": 1.0, "parts": ("qk",)}
     config = CompressConfig(**{**settings, **more})
-    return compress(model, config, tokens=tokens_from_tensor(tokens(8, 24, seed=5)))
+    return compress(model, config, tokens=tokens_from_tensor(tokens(6, 20, seed=5)))
 
 
 @cache
 def state_without(*without: str, scope: str = "head") -> dict[str, Tensor]:
-    parts = ("qk", "ov", "mlp")
-    return run(tiny("llama-gqa"), parts=parts, without=without, rope_scope=scope).model.state_dict()
+    settings = {"parts": ("qk", "ov", "mlp"), "layers": (0, 1), "rope_scope": scope}
+    return run(tiny("llama-gqa"), without=without, **settings).model.state_dict()
 
 
 def changed(a: dict[str, Tensor], b: dict[str, Tensor], layer: int) -> set[str]:
@@ -60,7 +60,7 @@ BEHIND = {
 @pytest.mark.parametrize("piece", PIECES)
 def test_every_piece_changes_what_comes_behind_it_and_nothing_before(piece: str) -> None:
     whole, less = state_without(), state_without(piece)
-    assert any(changed(whole, less, layer) for layer in range(3))
+    assert any(changed(whole, less, layer) for layer in (0, 1))
     if piece == "streams":  # the first layer is fed the same by both models
         assert not changed(whole, less, 0)
     else:
@@ -70,7 +70,7 @@ def test_every_piece_changes_what_comes_behind_it_and_nothing_before(piece: str)
 def test_where_heads_share_rates_softmax_has_no_part_in_the_choice() -> None:
     """Slots then go where the bilinear energies are, which only `fold` widens."""
     whole, less = state_without(scope="layer"), state_without("softmax", scope="layer")
-    assert not any(changed(whole, less, layer) for layer in range(3))
+    assert not any(changed(whole, less, layer) for layer in (0, 1))
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt_neox", "smollm3"])

@@ -39,7 +39,7 @@ save_file(found, sys.argv[3])
 
 def compressed(name: str, **settings: Any) -> Any:
     model = tiny(name, dtype=settings.pop("dtype", None))
-    config = CompressConfig(ratio=0.25, align=None, qk_norm_tolerance=1.0, **settings)
+    config = CompressConfig(ratio=0.25, method="a3", align=None, qk_norm_tolerance=1.0, **settings)
     compress(model, config, tokens=tokens_from_tensor(tokens(4, 40)))
     return model
 
@@ -81,7 +81,7 @@ def test_dtype_survives_saving_and_loading(dtype: torch.dtype, tmp_path: Path) -
 
 
 def test_the_api_round_trips(tmp_path: Path) -> None:
-    config = trisect.CompressConfig(ratio=0.5, align=None)
+    config = trisect.CompressConfig(ratio=0.5, method="a3", align=None)
     model = trisect.compress(tiny("llama-gqa"), config=config, calibration=tokens(4, 40))
     trisect.save(model, tmp_path / "out")
     again = trisect.load(tmp_path / "out")

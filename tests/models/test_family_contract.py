@@ -101,7 +101,7 @@ def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None
 
 def narrow(name: str, *, parts: tuple[str, ...] = COMPONENTS, **kwargs: Any) -> Any:
     model = tiny(name, **kwargs)
-    config = CompressConfig(ratio=0.25, align=None, parts=parts, qk_norm_tolerance=1.0)
+    config = CompressConfig(ratio=0.25, method="a3", align=None, parts=parts, qk_norm_tolerance=1.0)
     compress(model, config, tokens=tokens_from_tensor(tokens(4, 40)))
     return model
 

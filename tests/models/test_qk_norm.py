@@ -31,7 +31,9 @@ def test_dropping_silent_pairs_keeps_the_logits_of_a_normed_model() -> None:
     silence_pairs(model, [1, 4])
     with torch.no_grad():
         before = model(ids).logits
-    result = compress(model, CompressConfig(ratio=0.25, parts=("qk",), align=None), tokens=CALIBRATION)
+    result = compress(
+        model, CompressConfig(ratio=0.25, method="a3", parts=("qk",), align=None), tokens=CALIBRATION
+    )
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, before, rtol=1e-3, atol=1e-3)
     assert shape_of(model).layers[0].qk == 12
@@ -41,7 +43,7 @@ def test_dropping_silent_pairs_keeps_the_logits_of_a_normed_model() -> None:
 def test_the_narrow_norm_divides_by_the_calibrated_full_mean_square() -> None:
     model = tiny("qwen3")
     stock = layer_views(tiny("qwen3"))[0].attention
-    config = CompressConfig(ratio=0.25, parts=("qk",), align=None, qk_norm_tolerance=1.0)
+    config = CompressConfig(ratio=0.25, method="a3", parts=("qk",), align=None, qk_norm_tolerance=1.0)
     compress(model, config, tokens=CALIBRATION)
     narrow = layer_views(model)[0].attention
     assert isinstance(narrow.q_norm, HeadNorm)
@@ -62,7 +64,7 @@ def test_the_narrow_norm_divides_by_the_calibrated_full_mean_square() -> None:
 def test_qk_stays_whole_where_the_norm_would_be_off() -> None:
     model = tiny("qwen3")
     before = {k: v.clone() for k, v in model.state_dict().items() if "self_attn" in k}
-    config = CompressConfig(ratio=0.5, parts=("qk", "mlp"), align=None, qk_norm_tolerance=0.01)
+    config = CompressConfig(ratio=0.5, method="a3", parts=("qk", "mlp"), align=None, qk_norm_tolerance=0.01)
     result = compress(model, config, tokens=CALIBRATION)
     notes = [entry["note"] for entry in result.losses if entry["component"] == "qk"]
     assert notes

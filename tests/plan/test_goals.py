@@ -211,9 +211,9 @@ def test_floors_are_held_and_the_rest_pays(allocate, settings):
 
 def test_a_floor_that_nothing_meets_leaves_the_uniform_rule_alone():
     plain = uniform_plan(MODEL, ratio=0.25, parts=COMPONENTS, layers=None, align=8)
-    config = CompressConfig.from_dict({"ratio": 0.25, "align": 8, "floor": 0.5})
+    config = CompressConfig.from_dict({"ratio": 0.25, "method": "a3", "align": 8, "floor": 0.5})
     assert plan_for(MODEL, config) == plain
-    assert plan_for(MODEL, CompressConfig(ratio=0.25, align=8)) == plain
+    assert plan_for(MODEL, CompressConfig(ratio=0.25, method="a3", align=8)) == plain
 
 
 def test_the_ratio_in_a_plan_is_the_one_asked_for_or_else_the_one_reached():

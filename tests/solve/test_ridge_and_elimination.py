@@ -184,7 +184,7 @@ def test_a_head_that_tells_no_keys_apart_keeps_its_pairs_as_they_are() -> None:
 
 def test_pairs_as_they_are_miss_what_the_samples_say() -> None:
     G, z = pair_gram(7, k=2)
-    pairs = eliminate_pairs(G, 2, ridge=1e-4).untouched(G)
+    pairs = eliminate_pairs(G, 2, ridge=1.0).untouched().judged(G)
     for head in range(2):
         gone = [pair for pair in range(4) if pair not in pairs.kept[head].tolist()]
         expected = z[head][..., gone].sum(dim=-1).square().mean(dim=-1).sum()

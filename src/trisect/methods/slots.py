@@ -128,8 +128,7 @@ def choose_pairs(part: QK, moments: Moments, keep: int, options: Options) -> Pai
     )
     both = share * fit + (1 - share) * held
     pairs = eliminate_pairs(both, keep, ridge=best, quadrature=quadrature)
-    if "compensate" in options.without:
-        pairs = pairs.untouched(both)
+    pairs = (pairs.untouched() if "compensate" in options.without else pairs).judged(both)
     return pairs if group == part.group else pairs.spread_over(part.W_k.shape[0])
 
 

@@ -59,10 +59,13 @@ class Pairs:
             total=self.total,
         )
 
-    def untouched(self, G: Tensor) -> "Pairs":
-        """The same pairs as they are, with what they then miss of the scores behind a Gram."""
-        plain = replace(self, real=torch.ones_like(self.real), quadrature=torch.zeros_like(self.quadrature))
-        return replace(plain, loss=plain.error(G).sum(dim=-1))
+    def untouched(self) -> "Pairs":
+        """The same pairs, multiplied with nothing."""
+        return replace(self, real=torch.ones_like(self.real), quadrature=torch.zeros_like(self.quadrature))
+
+    def judged(self, G: Tensor) -> "Pairs":
+        """With what they miss of the scores behind a Gram as their loss: no ridge, and any coefficients."""
+        return replace(self, loss=self.error(G).sum(dim=-1))
 
     def error(self, G: Tensor) -> Tensor:
         """What these pairs miss of the scores behind another Gram (k, g, 2P, 2P): (k, g)."""

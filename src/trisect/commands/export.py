@@ -1,0 +1,171 @@
+"""`trisect export`: a compressed model as files that other software reads without trisect."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trisect.commands import _options as options
+from trisect.errors import TrisectError, unknown_name
+
+if TYPE_CHECKING:
+    from trisect.models import Loaded
+
+FORMATS = ("hf", "gguf")
+
+
+def run(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder that `trisect compress` wrote.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="OUT",
+            help="The new folder, or the GGUF file (NAME.gguf, or a folder for it).",
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="hf|gguf", help="hf: a stock checkpoint, for transformers. gguf: a file, for llama.cpp."
+        ),
+    ] = "hf",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="hf: float32, bfloat16 or float16 (default: the folder's own). gguf: f32, f16 or q8_0 "
+            "(default: f16)."
+        ),
+    ] = None,
+    as_llama: Annotated[
+        bool,
+        typer.Option("--as-llama", help="Write a Mistral or Qwen2 model under Llama's architecture. (hf)"),
+    ] = False,
+    json: options.Json = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+) -> None:
+    """Write a compressed model for transformers (vLLM, SGLang) or llama.cpp, checked against the original."""
+    from trisect.commands._screen import hushed
+    from trisect.files import check_writable, write_json
+
+    if to not in FORMATS:
+        raise unknown_name("format", to, FORMATS)
+    if as_llama and to != "hf":
+        raise TrisectError("--as-llama is about --to hf; a GGUF file has Llama's architecture always.")
+    if json is not None:
+        check_writable(json)
+    with hushed():
+        export = _hf if to == "hf" else _gguf
+        facts = export(folder, out, dtype, as_llama=as_llama, trust_remote_code=trust_remote_code)
+    if json is not None:
+        write_json(json, facts)
+
+
+def _hf(
+    folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from trisect.export import export_hf
+    from trisect.files import check_new_folder
+
+    check_new_folder(out)
+    kind = _dtype(folder, dtype, trust_remote_code)
+    loaded = _load(folder, trust_remote_code)
+    receipt = _receipt(folder)
+    done = export_hf(loaded.model, loaded.tokenizer, out, dtype=kind, as_llama=as_llama, receipt=receipt)
+    size = sum(file.stat().st_size for file in done.path.rglob("*"))
+    rows = {
+        "architecture": f"{done.architecture}, head width {done.head_width}, {_widths(done.mlp_widths)}",
+        "weights": f"{done.dtype}, {size / 1e6:.1f} MB",
+        "logits": _nearness(done.difference, done.rounding, done.dtype),
+    }
+    _show(f"Stock checkpoint in {done.path}", rows, done.notes, _hf_lines(done.path, loaded.tokenizer))
+    return {**asdict(done), "path": str(done.path)}
+
+
+def _gguf(
+    folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from trisect.export.gguf import export_gguf
+
+    loaded = _load(folder, trust_remote_code)
+    done = export_gguf(loaded.model, loaded.tokenizer, out, kind=dtype or "f16", receipt=_receipt(folder))
+    rows = {
+        "architecture": f"{done.architecture}, head width {done.head_width}, {_widths(done.mlp_widths)}",
+        "weights": f"{done.kind}, {done.path.stat().st_size / 1e6:.1f} MB",
+        "logits": _nearness(done.difference, done.rounding, done.kind),
+        "checked with": done.checked,
+    }
+    lines = [f"llama-cli -m {done.path} -p 'Once upon a time'"]
+    _show(f"GGUF file {done.path}", rows, done.notes, lines)
+    return {**asdict(done), "path": str(done.path)}
+
+
+def _load(folder: str, trust_remote_code: bool) -> "Loaded":
+    from trisect.models import load_model
+
+    return load_model(folder, dtype="float32", trust_remote_code=trust_remote_code)
+
+
+def _dtype(folder: str, dtype: str | None, trust_remote_code: bool) -> Any:
+    import torch
+
+    from trisect.models.checkpoint import read_config
+    from trisect.models.source import resolve
+
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype is not None:
+        if dtype not in known:
+            raise unknown_name("dtype", dtype, known, "f32, f16 and q8_0 are for --to gguf.")
+        return known[dtype]
+    return read_config(resolve(folder), trust_remote_code=trust_remote_code).dtype or torch.float32
+
+
+def _receipt(folder: str) -> dict[str, Any]:
+    import json
+
+    path = Path(folder) / "receipt.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # a model card with fewer rows is still a model card
+    return found if isinstance(found, dict) else {}
+
+
+def _widths(mlp: tuple[int, ...]) -> str:
+    return f"MLP width {mlp[0]}" if len(set(mlp)) == 1 else f"MLP widths {min(mlp)} to {max(mlp)}"
+
+
+def _nearness(difference: float, rounding: float | None, kind: str) -> str:
+    """How near the export is to the native model, for people."""
+    exact = f"as the compressed model's, to {difference:.0e} of the largest"
+    return exact if rounding is None else f"{exact}; {rounding:.0e} after rounding to {kind}"
+
+
+def _hf_lines(path: Path, tokenizer: Any) -> list[str]:
+    lines = [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f'model = AutoModelForCausalLM.from_pretrained("{path}")',
+    ]
+    return lines if tokenizer is None else [*lines, f'tokenizer = AutoTokenizer.from_pretrained("{path}")']
+
+
+def _show(title: str, rows: dict[str, str], notes: tuple[str, ...], lines: list[str]) -> None:
+    from rich.table import Table
+
+    from trisect.commands._screen import stdout
+
+    console = stdout()
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+    for note in notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    console.print("Load it without trisect:")
+    for line in lines:
+        console.print(f"  {line}", soft_wrap=True, markup=False)

@@ -1,0 +1,160 @@
+"""A stock Hugging Face checkpoint: plain config, plain weights, no trisect needed to load it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from trisect.errors import TrisectError
+from trisect.export.card import model_card
+from trisect.export.check import check_same, difference, probe
+from trisect.export.rotation import listed_rope, stock_factors
+from trisect.export.stock import Stock, stock_weights
+from trisect.files import atomic_write_text, check_disk_space, new_folder
+from trisect.models import family_for
+from trisect.models.compressed import CompressedModel
+
+OURS = ("trisect", "model_type", "architectures", "transformers_version")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written, and how near it is to the native model."""
+
+    path: Path
+    architecture: str
+    head_width: int
+    mlp_widths: tuple[int, ...]
+    dtype: str
+    difference: float
+    """Of float32 logits, relative to the largest one."""
+    rounding: float | None
+    """The same after rounding to `dtype`; None for float32."""
+    notes: tuple[str, ...] = ()
+
+
+def export_hf(
+    model: Any,
+    tokenizer: Any,
+    out: str | Path,
+    *,
+    dtype: torch.dtype,
+    as_llama: bool = False,
+    receipt: dict[str, Any] | None = None,
+) -> Exported:
+    """Write a compressed model, given in float32, as a checkpoint of its stock architecture."""
+    if not isinstance(model, CompressedModel):
+        raise TrisectError(
+            "This model is not compressed, so it is a stock checkpoint already; give the folder that "
+            "`trisect compress MODEL -o DIR` wrote."
+        )
+    stock = stock_weights(model)
+    config = stock_config(model.config, stock, as_llama=as_llama)
+    expected = probe(model)
+    apart = check_same(probe(built(config, stock.tensors)), expected, "The stock model")
+    rounded = {name: tensor.to(dtype) for name, tensor in stock.tensors.items()}
+    check_disk_space(out, int(1.05 * sum(t.numel() * t.element_size() for t in rounded.values())))
+    with new_folder(out) as folder:
+        written = built(config, rounded)
+        written.generation_config = model.generation_config
+        written.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        logits = probe(built(config, {name: tensor.float() for name, tensor in rounded.items()}))
+        check_same(_reloaded(folder), logits, "What was written")
+        result = Exported(
+            path=Path(out),
+            architecture=type(written).__name__,
+            head_width=stock.head_width,
+            mlp_widths=stock.mlp_widths,
+            dtype=str(dtype).removeprefix("torch."),
+            difference=apart,
+            rounding=None if dtype == torch.float32 else difference(logits, expected),
+            notes=_notes(stock, config),
+        )
+        atomic_write_text(folder / "README.md", model_card(result, receipt or {}))
+    return result
+
+
+def stock_config(source: Any, stock: Stock, *, as_llama: bool = False) -> Any:
+    """The source's config as its stock class has it, with the widths and the rotation of the export."""
+    changes: dict[str, Any] = {"head_dim": stock.head_width, "intermediate_size": stock.mlp_width}
+    if stock.rates is not None:
+        base = float(source.rope_parameters["rope_theta"])
+        changes["rope_parameters"] = listed_rope(
+            stock_factors(stock.rates, base), base, source.max_position_embeddings
+        )
+    return plain_config(source, changes, as_llama=as_llama)
+
+
+def plain_config(source: Any, changes: dict[str, Any], *, as_llama: bool = False) -> Any:
+    """A stock config with nothing of trisect in it."""
+    values = {key: value for key, value in source.to_dict().items() if key not in OURS} | changes
+    family = family_for(source)
+    if as_llama and family.name != "llama":
+        return _llama_config(values, biased=family.name == "qwen2")
+    return getattr(transformers, family.model).config_class(**values)
+
+
+def _llama_config(values: dict[str, Any], *, biased: bool) -> Any:
+    """The same layers under Llama's name, which more engines read a head width for."""
+    windows = {values.get("sliding_window"), *(values.get("layer_types") or ())} - {None, "full_attention"}
+    if windows and (values.get("use_sliding_window", True)):
+        raise TrisectError(
+            "This model attends to a sliding window, which Llama's architecture has not; export without "
+            "--as-llama."
+        )
+    theirs = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+    values = {key: value for key, value in values.items() if key not in theirs}
+    return transformers.LlamaConfig(**{**values, "attention_bias": biased})
+
+
+def built(config: Any, tensors: dict[str, Tensor]) -> Any:
+    """The stock model around the tensors, none of them copied."""
+    model_class: Any = transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = model_class.from_config(config)
+    expected = model.state_dict()
+    # Qwen2 has no bias after attention where Llama has one.
+    extra = {
+        k: torch.zeros(v.shape, dtype=tensors["model.norm.weight"].dtype)
+        for k, v in expected.items()
+        if k.endswith("o_proj.bias") and k not in tensors
+    }
+    model.load_state_dict({**tensors, **extra}, assign=True)
+    model.tie_weights()
+    # Not among the weights: the table was made on no device, and must stay float32.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return model.eval()
+
+
+def _reloaded(folder: Path) -> Tensor:
+    """Logits of the files, by the way that anybody loads them."""
+    found = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if isinstance(found, CompressedModel):
+        raise TrisectError(f"{folder} still needs trisect; this is a mistake of trisect, please report it.")
+    return probe(found.eval())
+
+
+def _notes(stock: Stock, config: Any) -> tuple[str, ...]:
+    """What a user should know before serving the export."""
+    notes = []
+    if stock.head_width % 8:
+        notes.append(
+            f"head width {stock.head_width} is no multiple of 8, which vLLM and GPU kernels ask for: "
+            "compress with --align 16 to serve it there"
+        )
+    if config.model_type == "qwen2" and stock.head_width * config.num_attention_heads != config.hidden_size:
+        notes.append(
+            "transformers reads Qwen2's head width from the config, vLLM works it out from the hidden size: "
+            "export with --as-llama to serve it there"
+        )
+    if len(set(stock.mlp_widths)) > 1:
+        narrow = min(stock.mlp_widths)
+        notes.append(
+            f"MLP widths from {narrow} to {stock.mlp_width} were all padded with zeros to the widest"
+        )
+    return tuple(notes)

@@ -1,0 +1,146 @@
+"""A Hugging Face tokenizer as the entries of a GGUF file that llama.cpp rebuilds it from."""
+
+import json
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trisect.errors import TrisectError
+
+log = logging.getLogger(__name__)
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""llama.cpp's kinds of token."""
+
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {WORDS + r"\p{N}{1,3}" + REST: "llama-bpe", WORDS + r"\p{N}" + REST: "qwen2"}
+"""Regular expressions that cut a text into words -> llama.cpp's name for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    model: str
+    """"llama" for pieces as SentencePiece has them, "gpt2" for merges of bytes."""
+    pre: str
+    """How llama.cpp is to cut a text into words before it merges."""
+    tokens: list[str]
+    types: list[int]
+    scores: list[float] | None
+    merges: list[str] | None
+    special: dict[str, int]
+    """bos, eos, unk, pad -> token."""
+    add_bos: bool
+    add_eos: bool
+    add_space: bool
+    chat_template: str | None
+
+
+def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
+    """The vocabulary of a fast BPE tokenizer, filled up to the `size` of the embedding."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise TrisectError(
+            "A GGUF file needs a tokenizer, without which llama.cpp cannot load it, and this folder has none "
+            "that can be read (tokenizer.json): put the original model's tokenizer files into the folder."
+        )
+    data = json.loads(backend.to_str())
+    model = data["model"]
+    if model["type"] != "BPE":
+        raise TrisectError(
+            f"The tokenizer is of the kind {model['type']}, and only BPE is written to GGUF; use --to hf."
+        )
+    tokens, types = _tokens(data, tokenizer, size)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    pieces = bool(model.get("byte_fallback"))
+    ids = tokenizer("a").input_ids
+    template = getattr(tokenizer, "chat_template", None)
+    names = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "unk", "pad")}
+    return Vocabulary(
+        model="llama" if pieces else "gpt2",
+        pre="default" if pieces else _words(data.get("pre_tokenizer")),
+        tokens=tokens,
+        types=types,
+        scores=_scores(tokens, merges) if pieces else None,
+        merges=None if pieces else merges,
+        special={name: int(token) for name, token in names.items() if token is not None},
+        add_bos=bool(ids) and ids[0] == tokenizer.bos_token_id,
+        add_eos=bool(ids) and ids[-1] == tokenizer.eos_token_id,
+        add_space=pieces and _adds_space(data),
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _tokens(data: dict[str, Any], tokenizer: Any, size: int) -> tuple[list[str], list[int]]:
+    by_id = {index: token for token, index in data["model"]["vocab"].items()}
+    added = {entry["id"]: entry for entry in data.get("added_tokens") or ()}
+    by_id |= {index: entry["content"] for index, entry in added.items()}
+    if by_id and max(by_id) >= size:
+        raise TrisectError(
+            f"The tokenizer has {max(by_id) + 1} tokens and the model {size} embeddings; they do not belong "
+            "together. Put the original model's tokenizer files into the folder."
+        )
+    tokens, types = [], []
+    for index in range(size):
+        token = by_id.get(index)
+        tokens.append(f"[PAD{index}]" if token is None else token)
+        if token is None:
+            types.append(UNUSED)
+        elif index == tokenizer.unk_token_id:
+            types.append(UNKNOWN)
+        elif index in added:
+            types.append(CONTROL if added[index]["special"] else USER_DEFINED)
+        else:
+            types.append(BYTE if BYTE_TOKEN.fullmatch(token) else NORMAL)
+    return tokens, types
+
+
+def _scores(tokens: list[str], merges: list[str]) -> list[float]:
+    """Scores that make llama.cpp merge in the same order: it joins the pair with the highest score first.
+
+    A tokenizer.json made from SentencePiece lists every way to make a piece, best pieces first, so a piece's
+    first place in the list is its rank. What no merge makes is never looked up.
+    """
+    rank: dict[str, int] = {}
+    for number, merge in enumerate(merges):
+        rank.setdefault(merge.replace(" ", ""), number)
+    return [-float(rank.get(token, len(merges))) for token in tokens]
+
+
+def _adds_space(data: dict[str, Any]) -> bool:
+    """Whether a text gets a space in front of it."""
+    normalizer, pre = data.get("normalizer"), data.get("pre_tokenizer")
+    if any(part["type"] == "Prepend" for part in _parts(normalizer, "normalizers")):
+        return True
+    spaces = [part for part in _parts(pre, "pretokenizers") if part["type"] == "Metaspace"]
+    return any(part.get("prepend_scheme", "always") != "never" for part in spaces)
+
+
+def _words(pre: dict[str, Any] | None) -> str:
+    """llama.cpp's name for the way a text is cut into words."""
+    parts = _parts(pre, "pretokenizers")
+    kinds = [part["type"] for part in parts]
+    by_regex = bool(parts) and kinds[-1] == "ByteLevel" and parts[-1].get("use_regex", True)
+    if kinds == ["ByteLevel"] and by_regex:
+        return "gpt-2"
+    if kinds == ["Digits", "ByteLevel"] and by_regex and parts[0].get("individual_digits"):
+        return "smollm"
+    if kinds == ["Split", "ByteLevel"] and not by_regex:
+        name = SPLITS.get(parts[0]["pattern"].get("Regex", ""))
+        if name is not None:
+            return name
+    log.warning(
+        "llama.cpp has no known name for how this tokenizer cuts words (%s); the file says `default`, and "
+        "some texts may become other tokens",
+        ", ".join(kinds) or "not at all",
+    )
+    return "default"
+
+
+def _parts(entry: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    if entry is None:
+        return []
+    return list(entry[name]) if entry["type"] == "Sequence" else [entry]
