@@ -89,8 +89,8 @@ def _tokens(data: dict[str, Any], tokenizer: Any, size: int) -> tuple[list[str],
         tokens.append(f"[PAD{index}]" if token is None else token)
         if token is None:
             types.append(UNUSED)
-        elif index == tokenizer.unk_token_id:
-            types.append(UNKNOWN)
+        elif index == tokenizer.unk_token_id and data["model"].get("byte_fallback"):
+            types.append(UNKNOWN)  # merges of bytes know everything, and use this token for something else
         elif index in added:
             types.append(CONTROL if added[index]["special"] else USER_DEFINED)
         else:

@@ -1,0 +1,58 @@
+"""`trisect export` from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers
+from exports import compressed, pieces
+
+from trisect.cli import main
+from trisect.models import save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("native") / "model"
+    recipe = {"method": "a3+", "ratio": 0.3}
+    return save_model(compressed("llama-gqa", "model-rates"), pieces(), out, receipt={"recipe": recipe})
+
+
+def test_hf_then_gguf(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = tmp_path / "facts.json"
+    assert main(["export", str(folder), "-o", str(tmp_path / "hf"), "--json", str(facts)]) == 0
+    assert f'from_pretrained("{tmp_path / "hf"}")' in capsys.readouterr().out
+    assert json.loads(facts.read_text())["head_width"] == 12
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "hf").model_type == "llama"
+    target = tmp_path / "model.gguf"
+    assert main(["export", str(folder), "-o", str(target), "--to", "gguf", "--dtype", "q8_0"]) == 0
+    said = capsys.readouterr().out
+    assert f"llama-cli -m {target}" in said
+    assert "not with llama.cpp itself" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "ggml"], "Known: gguf, hf"),
+        (["--dtype", "f16"], "for --to gguf"),
+        (["--to", "gguf", "--dtype", "bfloat16"], "for --to hf"),
+        (["--to", "gguf", "--as-llama"], "--as-llama is about --to hf"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(folder), "-o", str(tmp_path / "out"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_output_that_exists(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "model.gguf"
+    target.write_text("mine")
+    assert main(["export", str(folder), "-o", str(target), "--to", "gguf"]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert target.read_text() == "mine"

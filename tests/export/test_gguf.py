@@ -1,0 +1,181 @@
+"""GGUF files. References: the native model, transformers' GGUF reader, and llama.cpp's rules spelt out."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+import transformers
+from exports import bytewise, compressed, pieces
+from tokenizers import Regex, pre_tokenizers
+
+from tiny_models import tiny, tokens
+from trisect.errors import TrisectError
+from trisect.export import check, export_gguf
+from trisect.export.gguf_read import halved, interleaved
+from trisect.export.vocabulary import SPLITS, vocabulary_of
+
+PROMPT = tokens(2, 60, seed=9)
+
+
+def fields(path: Path) -> dict[str, Any]:
+    return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+
+
+def test_channels_go_as_the_llama_cpp_converter_has_them() -> None:
+    weight = torch.arange(4 * 6 * 3).reshape(4 * 6, 3)
+    theirs = weight.numpy().reshape(4, 2, 3, 3).swapaxes(1, 2).reshape(24, 3)
+    assert torch.equal(interleaved(weight, 4), torch.from_numpy(theirs.copy()))
+    assert torch.equal(halved(interleaved(weight, 4), 4), weight)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "llama-mha"])
+def test_transformers_reads_the_same_model(name: str, tmp_path: Path) -> None:
+    native = compressed(name, "whole-qk")
+    done = export_gguf(native, pieces(), tmp_path / "model.gguf", kind="f32")
+    assert (done.architecture, done.head_width) == ("llama", 16)
+    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
+    with torch.no_grad():
+        torch.testing.assert_close(stock(PROMPT).logits, native(PROMPT).logits, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("llama-gqa", "model-rates"),
+        ("llama-3", "whole-qk"),
+        ("llama-yarn", "whole-qk"),
+        ("llama-biases", "model-rates"),
+        ("qwen2", "model-rates"),
+        ("mistral-window", "model-rates"),
+    ],
+)
+def test_folded_rates_are_factors(name: str, setting: str, tmp_path: Path) -> None:
+    done = export_gguf(compressed(name, setting), pieces(), tmp_path / "out", kind="f32")
+    assert done.path == tmp_path / "out" / "model-f32.gguf"
+    assert done.difference < check.TOLERANCE
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(done.path).tensors}
+    assert found["rope_freqs.weight"].data.shape == (done.head_width // 2,)
+    said = fields(done.path)
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        assert said[f"llama.{key}"] == done.head_width
+    assert ("blk.0.attn_q.bias" in found) == (name in ("llama-biases", "qwen2"))
+    if name == "mistral-window":
+        assert said["llama.context_length"] == 7
+        assert any("window" in note for note in done.notes)
+
+
+def test_widths_per_layer_are_deci(tmp_path: Path) -> None:
+    done = export_gguf(compressed("llama-gqa", "some-layers"), pieces(), tmp_path / "model.gguf", kind="f32")
+    assert done.architecture == "deci"
+    said = fields(done.path)
+    assert said["deci.feed_forward_length"] == [80, 56, 80]
+    assert said["deci.attention.head_count_kv"] == [2, 2, 2]
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(done.path).tensors}
+    assert found["blk.1.ffn_down.weight"].data.shape == (48, 56)
+
+
+@pytest.mark.parametrize(("kind", "worst"), [("f16", 0.01), ("q8_0", 0.1)])
+def test_rounded_weights(kind: str, worst: float, tmp_path: Path) -> None:
+    done = export_gguf(compressed("llama-gqa", "model-rates"), pieces(), tmp_path / "model.gguf", kind=kind)
+    assert done.rounding is not None
+    assert check.TOLERANCE < done.rounding < worst
+    assert any("stay f16" in note for note in done.notes) == (kind == "q8_0")
+
+
+def test_a_stock_model_can_be_written_too(tmp_path: Path) -> None:
+    done = export_gguf(tiny("llama-gqa"), pieces(), tmp_path / "model.gguf", kind="f32")
+    assert "rope_freqs.weight" not in {tensor.name for tensor in gguf.GGUFReader(done.path).tensors}
+
+
+def merged_by_score(text: str, scores: dict[str, float]) -> list[str]:
+    """llama.cpp's SentencePiece rule: join the neighbours that make the piece with the highest score."""
+    parts = list("\u2581" + text.replace(" ", "\u2581"))
+    while True:
+        found = [
+            (scores[a + b], -i)
+            for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
+            if a + b in scores
+        ]
+        if not found:
+            return parts
+        at = -max(found)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+def test_pieces_merge_in_the_same_order() -> None:
+    tokenizer = pieces()
+    vocabulary = vocabulary_of(tokenizer, 97)
+    assert (vocabulary.model, vocabulary.add_bos, vocabulary.add_space) == ("llama", True, True)
+    assert vocabulary.scores is not None
+    scores = dict(zip(vocabulary.tokens, vocabulary.scores, strict=True))
+    for text in ("hello world", "lo hell or word", "the world wore lo"):
+        assert merged_by_score(text, scores) == tokenizer.tokenize(text)
+    assert vocabulary.types[:4] == [2, 3, 3, 6]  # unknown, control, control, byte
+    assert vocabulary.tokens[-1] == "[PAD96]"
+    assert vocabulary.types[-1] == 5
+
+
+def test_real_pieces_merge_in_the_same_order(assets: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(assets / "models" / "stories15m")
+    vocabulary = vocabulary_of(tokenizer, 32000)
+    assert vocabulary.scores is not None
+    normal = zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
+    scores = {token: score for token, score, kind in normal if kind == 1}
+    text = (
+        "Once upon a time, there was a little girl named Lily. She wouldn't share 123 unbelievable crayons!"
+    )
+    assert merged_by_score(text, scores) == tokenizer.tokenize(text)
+
+
+def test_the_tokenizer_comes_back_from_the_file(tmp_path: Path) -> None:
+    export_gguf(compressed("llama-gqa", "model-rates"), bytewise(), tmp_path / "model.gguf", kind="f16")
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    for text in ("hello world", "word or hell"):
+        assert found.tokenize(text) == bytewise().tokenize(text)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "pre"),
+    [
+        (bytewise(), "gpt-2"),
+        (bytewise(pre_tokenizers.Digits(individual_digits=True)), "smollm"),
+    ],
+)
+def test_names_of_pre_tokenizers(tokenizer: Any, pre: str) -> None:
+    vocabulary = vocabulary_of(tokenizer, 97)
+    assert (vocabulary.model, vocabulary.pre, vocabulary.scores) == ("gpt2", pre, None)
+    assert vocabulary.merges is not None
+    assert vocabulary.merges[0] == "h e"
+
+
+@pytest.mark.parametrize("pattern", SPLITS)
+def test_names_of_regular_expressions(pattern: str) -> None:
+    tokenizer = bytewise()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    assert vocabulary_of(tokenizer, 97).pre == SPLITS[pattern]
+
+
+def test_refusals(tmp_path: Path) -> None:
+    native = compressed("llama-gqa", "model-rates")
+    with pytest.raises(TrisectError, match="needs a tokenizer"):
+        export_gguf(native, None, tmp_path / "model.gguf")
+    with pytest.raises(TrisectError, match="Known: f16, f32, q8_0"):
+        export_gguf(native, pieces(), tmp_path / "model.gguf", kind="float16")
+    with pytest.raises(TrisectError, match="do not belong together"):
+        export_gguf(
+            native,
+            pieces(vocabulary="ehlowrdt" + "".join(map(chr, range(300, 400)))),
+            tmp_path / "model.gguf",
+        )
+    with pytest.raises(TrisectError, match="--rope-scope model"):
+        export_gguf(compressed("llama-gqa", "per-head"), pieces(), tmp_path / "model.gguf")
+    with pytest.raises(TrisectError, match="no stock form"):
+        export_gguf(compressed("gpt2", "whole-qk"), pieces(), tmp_path / "model.gguf")
+    assert not list(tmp_path.iterdir())
