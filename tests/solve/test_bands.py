@@ -162,7 +162,9 @@ def test_what_a_fold_misses_at_a_distance_is_bounded_by_the_bands_spread(
     n, spread = data.draw(st.integers(1, m)), data.draw(st.sampled_from([1e-3, 1e-2]))
     k, q, rates = rows(seed, 1, 6, m), rows(seed + 1, 1, 6, m), some_rates(seed, m, spread)
     k_map, q_map, turning = band_slots(moment(k), moment(q), rates, n)
-    balance = (k_map[..., 0].abs() / q_map[..., 0].abs()).sqrt().unsqueeze(-2)  # k_map = b U, q_map = U / b
+    loud_k, loud_q = k_map.norm(dim=-1), q_map.norm(dim=-1)  # k_map = b U, q_map = U / b
+    # A pair that no slot holds may have any balance: the bound is then about what is missed of it alone.
+    balance = torch.where(loud_q > 0, loud_k / loud_q, torch.ones_like(loud_q)).sqrt().unsqueeze(-2)
     x_k, x_q = (k @ k_map).norm(dim=-1), (q @ q_map).norm(dim=-1)
     w_k = (k * balance - k @ k_map @ (q_map * balance.mT).mH).norm(dim=-1)
     w_q = (q / balance - q @ q_map @ (k_map / balance.mT).mH).norm(dim=-1)
