@@ -51,6 +51,8 @@ def compress(
     started = time.perf_counter()
     method = get_method(config.method)
     check_pieces(config.without)
+    if method.slots is None and (config.without or config.rope_scope != "head"):
+        raise TrisectError(f"--without and --rope-scope are for a3+, not for {method.name}; leave them out.")
     config = replace(config, allocate=config.allocate or method.allocate)
     check_finite(model)
     if moments is None:

@@ -15,6 +15,7 @@ from trisect.errors import TrisectError
 from trisect.export import check, export_gguf
 from trisect.export.gguf_read import halved, interleaved
 from trisect.export.vocabulary import SPLITS, vocabulary_of
+from trisect.models import load_model
 
 PROMPT = tokens(2, 60, seed=9)
 
@@ -61,6 +62,8 @@ def test_folded_rates_are_factors(name: str, setting: str, tmp_path: Path) -> No
     for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
         assert said[f"llama.{key}"] == done.head_width
     assert ("blk.0.attn_q.bias" in found) == (name in ("llama-biases", "qwen2"))
+    with pytest.raises(TrisectError, match="wrong frequencies"):
+        load_model(str(done.path))
     if name == "mistral-window":
         assert said["llama.context_length"] == 7
         assert any("window" in note for note in done.notes)

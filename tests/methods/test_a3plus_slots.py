@@ -251,3 +251,10 @@ def test_without_compensation_slots_are_not_multiplied() -> None:
 def test_an_unknown_scope_is_refused_with_near_ones() -> None:
     with pytest.raises(TrisectError, match="Did you mean layer"):
         settings(rope_scope="layers")
+
+
+@pytest.mark.parametrize("setting", [{"rope_scope": "layer"}, {"without": ("fold",)}])
+def test_settings_of_a3plus_are_refused_by_other_methods(setting: dict[str, Any]) -> None:
+    config = CompressConfig(ratio=0.25, method="a3", align=None, **setting)
+    with pytest.raises(TrisectError, match=r"are for a3\+, not for a3"):
+        compress(tiny("llama-gqa"), config, tokens=tokens_from_tensor(WINDOWS))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from trisect.errors import TrisectError
 
 INDEX = "model.safetensors.index.json"
+ROPE_FACTORS = b"rope_freqs.weight"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -45,6 +47,13 @@ def _resolve_file(path: Path) -> Source:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise TrisectError(f"{path} does not start as a GGUF file; it is damaged or something else.")
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            if content.find(ROPE_FACTORS) >= 0:
+                raise TrisectError(
+                    f"{path} carries rotation factors ({ROPE_FACTORS.decode()}), which transformers leaves "
+                    "out when it reads GGUF: the model would run with wrong frequencies. Give the Hugging "
+                    "Face folder instead."
+                )
     return Source(path=str(path.parent), kwargs={"gguf_file": path.name}, gguf=True)
 
 
