@@ -26,6 +26,8 @@ from trisect.models.rotary import rotation_of
 from trisect.models.view import LayerView
 from trisect.parts import QK, Slots
 
+FEW_QUERIES = 64
+
 # One batch in eight chooses the ridge and does not take part in the fit it judges.
 HELD_SHARE = 8
 
@@ -53,7 +55,8 @@ class TwoStreams:
         self.dense = Stream.embed(model, views, ids, batch_size=size)
         self.narrow = Stream(list(self.dense.hidden), self.dense.calls)
         self.num_held = max(1, len(self.dense.hidden) // HELD_SHARE)
-        self.per_window = max(1, -(-QUERIES // len(ids)))
+        # Queries of one window see much the same keys: many of them in a short window teach little more.
+        self.per_window = min(-(-QUERIES // len(ids)), max(FEW_QUERIES, ids.shape[1] // 8))
 
     def begin(
         self, view: LayerView, names: frozenset[str] = frozenset(), *, progress: Progress | None = None

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from trisect.pipeline import Compressed
     from trisect.shapes import ModelShape
 
+UNREMARKABLE = ("full width", "folded")
+"""Notes that a receipt keeps but nobody needs to read layer by layer."""
 NOTABLE_MISS = 0.01
 """A distance between the ratio asked for and the one reached that a user should hear of."""
 
@@ -59,7 +61,7 @@ class Outcome:
         self._say_what_the_grid_did(console)
         self._say_what_was_tried(console)
         for entry in self.compressed.losses:
-            if entry["note"] and entry["note"] != "full width":
+            if entry["note"] and not entry["note"].startswith(UNREMARKABLE):
                 console.print(f"layer {entry['layer']} {entry['component']}: {entry['note']}")
 
     def _say_what_the_grid_did(self, console: "Console") -> None:

@@ -13,7 +13,7 @@ MODEL = "smollm2-135m"
 PROMPT = "A function in Python is"
 NEW_TOKENS = 40
 # Enough that the moments settle, little enough that two cores finish within four minutes.
-SAMPLES, LENGTH, EVAL_WINDOWS = 16, 512, 8
+SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
 
 
 def run(
