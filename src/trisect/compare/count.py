@@ -5,7 +5,7 @@ from typing import Any
 
 from trisect.config import CompressConfig
 from trisect.methods import get_method
-from trisect.models import layer_views
+from trisect.models import layer_views, zeros_of
 from trisect.parts import LINEARS
 from trisect.plan import budget_of
 from trisect.plan.align import grid_of
@@ -25,16 +25,10 @@ class Count:
 
 def count(model: Any) -> Count:
     """Count a model as it stands."""
-    weights = [
-        parameter
-        for view in layer_views(model)
-        for module in view.projections()
-        for parameter in module.parameters()
-        if parameter.ndim > 1
-    ]
+    modules = [module for view in layer_views(model) for module in view.projections()]
     return Count(
-        weights=sum(weight.numel() for weight in weights),
-        zeros=sum(int((weight == 0).sum()) for weight in weights),
+        weights=sum(p.numel() for module in modules for p in module.parameters() if p.ndim > 1),
+        zeros=zeros_of(model),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 

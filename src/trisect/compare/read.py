@@ -244,9 +244,6 @@ def _derived(data: Any, at: str) -> DerivedText:
         )
 
 
-# -- values ------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _at(where: str) -> Iterator[None]:
     """Say where in the recipe an error is."""
@@ -299,6 +296,5 @@ def _flag(data: Mapping[str, Any], key: str) -> bool:
 
 
 def _unique(values: Sequence[str], key: str, what: str) -> None:
-    twice = next((value for value in values if values.count(value) > 1), None)
-    if twice is not None:
+    for twice in (value for value in values if values.count(value) > 1):
         raise TrisectError(f"{key}: two entries have the {what} {twice!r}; give each its own {what}.")
