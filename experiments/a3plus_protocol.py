@@ -64,7 +64,11 @@ class Protocol:
     """The model, the texts, and one file of rows."""
 
     def __init__(self, section: str, *, device: str, out: Path, requests: Path | None):
-        self.section, self.path, self.curves = section, out / f"a3plus-{section}.json", out / "curves.json"
+        self.section, self.path, self.curves = (
+            section,
+            out / f"a3plus-{section}.json",
+            out / "a3plus-curves.json",
+        )
         self.loaded = load_model(MODEL, device=device)
         source = "c4/c4_demo.jsonl" if section == "from-c4" else "wikitext-2/valid.txt"
         self.tokens = self._tokens(source, 64, sampling="random")

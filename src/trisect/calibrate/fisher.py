@@ -17,7 +17,7 @@ from trisect.models.view import LayerView
 def fisher_information(
     model: nn.Module, views: list[LayerView], ids: Tensor, *, progress: Progress | None = None
 ) -> list[dict[str, Tensor]]:
-    """Per layer NAME_fisher (in,) and NAME_fisher_out (out,): squared gradients summed over the other side.
+    """Per layer NAME_fisher (in,): squared gradients summed over the outputs.
 
     One window is one sample, as in FWSVD: the gradient of its mean loss is squared, then averaged.
     """
@@ -49,10 +49,8 @@ def _add_squares(view: LayerView, total: dict[str, Tensor]) -> None:
     for name in view.linears():
         gradient = view.gradient(name)
         assert gradient is not None
-        squares = gradient.double().square()  # (in, out)
-        rows, columns = squares.sum(dim=1), squares.sum(dim=0)
-        for key, value in ((f"{name}_fisher", rows), (f"{name}_fisher_out", columns)):
-            total[key] = total[key] + value if key in total else value
+        key, rows = f"{name}_fisher", gradient.double().square().sum(dim=1)  # (in, out) -> (in,)
+        total[key] = total[key] + rows if key in total else rows
 
 
 @contextmanager
