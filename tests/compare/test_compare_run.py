@@ -85,6 +85,17 @@ def test_an_interrupted_run_goes_on_where_it_stopped(bench: Path, monkeypatch: p
     assert (tally.done, len(tally.ran)) == (2, 1)
 
 
+def test_only_can_name_models_and_methods(bench: Path, compressions: Calls) -> None:
+    twice = [{"name": name, "source": "tiny", "dtype": "float32"} for name in ("one", "two")]
+    recipe = load_recipe(write_recipe(bench, models=twice, methods=["a3", "clover"], parts=["qk", "ov"]))
+    folder = Folder(path=bench / "out")
+    assert len(run_recipe(recipe, folder, only=["two", "clover"]).ran) == 1 + 2
+    assert compressions.count == 2
+    assert len(run_recipe(recipe, folder, only=["two"]).ran) == 2
+    with pytest.raises(TrisectError, match="three"):
+        run_recipe(recipe, folder, only=["three"])
+
+
 def test_moments_are_collected_once_and_give_the_same_results(
     bench: Path, first_run: tuple[Path, Tally], monkeypatch: pytest.MonkeyPatch
 ) -> None:

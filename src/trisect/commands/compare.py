@@ -19,7 +19,7 @@ def run(
         Path | None, typer.Option("--out", "-o", help="Folder of results. (default: ../results/NAME)")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="Run this method only; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Run this method or model only; may be repeated.")
     ] = None,
     keep_errors: Annotated[
         bool, typer.Option("--keep-errors", help="Do not try cells again that failed before.")

@@ -43,7 +43,7 @@ def run_recipe(
     check_only(recipe, only)
     tally = Tally()
     every = list({cell.key: cell for cell in cells_of(recipe)}.values())
-    wanted = [cell for cell in every if _chosen(cell, only)]
+    wanted = [cell for cell in every if _chosen(recipe, cell, only)]
     with folder.locked():
         missing = [cell for cell in wanted if not folder.receipt_path(cell.key).exists()]
         if keep_errors:
@@ -61,16 +61,24 @@ def run_recipe(
 
 
 def check_only(recipe: Recipe, only: Sequence[str]) -> None:
-    """Refuse a method that the recipe does not have."""
-    known = {word for method in recipe.methods for word in (method.name, method.label)}
+    """Refuse a method or model that the recipe does not have."""
+    known = _method_words(recipe) | {model.name for model in recipe.models}
     for word in only:
         if word not in known:
-            raise unknown_name("method of this recipe", word, known)
+            raise unknown_name("method or model of this recipe", word, known)
 
 
-def _chosen(cell: Cell, only: Sequence[str]) -> bool:
-    """The dense row belongs to every choice: increases are against it."""
-    return not only or cell.method is None or {cell.method.name, cell.method.label} & set(only) != set()
+def _chosen(recipe: Recipe, cell: Cell, only: Sequence[str]) -> bool:
+    """The dense row belongs to every choice of methods: increases are against it."""
+    models = {model.name for model in recipe.models}.intersection(only)
+    methods = _method_words(recipe).intersection(only)
+    if models and cell.model.name not in models:
+        return False
+    return not methods or cell.method is None or not methods.isdisjoint((cell.method.name, cell.method.label))
+
+
+def _method_words(recipe: Recipe) -> set[str]:
+    return {word for method in recipe.methods for word in (method.name, method.label)}
 
 
 def _run_model(
