@@ -32,7 +32,7 @@ types: .venv/.installed
 	         "run: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt '$(TORCH)'
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,eval,plots]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,eval,plots,quantize,finetune,kernels]'
 	touch $@
 
 clean:
