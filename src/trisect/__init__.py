@@ -8,6 +8,7 @@
 Importing trisect also teaches transformers to load compressed folders through AutoModelForCausalLM.
 """
 
+from trisect import _quiet  # noqa: F401
 from trisect.api import compress, load, save
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.errors import TrisectError
