@@ -4,18 +4,13 @@ The model is tiny and random, with a character tokenizer; the text is the built-
 """
 
 import json
-import string
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
 
-from tiny_models import tiny
+from tiny_models import character_tokenizer, tiny
 from trisect.cli import main
 from trisect.models import load_model
 
@@ -26,11 +21,7 @@ FAST = ["--samples", "4", "--length", "32", "--eval-windows", "2", "--align", "n
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tiny"
     tiny("llama-gqa").save_pretrained(folder)
-    characters = [c for c in string.printable if c.isprintable()][:95]
-    vocabulary = {token: index for index, token in enumerate(["<unk>", *characters])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
     return folder
 
 

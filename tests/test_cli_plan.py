@@ -2,18 +2,13 @@
 
 import json
 import math
-import string
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
 
-from tiny_models import LLAMA, VOCAB
+from tiny_models import LLAMA, character_tokenizer
 from trisect.cli import main
 from trisect.models import read_shape
 from trisect.plan import budget_of
@@ -26,11 +21,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tiny"
     config = transformers.LlamaConfig(**{**LLAMA, "head_dim": 32, "intermediate_size": 256})
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    characters = [c for c in string.printable if c.isprintable()][: VOCAB - 2]
-    vocabulary = {token: index for index, token in enumerate(["<unk>", *characters])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
     return folder
 
 

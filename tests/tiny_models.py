@@ -1,10 +1,14 @@
 """Tiny random models, one or more per family, built from configs in memory."""
 
+import string
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from torch import nn
 
 VOCAB = 97
@@ -161,6 +165,15 @@ def shake(model: nn.Module, *, seed: int) -> None:
 def tokens(batch: int = 2, length: int = 11, *, seed: int = 3) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB - 2, (batch, length), generator=generator)
+
+
+def character_tokenizer(**special: str) -> Any:
+    """One token per printable character, within VOCAB."""
+    characters = [c for c in string.printable if c.isprintable()][: VOCAB - 2]
+    vocabulary = {token: index for index, token in enumerate(["<unk>", *characters])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
 
 
 # MPT's stock attention has no SDPA path to compare with.

@@ -73,7 +73,9 @@ def _show_warnings() -> None:
 
 
 def _fail(message: str, *, code: int) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    # Messages quote names from files, which may hold what a terminal would take for commands.
+    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))
+    print(f"error: {line}", file=sys.stderr)
     return code
 
 

@@ -1,12 +1,9 @@
 """The records of a run: what a user chose, checked once, and readable back from YAML or JSON."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.goals import (
@@ -24,12 +21,19 @@ from trisect.goals import Increase as Increase
 from trisect.goals import Limit as Limit
 from trisect.goals import Share as Share
 from trisect.parts import COMPONENTS
+from trisect.portable import portable_settings
+from trisect.untrusted import read_json, read_yaml
 
 SAMPLINGS = ("random", "first")
+STATES = ("auto", "device", "host", "disk")
 ALIGNMENTS = (8, 16, 32)
 ALLOCATIONS = ("uniform", "search", "balanced")
 ROPE_SCOPES = ("head", "layer", "model")
 DEFAULT_ALIGN = 16
+MOST_LAYERS = 1000
+"""Of a model whose number of layers is not known yet."""
+MOST_TOKENS = 1 << 28
+"""Of a calibration set; the paper's has 262,144."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +49,23 @@ class CalibrationConfig:
     seed: int = 0
     batch_size: int | None = None
     """Windows per forward pass; None lets the calibration choose."""
+    states: str = "auto"
+    """Where hidden states of all windows are kept: on the device, in main memory ("host"), on disk."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.source, str) or not self.source:
             raise TrisectError(f"The calibration source must be a name or a file, not {self.source!r}.")
         _check_integer("samples", self.samples, minimum=1)
         _check_integer("length", self.length, minimum=2)
+        if self.samples * self.length > MOST_TOKENS:
+            raise TrisectError(f"{self.samples} windows of {self.length} are over {MOST_TOKENS:,} tokens.")
         _check_integer("seed", self.seed, minimum=0)
         if self.batch_size is not None:
             _check_integer("batch_size", self.batch_size, minimum=1)
         if self.sampling not in SAMPLINGS:
             raise unknown_name("sampling", str(self.sampling), SAMPLINGS)
+        if self.states not in STATES:
+            raise unknown_name("place for hidden states", str(self.states), STATES)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -102,9 +112,15 @@ class CompressConfig:
     """Who shares one set of rotation frequencies: the query heads of a key head, a layer, or the model."""
     without: tuple[str, ...] = ()
     """Pieces of a3+ to leave out, to see what each brings."""
+    portable: bool = False
+    """Whether the result must fit stock architectures without padding: a preset for the settings above."""
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.portable, bool):
+            raise TrisectError(f"portable is true or false, not {self.portable!r}.")
+        if self.portable:
+            self._be_portable()
         goal = self.goal
         check_latency_table(goal.budget, self.latency_table)
         if not isinstance(self.method, str) or not self.method:
@@ -131,6 +147,13 @@ class CompressConfig:
         if goal.budget == "kv":
             # What holds no cache is not touched for the cache's sake.
             object.__setattr__(self, "parts", cached_parts(self.parts))
+
+    def _be_portable(self) -> None:
+        """The preset's settings; those that have their default value count as not given."""
+        plain = {entry.name: entry.default for entry in fields(self)}
+        given = {name: value for name, value in vars(self).items() if value != plain[name]}
+        for name, value in portable_settings(given).items():
+            object.__setattr__(self, name, value)
 
     @property
     def goal(self) -> Goal:
@@ -164,6 +187,8 @@ class CompressConfig:
             elif isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
         values["floor"] = read_floors(values.get("floor"))
+        if values.get("portable"):
+            values = portable_settings(values)
         if isinstance(values.get("calibration"), Mapping):
             values["calibration"] = CalibrationConfig.from_dict(values["calibration"])
         elif not isinstance(values.get("calibration", CalibrationConfig()), CalibrationConfig):
@@ -176,14 +201,7 @@ class CompressConfig:
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML or JSON file, not yet checked against any record."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except OSError as error:
-        raise TrisectError(f"Cannot read the configuration {path}: {error.strerror}.") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise TrisectError(f"{path} is not valid YAML or JSON: {reason}.") from error
+    data = read_json(path) if path.suffix == ".json" else read_yaml(path)
     if not isinstance(data, dict):
         raise TrisectError(f"{path} must hold a mapping such as `ratio: 0.25`, not {type(data).__name__}.")
     return data
@@ -201,9 +219,11 @@ def parse_layers(text: str, num_layers: int | None = None) -> tuple[int, ...] | 
     layers: set[int] = set()
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(piece) > 12:
             raise TrisectError(f"Cannot read layers {text!r}; write e.g. 4-27, 0,3,5-7 or all.")
         low, high = int(first), int(last or first)
+        if num_layers is None and high >= MOST_LAYERS:
+            raise layer_out_of_range(high, num_layers=MOST_LAYERS)
         if high < low:
             raise TrisectError(f"Layers {piece.strip()!r} run backwards; write {high}-{low}.")
         if num_layers is not None and high >= num_layers:
@@ -224,7 +244,7 @@ def parse_align(text: str) -> int | None:
     """The alignment step from "8", "16", "32", or "none" for exact ranks."""
     if text.strip().lower() == "none":
         return None
-    if text.strip().isdecimal() and int(text) in ALIGNMENTS:
+    if text.strip() in map(str, ALIGNMENTS):
         return int(text)
     raise TrisectError(f"Cannot align widths to {text!r}; use --align 8, 16, 32 or none.")
 
@@ -258,7 +278,7 @@ def _check_integer(name: str, value: object, *, minimum: int) -> None:
 
 
 def _check_parts(parts: tuple[str, ...]) -> None:
-    if not parts:
+    if not parts or not isinstance(parts, tuple):
         raise TrisectError("No parts were named; use --parts qk,ov,mlp or some of the three.")
     for part in parts:
         if part not in COMPONENTS:
@@ -270,7 +290,7 @@ def _check_parts(parts: tuple[str, ...]) -> None:
 def _check_layers(layers: tuple[int, ...] | None) -> None:
     if layers is None:
         return
-    if not layers:
+    if not layers or not isinstance(layers, tuple):
         raise TrisectError("No layers were named; write e.g. --layers 4-27, or leave it out for all.")
     for layer in layers:
         _check_integer("A layer index", layer, minimum=0)

@@ -18,6 +18,7 @@ from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.files import write_json
+from trisect.gather import turned_statistics
 from trisect.judge import Judge
 from trisect.methods import METHODS
 from trisect.methods.method import Method, Options, solve
@@ -57,26 +58,16 @@ def measure_curves(
     judge = Judge(model, views, judging, batch_size=batch_size)
     dense = judge.loss(0)
     points: dict[tuple[int, str], dict[int, float]] = {}
+    options = options or Options()
     for view in views:
-        streams.begin(view)
+        heard = streams.begin(view, method.heard if "qk" in parts else frozenset())
         for part in parts:
-            statistics = streams.statistics(view, part, method.reads[part])
-
-            def rise(
-                width: int, part: str = part, view: LayerView = view, statistics: Any = statistics
-            ) -> float:
-                with view.trial():
-                    whole = view.part(part)
-                    view.apply(
-                        solve(method, part, whole, statistics, width=width, options=options or Options())
-                    )
-                    return judge.loss(view.index) - dense
-
-            points[view.index, part] = _curve(view, part, rise)
+            loss = _trial(streams, judge, view, part, method, heard, options)
+            points[view.index, part] = _curve(view, part, loss, dense)
             if progress is not None:
                 done = view.index * len(parts) + parts.index(part) + 1
                 progress("curves", done, len(views) * len(parts))
-        streams.narrow.hidden = list(streams.dense.hidden)
+        streams.narrow = streams.dense.copy()
         judge.advance(view)
     return Curves(
         points=points,
@@ -85,6 +76,31 @@ def measure_curves(
         method=method.name,
         dense_loss=dense,
     )
+
+
+def _trial(
+    streams: TwoStreams,
+    judge: Judge,
+    view: LayerView,
+    part: str,
+    method: Method,
+    heard: dict[str, Tensor],
+    options: Options,
+) -> Callable[[int], float]:
+    """Width -> the whole model's loss with one component that narrow; the component is put back."""
+    # Slots are another set for every width, so QK is looked at again for each; the others once.
+    gathered: dict[str, Tensor] = {}
+
+    def loss(width: int) -> float:
+        nonlocal gathered
+        if part == "qk" or not gathered:
+            gathered = turned_statistics(streams, view, part, method, heard, width, options)
+        with view.trial():
+            whole = view.part(part)
+            view.apply(solve(method, part, whole, gathered, width=width, options=options))
+            return judge.loss(view.index)
+
+    return loss
 
 
 def held_out(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,8 +158,9 @@ def _note_method(curves: Curves, config: CompressConfig) -> None:
         log.warning("the loss curves were measured with %s, the plan is for %s", curves.method, config.method)
 
 
-def _curve(view: LayerView, part: str, rise: Callable[[int], float]) -> dict[int, float]:
+def _curve(view: LayerView, part: str, loss: Callable[[int], float], dense: float) -> dict[int, float]:
     full = view.shape().width(part)
     step = 8 if part != "mlp" and full >= 32 else 2
     widths = {max(MINIMUM_HEAD, round(full * share) // step * step) for share in SHARES[part]}
-    return {full: 0.0, **{width: rise(width) for width in sorted(widths, reverse=True) if width < full}}
+    narrower = sorted((width for width in widths if width < full), reverse=True)
+    return {full: 0.0, **{width: loss(width) - dense for width in narrower}}

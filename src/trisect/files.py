@@ -1,6 +1,7 @@
 """Files that are whole or not there: written beside their name, then renamed."""
 
 import errno
+import glob
 import json
 import math
 import os
@@ -73,6 +74,32 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         finally:
             if partial.exists():
                 shutil.rmtree(partial)
+
+
+@contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Keep a second run out. The system lets go of the lock when this process ends, however it ends."""
+    import fcntl
+
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TrisectError(refusal) from error
+        # The run before may have removed the file between our opening and locking it.
+        if not path.exists() or path.stat().st_ino != os.fstat(handle.fileno()).st_ino:
+            raise TrisectError(refusal)
+        yield
+
+
+def remove_leftovers(path: str | Path) -> None:
+    """Remove what a process that was killed while writing `path` left beside it."""
+    path = Path(path).resolve()
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink()
 
 
 def check_new_folder(path: str | Path) -> None:

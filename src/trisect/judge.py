@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trisect.calibrate import Stream
+from trisect.calibrate.windows import in_batches
 from trisect.models import LayerView
 
 
@@ -17,7 +18,8 @@ class Judge:
 
     def __init__(self, model: Any, views: list[LayerView], ids: Tensor, *, batch_size: int | None):
         self.model, self.views, self.ids = model, views, ids
-        self.stream = Stream.embed(model, views, ids, batch_size=batch_size)
+        batches = in_batches(ids, batch_size=batch_size).batches
+        self.stream = Stream.embed(model, views, batches, copies=2)
 
     def advance(self, view: LayerView) -> None:
         self.stream.advance(view)
@@ -28,7 +30,7 @@ class Judge:
     @torch.no_grad()
     def loss(self, first: int) -> float:
         """Mean loss in nats per predicted token when layers `first` and later run as they now are."""
-        onward = Stream(list(self.stream.hidden), self.stream.calls)
+        onward = self.stream.copy()
         for view in self.views[first:]:
             onward.advance(view)
         device = next(self.model.parameters()).device

@@ -1,21 +1,27 @@
 """The whole flow on one screen: calibrate -> plan -> solve -> rewrite."""
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from trisect import workers
 from trisect.calibrate import Progress, read_info
+from trisect.clock import stage, timing
 from trisect.config import CompressConfig
 from trisect.curves import curves_for
 from trisect.data import Tokens
 from trisect.errors import TrisectError
-from trisect.gather import calibration_tokens, refuse_stored_moments, rounds
+from trisect.gather import rounds
+from trisect.journal import open_ledger
 from trisect.methods import get_method, solve
 from trisect.methods.a3plus import check_pieces
 from trisect.methods.method import Method, Options, options_of
-from trisect.models import layer_views, mark_compressed, original_widths, shape_of
+from trisect.models import LayerView, layer_views, mark_compressed, original_widths, shape_of
 from trisect.models.check import check_finite, check_tokens
+from trisect.moments import calibration_tokens, refuse_stored_moments
+from trisect.parts import COMPONENTS, Solution
 from trisect.plan import Plan, check_plannable, plan_for
 from trisect.ranks import linear_plan
 from trisect.receipt import build_receipt
@@ -40,53 +46,90 @@ def compress(
     moments: str | Path | None = None,
     curves: str | Path | None = None,
     plan: Plan | None = None,
+    work: Path | None = None,
     progress: Progress | None = None,
 ) -> Compressed:
     """Compress a model in place and say what it cost.
 
     Statistics come from `moments` if given, else from `tokens`, else from `config.calibration`. Loss curves,
     where the plan needs them, are read from the file `curves`, or measured and written there. A `plan` given
-    is carried out as it is.
+    is carried out as it is. With a folder `work`, every finished layer is kept there, and a run that finds
+    some goes on after them.
     """
-    started = time.perf_counter()
-    method = get_method(config.method)
+    with timing(next(model.parameters()).device) as clock:
+        method = get_method(config.method)
+        config = checked(config, method)
+        check_finite(model)
+        if moments is None:
+            tokens = tokens or calibration_tokens(config, tokenizer)
+            check_tokens(model, tokens.ids)
+        else:
+            refuse_stored_moments(method)
+        token_hash = tokens.hash if tokens is not None else read_info(str(moments)).token_hash
+
+        original, options = original_widths(model), options_of(config)
+        ledger, known = open_ledger(model, config, token_hash, work)
+        plan = plan or known
+        if plan is None:
+            with stage("plan"):
+                plan = make_plan(
+                    model, method, config, tokens, options=options, curves=curves, progress=progress
+                )
+            ledger.settle(plan)
+
+        gathered = rounds(
+            model,
+            method,
+            plan,
+            config,
+            tokens=tokens,
+            moments=moments,
+            options=options,
+            ledger=ledger,
+            progress=progress,
+        )
+        for view, components, statistics in gathered:
+            for number, component in enumerate(components):
+                width = plan.width(view.index, component)
+                owner = (view.index * len(COMPONENTS) + number) % workers.count()
+                with stage(component):
+                    solution = solved_by(owner, method, view, component, statistics, width, options)
+                view.apply(solution)
+                ledger.note(view.index, _loss_entry(view.index, component, width, solution))
+
+        mark_compressed(model, original=original, method=config.method, ratio=plan.ratio)
+        plan = replace(plan, layers=tuple(widths_of(view.shape()) for view in layer_views(model)))
+    seconds = clock.seconds()
+    timings = {"compress": sum(seconds.values()), **seconds}
+    receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=token_hash, timings=timings)
+    losses = [entry for _, entries in sorted(ledger.losses.items()) for entry in entries]
+    model.receipt = {**receipt, "plan": plan.to_dict(), "losses": losses}
+    return Compressed(model=model, plan=plan, losses=losses, receipt=model.receipt)
+
+
+def checked(config: CompressConfig, method: Method) -> CompressConfig:
+    """The config with the method's own allocation where the user named none; what it cannot do is refused."""
     check_pieces(config.without)
     if method.slots is None and (config.without or config.rope_scope != "head"):
         raise TrisectError(f"--without and --rope-scope are for a3+, not for {method.name}; leave them out.")
-    config = replace(config, allocate=config.allocate or method.allocate)
-    check_finite(model)
-    if moments is None:
-        tokens = tokens or calibration_tokens(config, tokenizer)
-        check_tokens(model, tokens.ids)
-    else:
-        refuse_stored_moments(method)
+    return replace(config, allocate=config.allocate or method.allocate)
 
-    original = original_widths(model)
-    options = options_of(config)
-    if plan is None:
-        plan = make_plan(model, method, config, tokens, options=options, curves=curves, progress=progress)
 
-    losses = []
-    gathered = rounds(
-        model, method, plan, config, tokens=tokens, moments=moments, options=options, progress=progress
-    )
-    for view, components, statistics in gathered:
-        for component in components:
-            part, width = view.part(component), plan.width(view.index, component)
-            solution = solve(method, component, part, statistics, width=width, options=options)
-            view.apply(solution)
-            losses.append(_loss_entry(view.index, component, width, solution))
-
-    mark_compressed(model, original=original, method=config.method, ratio=plan.ratio)
-    plan = replace(plan, layers=tuple(widths_of(view.shape()) for view in layer_views(model)))
-    receipt = build_receipt(
-        config.to_dict(),
-        seed=config.seed,
-        token_hash=tokens.hash if tokens is not None else read_info(str(moments)).token_hash,
-        timings={"compress": time.perf_counter() - started},
-    )
-    model.receipt = {**receipt, "plan": plan.to_dict(), "losses": losses}
-    return Compressed(model=model, plan=plan, losses=losses, receipt=model.receipt)
+def solved_by(
+    owner: int,
+    method: Method,
+    view: LayerView,
+    component: str,
+    statistics: dict[str, Tensor],
+    width: int,
+    options: Options,
+) -> Solution:
+    """One process solves, and all have its solution."""
+    part, solution = view.part(component), None
+    if workers.rank() == owner:
+        solution = solve(method, component, part, statistics, width=width, options=options)
+    found: Solution = workers.sent(solution, owner=owner, device=next(view.layer.parameters()).device)
+    return found
 
 
 def make_plan(

@@ -9,8 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from trisect.errors import TrisectError
 from trisect.files import write_json
+from trisect.untrusted import read_json, shown
 
+LONGEST_TEXT = 1000
 PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy")
 
 
@@ -34,6 +37,48 @@ def build_receipt(
         "versions": {name: package_version(name) for name in PACKAGES},
         "hardware": hardware(),
     }
+
+
+def read_receipt(folder: str | Path) -> dict[str, Any]:
+    """The receipt in a model's folder, empty where there is none; its parts are what their readers expect."""
+    path = Path(folder) / "receipt.json"
+    if not path.is_file():
+        return {}
+    receipt = read_json(path)
+    wrong = "it is no mapping" if not isinstance(receipt, dict) else _wrong_part(receipt)
+    if wrong:
+        raise TrisectError(f"{path} is no receipt of trisect: {wrong}. Mend it or remove it.")
+    assert isinstance(receipt, dict)
+    return receipt
+
+
+def _wrong_part(receipt: dict[str, Any]) -> str | None:
+    """What is wrong with a receipt."""
+    kinds = {
+        **dict.fromkeys(("recipe", "timings", "versions", "hardware", "perplexity", "target"), dict),
+        **dict.fromkeys(("date", "trisect", "commit", "python", "source", "model", "token_hash"), str),
+        "tuning": list,
+    }
+    for key, kind in kinds.items():
+        value = receipt.get(key)
+        if value is not None and (not isinstance(value, kind) or (kind is str and not _one_line(value))):
+            return f"{key} is {shown(value)}"
+    recipe, measured = receipt.get("recipe") or {}, receipt.get("perplexity") or {}
+    if not isinstance(recipe.get("calibration") or {}, dict):
+        return f"calibration is {shown(recipe['calibration'])}"
+    texts = [value for value in recipe.values() if isinstance(value, str) and not _one_line(value)]
+    if texts:
+        return f"its recipe says {shown(texts[0])}"
+    for entry in measured.values():
+        known = isinstance(entry, dict) and {"data", "windows", "length", "perplexity"} <= set(entry)
+        if not known or type(entry["perplexity"]) not in (int, float):
+            return f"perplexity is {shown(entry)}"
+    return None
+
+
+def _one_line(text: str) -> bool:
+    """Receipts end up in tables of model cards."""
+    return text.isprintable() and len(text) <= LONGEST_TEXT
 
 
 def package_version(name: str) -> str | None:
@@ -91,4 +136,4 @@ def _git(*arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-__all__ = ["build_receipt", "hardware", "package_commit", "package_version", "write_json"]
+__all__ = ["build_receipt", "hardware", "package_commit", "package_version", "read_receipt", "write_json"]

@@ -23,11 +23,11 @@ from trisect.data.sources import read_source
 from trisect.data.tokens import windows
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import perplexity
-from trisect.gather import calibration_tokens
 from trisect.methods import get_method
 from trisect.methods.method import options_of
 from trisect.models import shape_of
 from trisect.models.check import check_finite, check_tokens
+from trisect.moments import calibration_tokens
 from trisect.pipeline import Compressed, compress
 from trisect.plan import Plan
 from trisect.plan.choose import planner_for

@@ -54,9 +54,9 @@ def given_mask(mask: str) -> Tensor | None:
 def looks(mask: str) -> Iterator[tuple[int, int, Tensor, Tensor, Tensor, Tensor]]:
     """Every sampled query: its head, its position, itself, the keys it sees, their positions and weights."""
     q, k = heads()
-    generator = torch.Generator().manual_seed(SEED)
+    sampler = QuerySampler([], per_window=DRAWN, seed=SEED)
     for window in range(B):
-        for m in torch.randint(T // 8, T, (DRAWN,), generator=generator).tolist():
+        for m in sampler.positions(window, T).tolist():
             at = visible(mask)[m].nonzero().squeeze(1)
             for head in range(H):
                 x, y = q[window, m, head].double(), k[window, at, head // G].double()

@@ -10,9 +10,9 @@ from trisect.calibrate.scores import PairGrams, QuerySampler
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
-from trisect.gather import calibrate
 from trisect.methods import METHODS
 from trisect.models import layer_views
+from trisect.moments import calibrate
 from trisect.pipeline import compress
 
 
@@ -93,13 +93,13 @@ def test_sampled_scores_are_attention_weighted_covariances(mask: str) -> None:
     key = torch.randn(b, t, k, d, generator=generator)
     window = torch.ones(t, t).tril().triu(-4).bool()[None, None]
     given = {"none": None, "bool": window, "float": torch.where(window, 0.0, -1e9)}[mask]
-    found, count = QuerySampler([PairGrams(P)], per_window=5, seed=7)(q, key, given)
+    sampler = QuerySampler([PairGrams(P)], per_window=5, seed=7)
+    found, count = sampler(q, key, given)
     assert count == 10
     assert found.keys() == {"scores"}
-    draw = torch.Generator().manual_seed(7)
     expected = torch.zeros(h, 2 * P, 2 * P, dtype=torch.float64)
     for i in range(b):
-        for m in torch.randint(t // 8, t, (5,), generator=draw).tolist():
+        for m in sampler.positions(i, t).tolist():
             visible = [n for n in range(m + 1) if mask == "none" or n >= m - 4]
             for head in range(h):
                 x, y = q[i, m, head].double(), key[i, visible, head // 2].double()

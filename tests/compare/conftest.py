@@ -1,17 +1,12 @@
 """A tiny model with a character tokenizer, a text, and a recipe over them that has been run once."""
 
 import shutil
-import string
 from pathlib import Path
 
 import pytest
 from compare_recipes import write_recipe
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast
 
-from tiny_models import tiny
+from tiny_models import character_tokenizer, tiny
 from trisect.compare import Folder, Tally, load_recipe, run_recipe
 
 
@@ -20,11 +15,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model and the text."""
     folder = tmp_path_factory.mktemp("laboratory")
     tiny("llama-gqa").save_pretrained(folder / "tiny")
-    characters = [c for c in string.printable if c.isprintable()][:95]
-    vocabulary = {token: index for index, token in enumerate(["<unk>", *characters])}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder / "tiny")
+    character_tokenizer().save_pretrained(folder / "tiny")
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
     return folder
 

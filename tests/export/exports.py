@@ -1,8 +1,12 @@
 """What the tests of exports share: compressed tiny models and tiny tokenizers."""
 
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pytest
 import tokenizers
 import torch
 import transformers
@@ -11,7 +15,10 @@ from tokenizers import decoders, normalizers, pre_tokenizers, processors
 from tiny_models import LLAMA, tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
+from trisect.models import layer_views, mark_compressed, original_widths
+from trisect.parts import COMPONENTS, MLP, OV, QK
 from trisect.pipeline import compress
+from trisect.quantize import QuantizeConfig, quantize_model
 
 YARN = {
     "rope_type": "yarn",
@@ -43,6 +50,50 @@ def compressed(name: str, setting: str) -> Any:
     return compress(model, config, tokens=tokens_from_tensor(tokens(4, 40))).model
 
 
+@cache
+def sliced(name: str) -> Any:
+    """A tiny model of any family with channels cut off, other ones in every layer; nothing was calibrated."""
+    model = tiny(name)
+    original = original_widths(model)
+    for view in layer_views(model):
+        for part in map(view.part, COMPONENTS):
+            view.write(_cut(part, seed=view.index))
+    return mark_compressed(model, original=original, method="none", ratio=0.3)
+
+
+@cache
+def quantized() -> Any:
+    """A compressed model with its linear weights in 4 bits."""
+    pytest.importorskip("hqq", reason="hqq is not installed (pip install trisect[quantize])")
+    config = QuantizeConfig(bits=4, parts=("qk", "mlp"))
+    return quantize_model(deepcopy(compressed("llama-gqa", "whole-qk")), config)
+
+
+def _cut(part: Any, *, seed: int) -> Any:
+    """The component with some of its channels: named fields and where their inner channels are."""
+    axes = {
+        QK: {"W_q": -1, "W_k": -1, "b_q": -1, "b_k": -1, "norm_q": -1, "norm_k": -1},
+        OV: {"W_v": -1, "W_o": -2, "b_v": -1},
+        MLP: {"W_up": -1, "W_gate": -1, "W_down": -2, "b_up": -1, "b_gate": -1},
+    }[type(part)]
+    kept, changes = _kept(part, seed=seed)
+    for field, axis in axes.items():
+        if getattr(part, field) is not None:
+            changes[field] = getattr(part, field).index_select(axis, kept)
+    return replace(part, **changes)
+
+
+def _kept(part: Any, *, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Two thirds of the channels; of queries and keys, whole rotation pairs and all that do not rotate."""
+    generator = torch.Generator().manual_seed(seed)
+    if not isinstance(part, QK) or not part.num_pairs:
+        return torch.randperm(part.width, generator=generator)[: 2 * part.width // 3 + seed], {}
+    pairs = torch.randperm(part.num_pairs, generator=generator)[: 2 * part.num_pairs // 3]
+    rest = torch.arange(2 * part.num_pairs, part.width)
+    kept = torch.cat([pairs, part.num_pairs + pairs, rest])
+    return kept, {"frequencies": part.frequencies[:, pairs]}
+
+
 def pieces(*, vocabulary: str = "ehlowrdt") -> Any:
     """A tokenizer as SentencePiece makes them: a space in front, bytes for what is unknown."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(16)), "\u2581", *vocabulary]
@@ -64,21 +115,24 @@ def pieces(*, vocabulary: str = "ehlowrdt") -> Any:
     return _fast(backend)
 
 
-def bytewise(*splits: Any, vocabulary: str = "ehlowrdt") -> Any:
+WORDS = [("h", "e"), ("l", "o"), ("\u0120", "he"), ("l", "lo"), ("o", "r"), ("w", "or")]
+
+
+def bytewise(
+    *splits: Any, vocabulary: str = "ehlowrdt", merges: Sequence[tuple[str, str]] = tuple(WORDS)
+) -> Any:
     """A tokenizer as GPT-2 makes them."""
-    merges = [("h", "e"), ("l", "o"), ("\u0120", "he"), ("l", "lo"), ("o", "r"), ("w", "or")]
     backend = _bpe(["<unk>", "<s>", "</s>", "\u0120", *vocabulary], merges)
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, words]) if splits else words
     backend.decoder = decoders.ByteLevel()
     return _fast(backend)
 
 
-def _bpe(words: list[str], merges: list[tuple[str, str]], **settings: Any) -> Any:
+def _bpe(words: list[str], merges: Sequence[tuple[str, str]], **settings: Any) -> Any:
     words = [*words, *("".join(merge) for merge in merges)]
     model = tokenizers.models.BPE(
-        {word: i for i, word in enumerate(words)}, merges, unk_token="<unk>", **settings
+        {word: i for i, word in enumerate(words)}, list(merges), unk_token="<unk>", **settings
     )
     return tokenizers.Tokenizer(model)
 

@@ -7,7 +7,7 @@ import gguf
 import pytest
 import torch
 import transformers
-from exports import bytewise, compressed, pieces
+from exports import bytewise, compressed, pieces, sliced
 from tokenizers import Regex, pre_tokenizers
 
 from tiny_models import tiny, tokens
@@ -179,6 +179,9 @@ def test_refusals(tmp_path: Path) -> None:
         )
     with pytest.raises(TrisectError, match="--rope-scope model"):
         export_gguf(compressed("llama-gqa", "per-head"), pieces(), tmp_path / "model.gguf")
-    with pytest.raises(TrisectError, match="no stock form"):
-        export_gguf(compressed("gpt2", "whole-qk"), pieces(), tmp_path / "model.gguf")
+    for name, said in (("gpt2", "no stock form"), ("mistral3-wrapper", "no stock form")):
+        with pytest.raises(TrisectError, match=said):
+            export_gguf(sliced(name), pieces(), tmp_path / "model.gguf")
+    with pytest.raises(TrisectError, match="no GGUF files of ministral3"):
+        export_gguf(compressed("ministral3", "model-rates"), pieces(), tmp_path / "model.gguf")
     assert not list(tmp_path.iterdir())

@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from exports import compressed, pieces
+from exports import bytewise, compressed, pieces, quantized, sliced
+from tokenizers import pre_tokenizers
 
-from tiny_models import tiny, tokens
+from tiny_models import LLAMA, tiny, tokens
+from trisect.config import CompressConfig
+from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.export import check, export_hf, hf
+from trisect.export.digits import split_digits
 from trisect.export.rotation import stock_factors
+from trisect.export.vocabulary import vocabulary_of
+from trisect.pipeline import compress
 
 CASES = [
     *((name, "whole-qk") for name in ("llama-gqa", "llama-3", "llama-yarn", "qwen2")),
@@ -31,12 +37,16 @@ CASES = [
             "qwen2",
         )
     ),
-    ("mistral-window", "model-rates"),
     ("qwen2-window", "model-rates"),
     ("llama-gqa", "some-layers"),
     ("llama-yarn", "some-layers"),
     ("llama-biases", "qk-alone"),
     ("llama-3", "wide-values"),
+    ("ministral3", "model-rates"),
+    ("phi3", "model-rates"),
+    ("phi3", "whole-qk"),
+    ("qwen3", "whole-qk"),
+    ("smollm3", "whole-qk"),
 ]
 PROMPT = tokens(2, 60, seed=9)
 
@@ -142,14 +152,40 @@ def test_loads_where_trisect_cannot_be_imported(tmp_path: Path) -> None:
     [
         ("llama-gqa", "per-head", "--rope-scope model"),
         ("llama-gqa", "factored", "--method a3+ --rope-scope model"),
-        ("qwen3", "whole-qk", "norm between projection and rotation"),
-        ("gpt2", "whole-qk", "not of the Llama kind"),
+        ("qwen3", "sliced", "one set of weights for all heads"),
+        ("phi3-longrope", "sliced", "query channels rotate"),
+        ("gpt2", "sliced", "not of the Llama kind"),
+        ("helium", "sliced", "its config cannot list"),
+        ("mistral3-wrapper", "sliced", "inside a multimodal one"),
     ],
 )
 def test_refusals_say_why_and_what_to_type(name: str, setting: str, said: str, tmp_path: Path) -> None:
+    native = sliced(name) if setting == "sliced" else compressed(name, setting)
     with pytest.raises(TrisectError, match=re.escape(said)):
-        export_hf(compressed(name, setting), None, tmp_path / "out", dtype=torch.float32)
+        export_hf(native, None, tmp_path / "out", dtype=torch.float32)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_llama_cannot_compute_is_not_called_llama(tmp_path: Path) -> None:
+    with pytest.raises(TrisectError, match="without --as-llama"):
+        export_hf(compressed("qwen3", "whole-qk"), None, tmp_path / "out", dtype=torch.float32, as_llama=True)
+
+
+def test_a_window_makes_phi3_a_mistral(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    dense = transformers.Phi3ForCausalLM(transformers.Phi3Config(**LLAMA, sliding_window=7)).eval()
+    config = CompressConfig(ratio=0.3, align=None, parts=("mlp",), method="a3")
+    native = compress(dense, config, tokens=tokens_from_tensor(tokens(2, 20))).model
+    done = export_hf(native, None, tmp_path / "out", dtype=torch.float32)
+    assert done.architecture == "MistralForCausalLM"
+    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert stock.config.sliding_window == 7
+    torch.testing.assert_close(logits(stock), logits(native), rtol=0, atol=2e-4)
+
+
+def test_a_quantised_model_is_exported_before_it_is_quantised(tmp_path: Path) -> None:
+    with pytest.raises(TrisectError, match="quantised: export the folder it was made from"):
+        export_hf(quantized(), None, tmp_path / "out", dtype=torch.float32)
 
 
 def test_a_stock_model_is_one_already(tmp_path: Path) -> None:
@@ -167,3 +203,27 @@ def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(TrisectError, match="nothing was written"):
         export_hf(compressed("llama-gqa", "model-rates"), None, tmp_path / "out", dtype=torch.float32)
     assert not list(tmp_path.iterdir())
+
+
+DIGITS = "0123456789 \n"
+
+
+def test_digits_are_split_again_where_no_longer_number_is_known(tmp_path: Path) -> None:
+    """As the tokenizer was before transformers read it from GGUF."""
+    split = pre_tokenizers.Digits(individual_digits=True)
+    original = bytewise(split, vocabulary=DIGITS, merges=[("\u0120", "\u0120")])
+    lost = bytewise(vocabulary=DIGITS, merges=[("\u0120", "\u0120")])
+    text = "12  34"
+    assert lost.tokenize(text) != original.tokenize(text)
+    done = export_hf(compressed("llama-gqa", "whole-qk"), lost, tmp_path / "out", dtype=torch.float32)
+    assert any("digits" in note for note in done.notes)
+    written = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert written.tokenize(text) == original.tokenize(text)
+    assert vocabulary_of(split_digits(lost)[0], 97).pre == "smollm"
+
+
+def test_a_tokenizer_with_longer_numbers_stays(tmp_path: Path) -> None:
+    for tokenizer in (bytewise(vocabulary=DIGITS, merges=[("1", "2")]), bytewise(), pieces(), None):
+        found, notes = split_digits(tokenizer)
+        assert found is tokenizer
+        assert notes == ()

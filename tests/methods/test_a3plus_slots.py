@@ -146,7 +146,7 @@ def test_the_loss_a_layer_reports_is_what_its_scores_miss(
 
 def variance(old: Heard, new: Heard) -> float:
     """Of the difference of scores, under the old weights, summed over queries and heads."""
-    gap = (old.query @ old.key.mT - new.query @ new.key.mT).double()
+    gap = (old.query @ old.key.mT.unsqueeze(1) - new.query @ new.key.mT.unsqueeze(1)).double()
     weights = old.weights.double()
     mean = (weights * gap).sum(dim=-1, keepdim=True)
     return (weights * (gap - mean).square()).sum().item()

@@ -19,10 +19,10 @@ from trisect.calibrate import collect
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
-from trisect.gather import calibrate
 from trisect.methods import METHODS, get_method
 from trisect.methods.method import Options, solve
 from trisect.models import layer_views, load_model, save_model, shape_of, zeros_of
+from trisect.moments import calibrate
 from trisect.parts import COMPONENTS
 from trisect.pipeline import Compressed, compress
 from trisect.plan import apply_plan, budget_of, plan_for

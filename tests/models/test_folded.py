@@ -186,13 +186,14 @@ LAYER = {"qk": 12, "pairs": 6, "vo": 16, "mlp": 80}
 
 
 @pytest.mark.parametrize(
-    ("version", "folded"), [(2, "yes"), (2, 1), (2, None), (2, [True]), (1, True), (3, True)]
+    ("version", "folded"), [(2, "yes"), (2, 1), (2, None), (2, [True]), (1, True), (9, True)]
 )
 def test_a_hostile_entry_is_refused(version: int, folded: object) -> None:
-    entry = {"format": version, "layers": [{**LAYER, "folded": folded}]}
+    entry = {"format": version, "method": "a3+", "ratio": 0.25, "original": [LAYER]}
+    entry["layers"] = [{**LAYER, "folded": folded}]
     with pytest.raises(TrisectError, match=r"config\.json"):
         checked_layers(entry, 1)
-    assert checked_layers({"format": 2, "layers": [{**LAYER, "folded": True}]}, 1)
+    assert checked_layers({**entry, "format": 2, "layers": [{**LAYER, "folded": True}]}, 1)
 
 
 def test_weights_without_their_rates_are_an_error_not_a_random_rotation(tmp_path: Path) -> None:

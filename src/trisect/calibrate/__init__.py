@@ -9,7 +9,9 @@ from trisect.calibrate.moments import READINGS, Accumulator, listening
 from trisect.calibrate.replay import Progress, Stream
 from trisect.calibrate.store import MomentsInfo, load_moments, read_info, save_moments
 from trisect.calibrate.streams import TwoStreams
+from trisect.calibrate.windows import in_batches
 from trisect.models.view import LayerView, layer_views
+from trisect.models.walk import walk
 
 
 def collect(
@@ -18,17 +20,19 @@ def collect(
     reads: Callable[[int], frozenset[str]],
     *,
     batch_size: int | None = None,
+    split: bool = False,
+    place: str = "auto",
     progress: Progress | None = None,
 ) -> Iterator[tuple[LayerView, dict[str, Tensor]]]:
     """Yield each layer with its moments; `reads` says which ones a layer needs.
 
     When a layer is yielded the hidden states are already past it, so it may be rewritten at once and the
-    layers after it still see the dense model.
+    layers after it still see the dense model. With `split`, the processes of a run share the windows.
     """
-    views = layer_views(model)
-    stream = Stream.embed(model, views, ids, batch_size=batch_size)
-    for view in views:
-        with listening(view, Accumulator(reads(view.index))) as accumulator:
+    windows = in_batches(ids, batch_size=batch_size, split=split)
+    stream = Stream.embed(model, layer_views(model), windows.batches, place=place)
+    for view in walk(model):
+        with listening(view, Accumulator(reads(view.index), shared=windows.shared)) as accumulator:
             stream.advance(view, progress=progress)
         yield view, accumulator.means(view.index)
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from trisect.calibrate.scores import QuerySampler
+from trisect.clock import stage
 from trisect.errors import TrisectError
 from trisect.models.view import LayerView
+from trisect.workers import summed
 
 # b = batch, t = tokens, n = b t, h = heads, d = head width, I = MLP width, D = d_model
 
@@ -51,8 +53,29 @@ def input_gram(x: Tensor) -> Tensor:
     this is far above the rounding of a batch.
     """
     x = rows(x)
-    x = x if x.dtype == torch.float64 else x.float()
-    return (x.mT @ x).double()
+    return products(x, x)
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    """x^T y of rows (n, I) and (n, D), in float64.
+
+    On a GPU numbers of 16 bits are multiplied as they are: their products are exact in float32, where the
+    tensor cores add them up, ten times as fast as float32 would be. A `y` of more bits is taken as two.
+    """
+    if torch.float64 in (x.dtype, y.dtype):
+        return x.double().mT @ y.double()
+    if not (x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)):
+        return (x.float().mT @ y.float()).double()
+    total = torch.zeros(x.shape[1], y.shape[1], dtype=torch.float64, device=x.device)
+    for part in (y,) if y.dtype == x.dtype else halves(y, x.dtype):
+        total += torch.mm(x.mT, part, out_dtype=torch.float32)
+    return total
+
+
+def halves(y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Numbers as the sum of two shorter ones."""
+    coarse = y.to(dtype)
+    return coarse, (y - coarse.to(y.dtype)).to(dtype)
 
 
 def rows(x: Tensor) -> Tensor:
@@ -96,18 +119,24 @@ Target = Callable[[str], Tensor]
 class Accumulator:
     """Sums of the moments asked for, over all batches of one layer."""
 
-    def __init__(self, names: frozenset[str], *, sampler: QuerySampler | None = None):
+    def __init__(self, names: frozenset[str], *, sampler: QuerySampler | None = None, shared: bool = False):
         regressed = {name for name in REGRESSIONS if f"{name}_target" in names}
         covered = {f"{name}_{what}" for name in regressed for what in ("gram", "target", "energy", "tokens")}
         self.readings = sorted(names - covered - SAMPLED)
         self.regressed = sorted(regressed)
         self.sampler = sampler
+        self.shared = shared
+        """Other processes have sums of other windows, to be added up."""
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
         self.held = False
         self.target: Target | None = None
 
     def __call__(self, tap: str, *heard: Tensor) -> None:
+        with stage("grams"):
+            self._hear(tap, *heard)
+
+    def _hear(self, tap: str, *heard: Tensor) -> None:
         if tap == "rotated":
             if self.sampler is not None:
                 found, count = self.sampler(*heard)
@@ -128,10 +157,9 @@ class Accumulator:
     def _regress(self, name: str, x: Tensor, tokens: int) -> None:
         assert self.target is not None
         y = self.target(REGRESSIONS[name]).reshape(tokens, -1)
-        x, y = (z if z.dtype == torch.float64 else z.float() for z in (x, y))
         suffix = "_held" if self.held else ""
         self._add(f"{name}_gram{suffix}", input_gram(x), tokens)
-        self._add(f"{name}_target{suffix}", (x.mT @ y).double(), tokens)
+        self._add(f"{name}_target{suffix}", products(x, y), tokens)
         self._add(f"{name}_energy{suffix}", y.double().square().sum(), tokens)
         self._add(f"{name}_tokens{suffix}", torch.tensor(float(tokens), dtype=torch.float64), 0)
 
@@ -141,6 +169,8 @@ class Accumulator:
 
     def means(self, layer: int) -> dict[str, Tensor]:
         """Second moments per token; a non-finite one names the layer and the tensor."""
+        if self.shared:
+            self._add_up()
         for name, total in self.sums.items():
             if not total.isfinite().all():
                 raise TrisectError(
@@ -148,6 +178,14 @@ class Accumulator:
                     "wider dtype (--dtype float32), or check the checkpoint."
                 )
         return {name: total / max(1, self.counts[name]) for name, total in self.sums.items()}
+
+    def _add_up(self) -> None:
+        """With those of the other processes."""
+        counts = torch.tensor([self.counts[name] for name in sorted(self.sums)], dtype=torch.int64)
+        with stage("share"):
+            self.sums = summed(self.sums)
+            totals = summed({"counts": counts})["counts"].tolist()
+        self.counts = dict(zip(sorted(self.sums), totals, strict=True))
 
 
 @contextmanager

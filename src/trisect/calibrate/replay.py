@@ -4,7 +4,7 @@ Every layer is called exactly as the stock model calls it (masks, positions, rot
 model itself is asked, once per batch shape, with its layers switched to taking notes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trisect.calibrate.states import States, choose_place
+from trisect.clock import stage
 from trisect.errors import TrisectError
 from trisect.models.view import LayerView
-
-# Tokens per forward pass when the caller does not say: enough to keep the matrix units busy.
-TOKENS_PER_BATCH = 8192
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, total)."""
@@ -37,24 +36,42 @@ class _LastNoteTaken(Exception):
 class Stream:
     """Hidden states of the calibration tokens, in front of some layer."""
 
-    def __init__(self, hidden: list[Tensor], calls: dict[int, list[LayerCall]]):
+    def __init__(self, hidden: States, calls: dict[int, list[LayerCall]]):
         self.hidden = hidden
         self.calls = calls
         """Batch size -> one call per layer."""
 
     @classmethod
     def embed(
-        cls, model: nn.Module, views: list[LayerView], ids: Tensor, *, batch_size: int | None = None
+        cls,
+        model: nn.Module,
+        views: list[LayerView],
+        batches: Sequence[Tensor],
+        *,
+        place: str = "auto",
+        copies: int = 1,
     ) -> "Stream":
-        """Hidden states in front of the first layer."""
-        size = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
-        hidden: list[Tensor] = []
+        """Hidden states of batches (b, t) in front of the first layer.
+
+        `copies` is how many such sets the caller will keep at a time, for the choice of a place.
+        """
+        hidden: States | None = None
         calls: dict[int, list[LayerCall]] = {}
-        for batch in ids.split(size):
-            states, notes = _take_notes(model, views, batch, all_layers=len(batch) not in calls)
+        for batch in batches:
+            with stage("forward"):
+                states, notes = _take_notes(model, views, batch, all_layers=len(batch) not in calls)
+            if hidden is None:
+                per_token = states[0, 0].numel() * states.element_size()
+                needed = copies * per_token * sum(each.numel() for each in batches)
+                hidden = States(place=choose_place(place, device=states.device, needed=needed))
             hidden.append(states)
             calls.setdefault(len(batch), notes)
+        assert hidden is not None
         return cls(hidden, calls)
+
+    def copy(self) -> "Stream":
+        """A stream at the same place that goes its own way."""
+        return Stream(self.hidden.copy(), self.calls)
 
     @torch.no_grad()
     def advance(
@@ -65,21 +82,25 @@ class Stream:
         before: Callable[[int], None] | None = None,
     ) -> None:
         """Move past one layer; `before` is told the number of each batch."""
+        # One answer at the end: asking after every batch would make the device wait for the host.
+        broken: Tensor | bool = False
         for number, states in enumerate(self.hidden):
             if before is not None:
                 before(number)
             call = self.calls[len(states)][view.index]
-            output = view.layer(states, *call.args, **call.kwargs)
-            self.hidden[number] = output[0] if isinstance(output, tuple) else output
+            with stage("forward"):
+                output = view.layer(states, *call.args, **call.kwargs)
+                output = output[0] if isinstance(output, tuple) else output
+                self.hidden[number] = output
+                broken = broken | ~output.isfinite().all()
             if progress is not None:
                 done = view.index * len(self.hidden) + number + 1
                 progress("calibrate", done, len(self.calls[len(states)]) * len(self.hidden))
-        for states in self.hidden:
-            if not states.isfinite().all():
-                raise TrisectError(
-                    f"The hidden states after layer {view.index} hold NaN or inf; load the model in a wider "
-                    "dtype (--dtype float32), or check the checkpoint."
-                )
+        if broken:
+            raise TrisectError(
+                f"The hidden states after layer {view.index} hold NaN or inf; load the model in a wider "
+                "dtype (--dtype float32), or check the checkpoint."
+            )
 
 
 @torch.no_grad()

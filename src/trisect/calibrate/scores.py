@@ -19,15 +19,21 @@ from trisect.parts import Slots
 # Sampled queries per layer over all windows; more settle the Gram, fewer save time.
 QUERIES = 2048
 
+MOST_NUMBERS = 1 << 26
+"""Of the largest tensor that one step makes: heads are taken a few at a time to stay below."""
+
+WINDOWS_APART = 1_000_003
+"""Seeds of neighbouring layers are further apart than there are windows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """One key head in one window, with the queries sampled there: rotated, the queries scaled."""
+    """Some key heads in one window, with the queries sampled there: rotated, the queries scaled."""
 
-    head: int
-    query: Tensor  # (g, q, d)
-    key: Tensor  # (t, d)
-    weights: Tensor  # (g, q, t)
+    heads: slice
+    query: Tensor  # (k, g, q, d)
+    key: Tensor  # (k, t, d)
+    weights: Tensor  # (k, g, q, t)
     positions: Tensor  # (q,)
 
 
@@ -35,46 +41,54 @@ class Reading(Protocol):
     """Something to be summed over sampled queries."""
 
     def __call__(self, heard: Heard) -> dict[str, Tensor]:
-        """Name -> sum over the queries, leading dimension the query heads, or 1 for the key head."""
+        """Name -> sum over the queries, leading dimension the query heads or the key heads."""
 
 
 class QuerySampler:
-    """Random queries of every window, the same ones for the same seed."""
+    """Random queries of every window: the same for the same seed, whoever runs it, in whatever batch."""
 
     def __init__(self, readings: Sequence[Reading], *, per_window: int, seed: int):
         self.readings = readings
         self.per_window = per_window
-        self.generator = torch.Generator().manual_seed(seed)
+        self.seed = seed
+        self.numbers: Sequence[int] | None = None
+        """Which windows the batch at hand holds; None means the first ones."""
 
     def __call__(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> tuple[dict[str, Tensor], int]:
         """Scaled and rotated queries (b, t, h, d) and keys (b, t, k, d) -> sums and the queries in them."""
         b, t = q.shape[:2]
-        count = min(self.per_window, t)
         total: dict[str, Tensor] = {}
         for window in range(b):
-            # The first tokens have nothing to choose between.
-            positions = torch.randint(t // 8, t, (count,), generator=self.generator).to(q.device)
+            number = window if self.numbers is None else self.numbers[window]
+            positions = self.positions(number, t).to(q.device)
             rows = None if mask is None else mask[min(window, len(mask) - 1)][:, positions]
             for name, value in self._window(q[window, positions], k[window], positions, rows).items():
                 total[name] = total[name] + value if name in total else value
-        return total, b * count
+        return total, b * min(self.per_window, t)
+
+    def positions(self, number: int, tokens: int) -> Tensor:
+        """The queries (q,) of a window; the first tokens have nothing to choose between."""
+        generator = torch.Generator().manual_seed(self.seed * WINDOWS_APART + number)
+        count = min(self.per_window, tokens)
+        return torch.randint(tokens // 8, tokens, (count,), generator=generator)
 
     def _window(self, q: Tensor, k: Tensor, positions: Tensor, rows: Tensor | None) -> dict[str, Tensor]:
-        """(q, h, d), (t, k, d) -> sums, one key head at a time to bound memory."""
-        heads = k.shape[1]
+        """(q, h, d), (t, k, d) -> sums, as many key heads at a time as memory allows."""
+        t, heads, d = k.shape
         q = q.unflatten(1, (heads, -1)).permute(1, 2, 0, 3).float()  # (k, g, q, d)
         k = k.transpose(0, 1).float()  # (k, t, d)
-        hidden = torch.arange(k.shape[1], device=k.device) > positions.unsqueeze(-1)  # (q, t)
+        hidden = torch.arange(t, device=k.device) > positions.unsqueeze(-1)  # (q, t)
+        if rows is not None:
+            rows = rows[..., :t]
+            hidden = hidden | (~rows if rows.dtype == torch.bool else rows < -1e4)
         parts: dict[str, list[Tensor]] = {}
-        for head, (query, key) in enumerate(zip(q, k, strict=True)):
-            seen = (query @ key.mT).masked_fill(hidden, float("-inf"))  # (g, q, t)
-            if rows is not None:
-                rows_t = rows[..., : k.shape[1]]
-                seen = seen.masked_fill(
-                    ~rows_t if rows_t.dtype == torch.bool else rows_t < -1e4, float("-inf")
-                )
-            weights = seen.softmax(dim=-1)
-            heard = Heard(head=head, query=query, key=key, weights=weights, positions=positions)
+        at_once = max(1, MOST_NUMBERS // (q[0, ..., 0].numel() * t * d))
+        for start in range(0, heads, at_once):
+            some = slice(start, start + at_once)
+            query, key = q[some], k[some]
+            seen = (query.flatten(1, 2) @ key.mT).unflatten(1, query.shape[1:3])  # (k, g, q, t)
+            weights = seen.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+            heard = Heard(heads=some, query=query, key=key, weights=weights, positions=positions)
             for reading in self.readings:
                 for name, value in reading(heard).items():
                     parts.setdefault(name, []).append(value)
@@ -92,9 +106,9 @@ class PairGrams:
         tokens: s = q1 k1 + q2 k2 and t = q1 k2 - q2 k1.
         """
         P = self.num_pairs
-        cov = covariance(heard.key[:, : 2 * P], heard.weights)  # (g, q, 2P, 2P)
+        cov = covariance(heard.key[..., : 2 * P], heard.weights)  # (k, g, q, 2P, 2P)
         query = heard.query[..., : 2 * P]
-        return {"scores": turned(query, turned(query, cov).mT).sum(dim=1).double()}
+        return {"scores": turned(query, turned(query, cov).mT).sum(dim=2).flatten(0, 1).double()}
 
 
 class KeyCovariances:
@@ -107,15 +121,16 @@ class KeyCovariances:
         self.rates = rates  # (k, P)
 
     def __call__(self, heard: Heard) -> dict[str, Tensor]:
-        P, theta = self.rates.shape[-1], self.rates[heard.head]
-        key = as_complex(heard.key, P)  # (t, P)
-        key = key - key.mean(dim=0)
-        mean = heard.weights.to(key.dtype) @ key  # (g, q, P)
-        second = (heard.weights.unsqueeze(-1) * key.conj()).mT @ key  # (g, q, P, P)
-        cov = second - mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)
-        gaps = theta.unsqueeze(-1) - theta  # (P, P)
-        frame = phases(gaps, heard.positions[:, None, None])  # (q, P, P)
-        return {"keys": (cov.sum(dim=0) * frame).sum(dim=0, keepdim=True).to(torch.complex128)}
+        P, theta = self.rates.shape[-1], self.rates[heard.heads]  # (k, P)
+        key = as_complex(heard.key, P)  # (k, t, P)
+        key = key - key.mean(dim=1, keepdim=True)
+        mean = (heard.weights.flatten(1, 2).to(key.dtype) @ key).unflatten(1, heard.weights.shape[1:3])
+        # The query heads of a key head look at the same keys: only their sum is asked for.
+        second = weighted(key.conj(), heard.weights.sum(dim=1), key)  # (k, q, P, P)
+        cov = second - (mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)).sum(dim=1)
+        gaps = theta.unsqueeze(-1) - theta.unsqueeze(-2)  # (k, P, P)
+        frame = phases(gaps.unsqueeze(1), heard.positions[:, None, None])  # (k, q, P, P)
+        return {"keys": (cov * frame).sum(dim=1).to(torch.complex128)}
 
 
 class SlotGrams:
@@ -130,43 +145,55 @@ class SlotGrams:
 
     def __call__(self, heard: Heard) -> dict[str, Tensor]:
         rotated = 2 * self.rates.shape[-1]
-        scores = heard.query[..., :rotated] @ heard.key[:, :rotated].mT  # (g, q, t)
+        scores = heard.query[..., :rotated] @ heard.key[..., :rotated].mT.unsqueeze(1)  # (k, g, q, t)
         mean = (heard.weights * scores).sum(dim=-1, keepdim=True)
         centred = heard.weights * (scores - mean)  # nothing where the weight is nothing
-        energy = (centred * (scores - mean)).sum(dim=(-2, -1)).double()  # (g,)
+        energy = (centred * (scores - mean)).sum(dim=(-2, -1)).flatten().double()  # (h,)
         found = {}
         for number, slots in enumerate(self.slots):
             query, key = self._turned_to(slots, heard)
             cov = covariance(key, heard.weights)
-            cross = (centred @ key).unsqueeze(-1)  # (g, q, 2p, 1)
-            found[f"slots{number}_gram"] = turned(query, turned(query, cov).mT).sum(dim=1).double()
-            found[f"slots{number}_cross"] = turned(query, cross).squeeze(-1).sum(dim=1).double()
+            cross = (centred @ key.unsqueeze(1)).unsqueeze(-1)  # (k, g, q, 2p, 1)
+            gram = turned(query, turned(query, cov).mT).sum(dim=2)
+            found[f"slots{number}_gram"] = gram.flatten(0, 1).double()
+            found[f"slots{number}_cross"] = turned(query, cross).squeeze(-1).sum(dim=2).flatten(0, 1).double()
             found[f"slots{number}_energy"] = energy
         return found
 
     def _turned_to(self, slots: Slots, heard: Heard) -> tuple[Tensor, Tensor]:
-        """Queries (g, q, 2p) and keys (t, 2p) in the slots, turned at the slots' rates."""
-        i, P = heard.head, self.rates.shape[-1]
-        times = torch.arange(len(heard.key), device=heard.key.device)
+        """Queries (k, g, q, 2p) and keys (k, t, 2p) in the slots, turned at the slots' rates."""
+        P, some = self.rates.shape[-1], heard.heads
+        times = torch.arange(heard.key.shape[1], device=heard.key.device)
 
         def through(x: Tensor, maps: Tensor, at: Tensor) -> Tensor:
-            still = as_complex(x, P) * phases(-self.rates[i], at)
-            moved = (still @ maps[i].to(still.dtype)) * phases(slots.rates[i], at)
+            """(k, n, d) at times (n,) -> (k, n, 2p)."""
+            still = as_complex(x, P) * phases(-self.rates[some].unsqueeze(1), at.unsqueeze(-1))
+            moved = still @ maps[some].to(still.dtype)
+            moved = moved * phases(slots.rates[some].unsqueeze(1), at.unsqueeze(-1))
             return torch.cat([moved.real, moved.imag], dim=-1).float()
 
-        key = through(heard.key, slots.k_map, times.unsqueeze(-1))
-        return through(heard.query, slots.q_map, heard.positions.unsqueeze(-1)), key
+        g = heard.query.shape[1]
+        query = through(heard.query.flatten(1, 2), slots.q_map, heard.positions.repeat(g))
+        return query.unflatten(1, (g, -1)), through(heard.key, slots.k_map, times)
 
 
 def covariance(key: Tensor, weights: Tensor) -> Tensor:
-    """(t, n) and (g, q, t) -> (g, q, n, n)."""
-    key = key - key.mean(dim=0)  # a shift that no covariance sees, and that saves its digits
-    mean = weights @ key  # (g, q, n)
-    return (weights.unsqueeze(-1) * key).mT @ key - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    """(k, t, n) and (k, g, q, t) -> (k, g, q, n, n)."""
+    key = key - key.mean(dim=1, keepdim=True)  # a shift that no covariance sees, and that saves its digits
+    queries = weights.flatten(1, 2)  # (k, g q, t)
+    mean = queries @ key  # (k, g q, n)
+    cov = weighted(key, queries, key) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    return cov.unflatten(1, weights.shape[1:3])
+
+
+def weighted(left: Tensor, weights: Tensor, right: Tensor) -> Tensor:
+    """Products (k, q, n, m) of (k, t, n) and (k, t, m), summed over t with the weights (k, q, t)."""
+    product = weights.unsqueeze(-2) * left.mT.unsqueeze(1)  # (k, q, n, t)
+    return (product.flatten(1, 2) @ right).unflatten(1, product.shape[1:3])
 
 
 def turned(query: Tensor, x: Tensor) -> Tensor:
-    """Map the second last dimension from key channels to [s | t]: (g, q, 2p, n) -> (g, q, 2p, n)."""
+    """Map the second last dimension from key channels to [s | t]: (..., 2p, n) -> (..., 2p, n)."""
     p = query.shape[-1] // 2
     q1, q2 = query[..., :p, None], query[..., p:, None]
     k1, k2 = x[..., :p, :], x[..., p:, :]

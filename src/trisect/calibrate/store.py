@@ -1,16 +1,21 @@
 """Moments on disk: calibrate once, cut at any ratio."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trisect.calibrate.moments import READINGS
 from trisect.errors import TrisectError
 from trisect.files import new_file
+from trisect.models.safetensors_header import StoredTensor, read_header
+from trisect.shapes import LayerShape
+from trisect.untrusted import parse_json, shown
 
 FORMAT = "trisect-moments-1"
 
@@ -39,30 +44,81 @@ def save_moments(path: str | Path, layers: Mapping[int, Mapping[str, Tensor]], i
 
 
 def read_info(path: str | Path) -> MomentsInfo:
-    """The header of a moments file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise TrisectError(f"Cannot read moments from {path}: {error}.") from error
+    """What a moments file says about itself."""
+    return _checked_info(path, _header(path)[1])
+
+
+def load_moments(
+    path: str | Path, *, fingerprint: str, layers: Sequence[LayerShape]
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """One layer's moments after the other, for the model they were collected on."""
+    stored, metadata = _header(path)
+    info = _checked_info(path, metadata)
+    if info.fingerprint != fingerprint or info.num_layers != len(layers):
+        raise TrisectError(
+            f"{path} holds moments of another model ({info.num_layers} layers, {shown(info.source)}); "
+            "collect them again with `trisect calibrate MODEL -o moments.safetensors`."
+        )
+    names = _by_layer(path, stored, layers)
+    with safe_open(path, framework="pt") as file:
+        for layer in range(info.num_layers):
+            found = {name: file.get_tensor(f"{layer}.{name}") for name in names[layer]}
+            for name, moment in found.items():
+                if not moment.isfinite().all():
+                    raise TrisectError(f"{path}: {name} of layer {layer} holds NaN or inf; collect it again.")
+            yield layer, found
+
+
+def expected_shape(name: str, layer: LayerShape) -> tuple[int, ...]:
+    """The shape of a moment, from what sums it up."""
+    taps = {
+        **dict.fromkeys(("q", "q_raw"), (layer.heads, layer.qk)),
+        **dict.fromkeys(("k", "k_raw"), (layer.kv_heads, layer.qk)),
+        "v": (layer.kv_heads, layer.vo),
+        "a": (layer.heads, layer.vo),
+        **dict.fromkeys(("x", "up"), (layer.d_model,)),
+        "down": (layer.mlp,),
+    }
+    reading = READINGS[name]
+    return tuple(reading.sum(torch.empty(1, 1, *taps[reading.tap], device="meta")).shape)
+
+
+def _header(path: str | Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    if not Path(path).is_file():
+        raise TrisectError(f"Cannot read moments from {path}: there is no such file.")
+    return read_header(Path(path))
+
+
+def _checked_info(path: str | Path, metadata: Mapping[str, str]) -> MomentsInfo:
     if metadata.get("format") != FORMAT:
         raise TrisectError(
             f"{path} is not a moments file of this version; write one with "
             "`trisect calibrate MODEL -o moments.safetensors`."
         )
-    return MomentsInfo(**json.loads(metadata["info"]))
+    info = parse_json(metadata.get("info", ""), where=f"the description inside {path}")
+    kinds = {entry.name: entry.type for entry in fields(MomentsInfo)}
+    if not isinstance(info, dict) or {key: type(value) for key, value in info.items()} != kinds:
+        raise TrisectError(f"{path} does not describe its moments ({', '.join(kinds)}), but {shown(info)}.")
+    return MomentsInfo(**info)
 
 
-def load_moments(path: str | Path, *, fingerprint: str) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """One layer's moments after the other, for the model they were collected on."""
-    info = read_info(path)
-    if info.fingerprint != fingerprint:
-        raise TrisectError(
-            f"{path} holds moments of another model ({info.num_layers} layers, {info.source}); collect them "
-            "again with `trisect calibrate MODEL -o moments.safetensors`."
-        )
-    with safe_open(path, framework="pt") as file:
-        names = list(file.keys())
-        for layer in range(info.num_layers):
-            mine = [name for name in names if name.startswith(f"{layer}.")]
-            yield layer, {name.partition(".")[2]: file.get_tensor(name) for name in mine}
+def _by_layer(
+    path: str | Path, stored: Mapping[str, StoredTensor], layers: Sequence[LayerShape]
+) -> list[list[str]]:
+    """Names of every layer's moments, after a look at their shapes."""
+    names: list[list[str]] = [[] for _ in layers]
+    places = {str(index): index for index in range(len(layers))}
+    for key, tensor in stored.items():
+        place, _, name = key.partition(".")
+        if place not in places or name not in READINGS or tensor.dtype != "F64":
+            raise TrisectError(
+                f"{path} holds {shown(key)} in {tensor.dtype}, which is no moment of this model."
+            )
+        expected = expected_shape(name, layers[places[place]])
+        if tensor.shape != expected:
+            raise TrisectError(
+                f"{path}: {name} of layer {place} has the shape {tensor.shape}, not {expected}; "
+                "collect it again."
+            )
+        names[places[place]].append(name)
+    return names

@@ -5,14 +5,15 @@ earlier layer left undone is part of the target of the next.                    
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trisect.calibrate.moments import Accumulator, listening
-from trisect.calibrate.replay import TOKENS_PER_BATCH, Progress, Stream
+from trisect.calibrate.replay import Progress, Stream
 from trisect.calibrate.scores import (
     QUERIES,
     KeyCovariances,
@@ -21,6 +22,9 @@ from trisect.calibrate.scores import (
     Reading,
     SlotGrams,
 )
+from trisect.calibrate.states import States
+from trisect.calibrate.windows import in_batches
+from trisect.clock import stage
 from trisect.errors import TrisectError
 from trisect.models.rotary import rotation_of
 from trisect.models.view import LayerView
@@ -28,8 +32,8 @@ from trisect.parts import QK, Slots
 
 FEW_QUERIES = 64
 
-# One batch in eight chooses the ridge and does not take part in the fit it judges.
-HELD_SHARE = 8
+STATES = 5
+"""Sets of hidden states at a time: both streams, the dense one before the layer, and two outputs of it."""
 
 
 class _Enough(Exception):
@@ -40,21 +44,26 @@ class TwoStreams:
     """Hidden states of both models in front of the same layer."""
 
     def __init__(
-        self, model: nn.Module, views: list[LayerView], ids: Tensor, *, batch_size: int | None, seed: int
+        self,
+        model: nn.Module,
+        views: list[LayerView],
+        ids: Tensor,
+        *,
+        batch_size: int | None,
+        seed: int,
+        split: bool = False,
+        place: str = "auto",
     ):
         if len(ids) < 2:
             raise TrisectError(
                 "a3+ needs at least two calibration windows, one of them held out; raise --samples."
             )
-        # Whole batches are held out, so there must be enough of them.
-        fitting = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
-        size = max(1, min(fitting, len(ids) // HELD_SHARE))
+        self.windows = in_batches(ids, batch_size=batch_size, hold_out=True, split=split)
         self.views, self.seed = views, seed
         decoder = views[0].family.layers.rpartition(".")[0]
         self.rotation = rotation_of(model.get_submodule(decoder))
-        self.dense = Stream.embed(model, views, ids, batch_size=size)
-        self.narrow = Stream(list(self.dense.hidden), self.dense.calls)
-        self.num_held = max(1, len(self.dense.hidden) // HELD_SHARE)
+        self.dense = Stream.embed(model, views, self.windows.batches, place=place, copies=STATES)
+        self.narrow = self.dense.copy()
         # Queries of one window see much the same keys: many of them in a short window teach little more.
         self.per_window = min(-(-QUERIES // len(ids)), max(FEW_QUERIES, ids.shape[1] // 8))
 
@@ -72,17 +81,13 @@ class TwoStreams:
             readings.append(PairGrams(view.attention.num_pairs))
         if rates is not None and "keys" in names:
             readings.append(KeyCovariances(rates))
-        accumulator = Accumulator(names, sampler=self._sampler(view, readings))
-
-        def hold(number: int) -> None:
-            accumulator.held = number >= len(self.dense.hidden) - self.num_held
-
-        self.before = list(self.dense.hidden)
-        self.attention_out: list[Tensor] = []
-        self.mlp_out: list[Tensor] = []
+        accumulator = self._accumulator(view, names, readings)
+        self.before = self.dense.hidden.copy()
+        self.attention_out = States(place=self.before.place)
+        self.mlp_out = States(place=self.before.place)
         o = getattr(view.attention, view.family.o)
         with listening(view, accumulator), _keeping(o, self.attention_out), _keeping(view.down, self.mlp_out):
-            self.dense.advance(view, progress=progress, before=hold)
+            self.dense.advance(view, progress=progress, before=partial(self._announce, accumulator))
         found = accumulator.means(view.index)
         if "keys" in found and rates is not None and self.rotation is not None:
             # Pairs folded before no longer turn by the table, and have its scaling in their weights.
@@ -104,27 +109,33 @@ class TwoStreams:
             readings.append(SlotGrams(slots, rates))
         elif view.attention.num_pairs and "scores" in names:
             readings.append(PairGrams(view.attention.num_pairs))
-        accumulator = Accumulator(names, sampler=self._sampler(view, readings))
+        accumulator = self._accumulator(view, names, readings)
         o = getattr(view.attention, view.family.o)
-        attended: list[Tensor] = []
+        attended = States()
         with listening(view, accumulator), _keeping(o, attended), _stopping(view, component != "mlp"):
             for number, states in enumerate(self.narrow.hidden):
-                accumulator.held = number >= len(self.narrow.hidden) - self.num_held
+                self._announce(accumulator, number)
+                attended.clear()
                 accumulator.target = self._target(view, number, states, attended)
                 call = self.narrow.calls[len(states)][view.index]
-                try:
+                with stage("forward"), suppress(_Enough):
                     view.layer(states, *call.args, **call.kwargs)
-                except _Enough:
-                    pass
         found = accumulator.means(view.index)
         for number, one in enumerate(slots):
             found |= {f"slots{number}_{name}": value for name, value in vars(one).items()}
         return found
 
-    def _sampler(self, view: LayerView, readings: list[Reading]) -> QuerySampler | None:
-        if not readings:
-            return None
-        return QuerySampler(readings, per_window=self.per_window, seed=self.seed + view.index)
+    def _accumulator(self, view: LayerView, names: frozenset[str], readings: list[Reading]) -> Accumulator:
+        sampler = None
+        if readings:
+            sampler = QuerySampler(readings, per_window=self.per_window, seed=self.seed + view.index)
+        return Accumulator(names, sampler=sampler, shared=self.windows.shared)
+
+    def _announce(self, accumulator: Accumulator, batch: int) -> None:
+        """Tell whoever listens which windows come next."""
+        accumulator.held = self.windows.held(batch)
+        if accumulator.sampler is not None:
+            accumulator.sampler.numbers = self.windows.numbers[batch].tolist()
 
     def _rates(self, view: LayerView) -> Tensor | None:
         """Radians per token (k, P) of the layer's pairs, where they are the same for every length."""
@@ -138,25 +149,28 @@ class TwoStreams:
         """Move the narrow stream past the layer as it now is."""
         self.narrow.advance(view)
 
-    def _target(self, view: LayerView, number: int, states: Tensor, attended: list[Tensor]) -> Any:
+    def _target(self, view: LayerView, number: int, states: Tensor, attended: States) -> Any:
         """What each output projection should add so that the residual stream is the dense one again."""
-        dense, attention = self.before[number], self.attention_out[number]
+        # In more digits than 16 bits have: the repair is a small difference of large numbers.
+        dense, attention, states = (
+            wide(x) for x in (self.before[number], self.attention_out[number], states)
+        )
         # Where the norm follows the residual sum, the gap in front of it is not the gap behind it.
         repairable = getattr(view.layer, "do_layer_norm_before", True)
 
         def target(tap: str) -> Tensor:
             if tap == "a":
                 return attention + (dense - states)
-            mlp = self.mlp_out[number].reshape(dense.shape)
+            mlp = wide(self.mlp_out[number]).reshape(dense.shape)
             if not repairable:
                 return mlp
-            return mlp + (dense + attention) - (states + attended[-1])
+            return mlp + (dense + attention) - (states + wide(attended[-1]))
 
         return target
 
 
 @contextmanager
-def _keeping(projection: nn.Module, outputs: list[Tensor]) -> Iterator[None]:
+def _keeping(projection: nn.Module, outputs: States) -> Iterator[None]:
     """Keep a projection's outputs without their bias, which narrow and dense model share."""
 
     def keep(module: Any, args: Any, output: Tensor) -> None:
@@ -183,3 +197,7 @@ def _stopping(view: LayerView, wanted: bool) -> Iterator[None]:
     finally:
         if handle is not None:
             handle.remove()
+
+
+def wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

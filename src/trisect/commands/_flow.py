@@ -96,12 +96,16 @@ class Outcome:
             console.print(f"  {trial['ratio']:.1%} removed: x{math.exp(trial['rise']):.4f}, {verdict}")
 
 
-def load(name: str, *, dtype: str | None, device: str, trust_remote_code: bool) -> "Loaded":
+def load(
+    name: str, *, dtype: str | None, device: str, trust_remote_code: bool, stream: str = "off"
+) -> "Loaded":
     """Load a model with transformers' own chatter turned off."""
     from trisect.models import load_model
 
     with hushed():
-        return load_model(name, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        return load_model(
+            name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, stream=stream
+        )
 
 
 def compress_and_measure(
@@ -111,6 +115,7 @@ def compress_and_measure(
     evaluation: "Tokens | None",
     moments: Path | None = None,
     curves: Path | None = None,
+    work: Path | None = None,
     report: Report,
 ) -> Outcome:
     """Compress, with perplexity before and after where evaluation tokens are given.
@@ -130,7 +135,7 @@ def compress_and_measure(
     before, was = shape_of(loaded.model), measure(loaded.model, "perplexity before")
     given: dict[str, Any] = {"tokenizer": loaded.tokenizer, "curves": curves, "progress": report}
     if config.max_ppl_increase is None:
-        compressed = compress(loaded.model, config, moments=moments, **given)
+        compressed = compress(loaded.model, config, moments=moments, work=work, **given)
     else:
         compressed = compress_within(loaded.model, config, **given)
     after, now = shape_of(compressed.model), measure(compressed.model, "perplexity after")

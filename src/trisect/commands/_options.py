@@ -28,6 +28,14 @@ Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16 or float16; the checkpoint's own by default.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Stream = Annotated[
+    str,
+    typer.Option(metavar="auto|on|off", help="Read layers one at a time; auto: where memory is short."),
+]
+States = Annotated[
+    str | None,
+    typer.Option(metavar="auto|device|host|disk", help="Where hidden states are kept. (default: auto)"),
+]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the measurement as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, results only.")]
 TrustRemoteCode = Annotated[

@@ -63,6 +63,14 @@ RopeScope = Annotated[
         metavar="head|layer|model", help="Who shares one set of RoPE frequencies, in a3+. (default: head)"
     ),
 ]
+Portable = Annotated[
+    bool | None,
+    typer.Option(
+        "--portable",
+        help="For `trisect export` without padding: --rope-scope model, one head width that kernels know "
+        "(multiples of 16 from half the old width on), one MLP width. --align 32 also suits K-quants.",
+    ),
+]
 Without = Annotated[
     str | None,
     typer.Option(metavar="LIST", help="Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`."),

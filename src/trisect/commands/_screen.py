@@ -14,8 +14,12 @@ PIPED_WIDTH = 120
 
 
 def stdout() -> Console:
-    """The console for results; a pipe gets a fixed width, so that tables do not depend on it."""
-    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+    """The console for results; a pipe gets a fixed width, so that tables do not depend on it.
+
+    No markup: paths and names from files may hold square brackets.
+    """
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 @contextmanager

@@ -28,8 +28,8 @@ def run(
     from trisect.commands._screen import progress, stdout
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.files import check_writable
-    from trisect.gather import calibrate
     from trisect.methods import get_method
+    from trisect.moments import calibrate
 
     chosen = options.given(
         source=calibration,

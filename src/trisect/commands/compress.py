@@ -1,17 +1,15 @@
 """`trisect compress`: narrow a model and save it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from trisect.commands import _options as options
 from trisect.commands import _recipe as recipe
+from trisect.commands._job import Job, carry_out
 from trisect.commands.plan import show_plan
 from trisect.errors import TrisectError
-
-if TYPE_CHECKING:
-    from trisect.config import CompressConfig
 
 
 def run(
@@ -37,10 +35,14 @@ def run(
     align: recipe.Align = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
+    stream: options.Stream = "auto",
+    states: options.States = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew where a run was interrupted.")] = False,
     allocate: recipe.Allocate = None,
     curves: recipe.Curves = None,
     rope_scope: recipe.RopeScope = None,
     without: recipe.Without = None,
+    portable: recipe.Portable = None,
     moments: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Moments from `trisect calibrate`.")
     ] = None,
@@ -73,6 +75,7 @@ def run(
             allocate=allocate,
             rope_scope=rope_scope,
             without=without,
+            portable=portable,
             seed=seed,
         ),
         calibration_options=options.given(
@@ -82,6 +85,7 @@ def run(
             sampling=sampling,
             seed=seed,
             batch_size=batch_size,
+            states=states,
         ),
     )
     load_options = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
@@ -91,67 +95,17 @@ def run(
     if out is None:
         raise TrisectError("No output was named; add -o OUT (or --dry-run to see the plan only).")
     carry_out(
-        model,
-        chosen,
-        out=out,
-        moments=moments,
-        curves=curves,
-        evaluate=evaluate,
-        eval_windows=eval_windows,
-        load_options=load_options,
+        Job(
+            model=model,
+            config=chosen,
+            out=out,
+            moments=moments,
+            curves=curves,
+            evaluate=evaluate,
+            eval_windows=eval_windows,
+            load_options={**load_options, "stream": stream},
+            fresh=fresh,
+            quiet=quiet,
+        ),
         json=json,
-        quiet=quiet,
     )
-
-
-def carry_out(
-    model: str,
-    config: "CompressConfig",
-    *,
-    out: Path,
-    moments: Path | None,
-    curves: Path | None,
-    evaluate: str,
-    eval_windows: int,
-    load_options: dict[str, Any],
-    json: Path | None,
-    quiet: bool,
-) -> None:
-    """Load, measure, compress, save, measure; everything that can be refused is refused first."""
-    from trisect.commands._flow import compress_and_measure, load
-    from trisect.commands._screen import progress, stdout
-    from trisect.data import load_tokens
-    from trisect.files import check_new_folder, check_writable, write_json
-    from trisect.methods import get_method
-    from trisect.models import save_model
-
-    check_new_folder(out)
-    get_method(config.method)
-    if config.max_ppl_increase is not None and moments is not None:
-        raise TrisectError(
-            "--max-ppl-increase is measured on calibration windows, which moments do not hold; "
-            "leave --moments out."
-        )
-    if json is not None:
-        check_writable(json)
-    loaded = load(model, **load_options)
-    evaluation = None
-    if evaluate != "none":
-        evaluation = load_tokens(
-            evaluate,
-            loaded.tokenizer,
-            samples=eval_windows,
-            length=config.calibration.length,
-            sampling="first",
-            seed=config.seed,
-            split="evaluation",
-        )
-    with progress(quiet=quiet) as report:
-        outcome = compress_and_measure(
-            loaded, config, evaluation=evaluation, moments=moments, curves=curves, report=report
-        )
-    save_model(outcome.compressed.model, loaded.tokenizer, out, receipt=outcome.compressed.receipt)
-    outcome.show()
-    stdout().print(f"Saved to {out}", soft_wrap=True)
-    if json is not None:
-        write_json(json, {"model": model, "out": str(out), **outcome.to_dict()})

@@ -69,11 +69,12 @@ def _hf(
 
     from trisect.export import export_hf
     from trisect.files import check_new_folder
+    from trisect.receipt import read_receipt
 
     check_new_folder(out)
     kind = _dtype(folder, dtype, trust_remote_code)
     loaded = _load(folder, trust_remote_code)
-    receipt = _receipt(folder)
+    receipt = read_receipt(folder)
     done = export_hf(loaded.model, loaded.tokenizer, out, dtype=kind, as_llama=as_llama, receipt=receipt)
     size = sum(file.stat().st_size for file in done.path.rglob("*"))
     rows = {
@@ -91,14 +92,17 @@ def _gguf(
     from dataclasses import asdict
 
     from trisect.export.gguf import export_gguf
+    from trisect.receipt import read_receipt
 
     loaded = _load(folder, trust_remote_code)
-    done = export_gguf(loaded.model, loaded.tokenizer, out, kind=dtype or "f16", receipt=_receipt(folder))
+    done = export_gguf(loaded.model, loaded.tokenizer, out, kind=dtype or "f16", receipt=read_receipt(folder))
     rows = {
         "architecture": f"{done.architecture}, head width {done.head_width}, {_widths(done.mlp_widths)}",
         "weights": f"{done.kind}, {done.path.stat().st_size / 1e6:.1f} MB",
         "logits": _nearness(done.difference, done.rounding, done.kind),
-        "checked with": done.checked,
+        "in llama.cpp": "not tried: `pip install xllamacpp` to have it checked there"
+        if done.llama_cpp is None
+        else f"runs; the next token's probabilities are {done.llama_cpp:.0e} nats apart",
     }
     lines = [f"llama-cli -m {done.path} -p 'Once upon a time'"]
     _show(f"GGUF file {done.path}", rows, done.notes, lines)
@@ -123,17 +127,6 @@ def _dtype(folder: str, dtype: str | None, trust_remote_code: bool) -> Any:
             raise unknown_name("dtype", dtype, known, "f32, f16 and q8_0 are for --to gguf.")
         return known[dtype]
     return read_config(resolve(folder), trust_remote_code=trust_remote_code).dtype or torch.float32
-
-
-def _receipt(folder: str) -> dict[str, Any]:
-    import json
-
-    path = Path(folder) / "receipt.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # a model card with fewer rows is still a model card
-    return found if isinstance(found, dict) else {}
 
 
 def _widths(mlp: tuple[int, ...]) -> str:

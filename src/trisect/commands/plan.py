@@ -229,9 +229,9 @@ def _curves(
     from trisect.commands._screen import progress
     from trisect.curves import curves_for
     from trisect.files import check_writable
-    from trisect.gather import calibration_tokens
     from trisect.methods import get_method
     from trisect.methods.method import options_of
+    from trisect.moments import calibration_tokens
     from trisect.plan import read_curves
     from trisect.plan.choose import CURVED
 

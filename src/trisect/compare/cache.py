@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trisect.calibrate import READINGS, MomentsInfo, Progress, collect, save_moments
+from trisect.calibrate import READINGS, Progress, collect
 from trisect.compare.cells import Cell, content_key
 from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.files import check_disk_space
-from trisect.gather import refuse_stored_moments
 from trisect.methods import get_method
 from trisect.models import fingerprint
 from trisect.models.check import check_finite, check_tokens
+from trisect.moments import refuse_stored_moments, store_moments
 from trisect.parts import LINEARS
 
 log = logging.getLogger(__name__)
@@ -109,13 +109,4 @@ def _collect(
     model: Any, tokens: Tokens, stored: Stored, *, batch_size: int | None, progress: Progress | None
 ) -> None:
     check_disk_space(stored.path, LIMIT_BYTES)
-    found = collect(model, tokens.ids, lambda layer: stored.names, batch_size=batch_size, progress=progress)
-    layers = {view.index: statistics for view, statistics in found}
-    info = MomentsInfo(
-        fingerprint=fingerprint(model),
-        num_layers=len(layers),
-        token_hash=tokens.hash,
-        source=tokens.source,
-        num_tokens=tokens.ids.numel(),
-    )
-    save_moments(stored.path, layers, info)
+    store_moments(model, tokens, stored.names, stored.path, batch_size=batch_size, progress=progress)

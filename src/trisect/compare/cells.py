@@ -100,4 +100,5 @@ def content_key(value: Any) -> str:
 def _deciding(config: CompressConfig) -> dict[str, Any]:
     default = CompressConfig(ratio=config.ratio).to_dict()
     found = {n: value for n, value in config.to_dict().items() if n in ALWAYS or value != default[n]}
+    del found["calibration"]["states"]  # where hidden states lie changes no result
     return {**found, "allocate": allocation(config)}

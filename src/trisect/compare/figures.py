@@ -3,7 +3,6 @@
 The same receipts give the same bytes: no dates, no random ids, text left as text.
 """
 
-import io
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -12,24 +11,23 @@ from typing import Any
 from trisect.compare.diagnostic import Diagnostic, diagnostics
 from trisect.compare.outcomes import ModelOutcome, Row
 from trisect.compare.recipe import Drawing, Recipe
-from trisect.errors import TrisectError
+from trisect.plots import as_svg, file_name, need_matplotlib, one_plot
 
 LOG_RANGE = 10.0
 """A figure whose largest value is this many times its smallest has a logarithmic axis."""
 MARKERS = "osD^vP*X<>h"
-STYLE: Any = {"svg.hashsalt": "trisect", "svg.fonttype": "none", "font.size": 9.0, "axes.spines.right": False}
 
 
 def draw(recipe: Recipe, models: Sequence[ModelOutcome]) -> dict[str, bytes]:
     """File name -> SVG, for every figure of the recipe that has something to show."""
     if not recipe.figures:
         return {}
-    _need_matplotlib()
+    need_matplotlib()
     made: dict[str, bytes] = {}
     for drawing in recipe.figures:
         if drawing.kind == "diagnostic":
             for entry in diagnostics(models, drawing):
-                made[_name("diagnostic", entry.model, entry.method, entry.text)] = _diagnostic(entry)
+                made[file_name("diagnostic", entry.model, entry.method, entry.text)] = _diagnostic(entry)
             continue
         kind = _ratio if drawing.kind == "ratio" else _bars
         for model in models:
@@ -37,7 +35,7 @@ def draw(recipe: Recipe, models: Sequence[ModelOutcome]) -> dict[str, bytes]:
                 text = model.model.evaluations[number].name
                 figure = kind(model, number, drawing)
                 if figure is not None:
-                    made[_name(drawing.kind, model.model.name, text)] = figure
+                    made[file_name(drawing.kind, model.model.name, text)] = figure
     return made
 
 
@@ -56,7 +54,7 @@ def _ratio(model: ModelOutcome, number: int, drawing: Drawing) -> bytes | None:
     dense = model.dense.perplexity(number)
     if not lines:
         return None
-    figure, axes = _axes()
+    figure, axes = one_plot()
     for at, (label, points) in enumerate(lines.items()):
         x, y = zip(*points, strict=True)
         axes.plot(x, y, marker=MARKERS[at % len(MARKERS)], label=label)
@@ -68,7 +66,7 @@ def _ratio(model: ModelOutcome, number: int, drawing: Drawing) -> bytes | None:
     axes.set_ylabel(f"perplexity, {model.model.evaluations[number].name}")
     axes.set_title(model.model.name)
     axes.legend(frameon=False)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def _points(row: Row, number: int) -> list[tuple[float, float]]:
@@ -92,7 +90,7 @@ def _bars(model: ModelOutcome, number: int, drawing: Drawing) -> bytes | None:
             groups.setdefault(group, []).append((_short(model, row), increase))
     if not groups:
         return None
-    figure, axes = _axes()
+    figure, axes = one_plot()
     labels = list(dict.fromkeys(label for bars in groups.values() for label, _ in bars))
     at = 0.0
     ticks = []
@@ -107,7 +105,7 @@ def _bars(model: ModelOutcome, number: int, drawing: Drawing) -> bytes | None:
     axes.set_ylabel(f"increase in perplexity, {model.model.evaluations[number].name}")
     axes.set_title(f"{model.model.name}, {100 * ratio:g}% removed")
     _colour_legend(axes, labels)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def _short(model: ModelOutcome, row: Row) -> str:
@@ -117,7 +115,7 @@ def _short(model: ModelOutcome, row: Row) -> str:
 
 def _diagnostic(entry: Diagnostic) -> bytes:
     """Share of the local objective lost against the increase in perplexity, one line per component."""
-    figure, axes = _axes()
+    figure, axes = one_plot()
     for at, part in enumerate(entry.alone):
         both = [ratio for ratio in entry.ratios if ratio in entry.lost[part] and ratio in entry.alone[part]]
         x = [100 * entry.lost[part][ratio] for ratio in both]
@@ -129,20 +127,7 @@ def _diagnostic(entry: Diagnostic) -> bytes:
     axes.set_ylabel(f"increase in perplexity, {entry.text}")
     axes.set_title(f"{entry.model}, {entry.method}")
     axes.legend(frameon=False)
-    return _svg(figure)
-
-
-def _axes() -> tuple[Any, Any]:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5.2, 3.6))
-        # Fixed margins: computed ones depend on the fonts of the machine, and take longer than the figure.
-        figure.subplots_adjust(left=0.13, right=0.97, bottom=0.13, top=0.92)
-        axes = figure.subplots()
-    axes.spines["top"].set_visible(False)
-    return figure, axes
+    return as_svg(figure)
 
 
 def _scale(axes: Any, values: Sequence[float]) -> None:
@@ -156,29 +141,3 @@ def _colour_legend(axes: Any, labels: Sequence[str]) -> None:
 
     handles = [Patch(color=f"C{number % 10}", label=label) for number, label in enumerate(labels)]
     axes.legend(handles=handles, frameon=False)
-
-
-def _svg(figure: Any) -> bytes:
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    out = io.BytesIO()
-    with rc_context(STYLE):
-        FigureCanvasSVG(figure)
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": "trisect"})
-    # matplotlib ends some lines in blanks, which editors and hooks like to take off.
-    lines = out.getvalue().decode("utf-8").splitlines()
-    return ("\n".join(line.rstrip() for line in lines) + "\n").encode()
-
-
-def _name(*words: str) -> str:
-    return "-".join(re.sub(r"[^a-z0-9.+]+", "-", word.lower()).strip("-") for word in words) + ".svg"
-
-
-def _need_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise TrisectError(
-            "Figures need matplotlib: pip install 'trisect[plots]', or --no-figures for the tables alone."
-        ) from error

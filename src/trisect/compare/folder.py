@@ -1,6 +1,5 @@
 """The folder of one recipe's results: receipts, errors, what is cached, and a lock."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.files import atomic_write_text, check_writable, write_json
+from trisect.files import atomic_write_text, check_writable, locked, write_json
+from trisect.untrusted import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,20 +41,13 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second run out. The system lets go of the lock when this process ends, however it ends."""
-        import fcntl
-
+        """Keep a second run out."""
         check_writable(self.path / "cells")
         self.cache.mkdir(parents=True, exist_ok=True)
         # The folder hides itself from git: nobody commits gigabytes of moments by accident.
         atomic_write_text(self.cache / ".gitignore", "*\n")
-        with (self.cache / "lock").open("w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise TrisectError(
-                    f"Another run is writing to {self.path}; wait for it, or name another folder with -o."
-                ) from error
+        refusal = f"Another run is writing to {self.path}; wait for it, or name another folder with -o."
+        with locked(self.cache / "lock", refusal):
             yield
 
 
@@ -67,14 +60,12 @@ def write_changed(path: Path, data: bytes) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.is_file():
         return None
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TrisectError(f"{path} is not JSON ({error}); remove it, and its cell is run again.") from error
+        data = read_json(path)
+    except TrisectError as error:
+        raise TrisectError(f"{error} Remove it, and its cell is run again.") from error
     if not isinstance(data, dict):
         raise TrisectError(f"{path} is no receipt; remove it, and its cell is run again.")
     return data

@@ -7,6 +7,7 @@ from typing import Any
 
 from trisect.compare.cells import Cell, cells_of
 from trisect.compare.folder import Folder
+from trisect.compare.received import check_receipt
 from trisect.compare.recipe import Calibration, MethodEntry, ModelEntry, Recipe
 from trisect.parts import LINEARS
 
@@ -108,6 +109,9 @@ def outcomes_of(recipe: Recipe, folder: Folder) -> list[ModelOutcome]:
 
 def _outcome(cell: Cell, folder: Folder) -> Outcome:
     receipt = folder.receipt(cell.key)
+    if receipt is not None:
+        path, texts = folder.receipt_path(cell.key), len(cell.model.evaluations)
+        check_receipt(receipt, path, dense=cell.config is None, texts=texts)
     error = None if receipt is not None else folder.error(cell.key)
     return Outcome(cell=cell, receipt=receipt, error=None if error is None else str(error.get("error")))
 

@@ -88,7 +88,7 @@ def _models(data: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
                 ModelEntry(
                     name=_text(entry, "name", entry["source"]),
                     source=_text(entry, "source"),
-                    dtype=entry.get("dtype"),
+                    dtype=_text(entry, "dtype", "") or None,
                     note=_text(entry, "note", ""),
                     calibrations=_calibrations(own["calibration"]),
                     evaluations=_evaluations(own["evaluation"]),
@@ -173,7 +173,7 @@ def _default_label(entry: Mapping[str, Any]) -> str:
     own = []
     for key in SETTINGS:
         if key in entry and key in ("parts", "allocate"):
-            own.append(",".join(entry[key]) if isinstance(entry[key], list) else str(entry[key]))
+            own.append(",".join(map(str, entry[key])) if isinstance(entry[key], list) else str(entry[key]))
         elif key in entry:
             own.append(f"{key} {'none' if entry[key] is None else entry[key]}")
     return " ".join([str(entry.get("name")), *own])
@@ -211,7 +211,7 @@ def _tasks(data: Any) -> Tasks | None:
     with _at("tasks"):
         data = {"names": data} if isinstance(data, str | list) else data
         _known(data, ("names", "limit", "shots"), required=("names",))
-        names = ",".join(data["names"]) if isinstance(data["names"], list) else _text(data, "names")
+        names = ",".join(map(str, data["names"])) if isinstance(data["names"], list) else _text(data, "names")
         limit, shots = _count(data, "limit", None, minimum=1), _count(data, "shots", None, minimum=0)
         parse_tasks(names, shots=shots)
         return Tasks(names=names, limit=limit, shots=shots)
@@ -223,12 +223,11 @@ def _drawing(data: Any, at: str, models: Sequence[ModelEntry]) -> Drawing:
         _known(data, tuple(entry.name for entry in fields(Drawing)), required=("kind",))
         if data["kind"] not in FIGURES:
             raise unknown_name("kind of figure", str(data["kind"]), FIGURES)
-        known = {text.name for model in models for text in model.evaluations}
+        known = [text.name for model in models for text in model.evaluations]
         if data.get("evaluation") is not None and data["evaluation"] not in known:
             raise unknown_name("evaluation of this recipe", str(data["evaluation"]), known)
-        parts = tuple(data.get("parts", Drawing.parts))
-        if parts != Drawing.parts:
-            CompressConfig(ratio=0.5, parts=parts)
+        given = {key: data[key] for key in ("ratio", "parts") if data.get(key) is not None}
+        parts = CompressConfig.from_dict({"ratio": 0.5, "parts": list(Drawing.parts), **given}).parts
         return Drawing(**{**data, "parts": parts})
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trisect.config import CalibrationConfig, CompressConfig
+from trisect.errors import TrisectError
 
 FIGURES = ("ratio", "bars", "diagnostic")
 
@@ -89,6 +91,11 @@ class DerivedText:
     every: int = 1
     start: int = 0
     """Documents start, start + every, ... are taken."""
+
+    def __post_init__(self) -> None:
+        path = Path(self.file)
+        if path.is_absolute() or ".." in path.parts or path.suffix != ".txt":
+            raise TrisectError(f"{self.file!r} would be written: name a .txt file below the current folder.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,12 +38,12 @@ def read_documents(path: Path, *, fields: Sequence[str] = TEXT_FIELDS) -> list[s
             return _json_lines(path, fields=fields)
         case ".json":
             # C4 and others call a file of lines .json, so the content decides, not the name.
-            is_list = _read_text(path).lstrip().startswith("[")
+            is_list = read_text(path).lstrip().startswith("[")
             return _json_list(path, fields=fields) if is_list else _json_lines(path, fields=fields)
         case ".parquet":
             return _parquet(path, fields=fields)
         case _:
-            return [_read_text(path)]
+            return [read_text(path)]
 
 
 def read_ids(path: Path) -> Tensor:
@@ -57,7 +57,7 @@ def read_ids(path: Path) -> Tensor:
     return ids.to(torch.int64)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -67,10 +67,7 @@ def _read_text(path: Path) -> str:
 
 
 def _json_list(path: Path, *, fields: Sequence[str]) -> list[str]:
-    try:
-        entries = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise _not_json(f"{path}, line {error.lineno}", error) from error
+    entries = parsed(read_text(path), where=str(path), lines=True)
     return [
         _text_of(entry, where=f"{path}, entry {number}", fields=fields)
         for number, entry in enumerate(entries, start=1)
@@ -79,19 +76,21 @@ def _json_list(path: Path, *, fields: Sequence[str]) -> list[str]:
 
 def _json_lines(path: Path, *, fields: Sequence[str]) -> list[str]:
     # Not splitlines(): JSON strings may hold U+2028 and its kin raw, which splitlines() would cut.
-    lines = enumerate(_read_text(path).split("\n"), start=1)
+    lines = enumerate(read_text(path).split("\n"), start=1)
     return [
-        _text_of(_parse_line(line, where=where), where=where, fields=fields)
+        _text_of(parsed(line, where=where), where=where, fields=fields)
         for number, line in lines
         if line.strip() and (where := f"{path}, line {number}")
     ]
 
 
-def _parse_line(line: str, *, where: str) -> Any:
+def parsed(text: str, *, where: str, lines: bool = False) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise _not_json(where, error) from error
+        raise _not_json(f"{where}, line {error.lineno}" if lines else where, error) from error
+    except (ValueError, RecursionError) as error:
+        raise TrisectError(f"{where}: JSON that cannot be read ({str(error)[:100]}).") from error
 
 
 def _parquet(path: Path, *, fields: Sequence[str]) -> list[str]:
@@ -100,7 +99,7 @@ def _parquet(path: Path, *, fields: Sequence[str]) -> list[str]:
 
     try:
         file = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, ValueError) as error:
         raise TrisectError(f"{path} is not a Parquet file ({error}).") from error
     with file:
         field = _field(file.schema_arrow.names, where=str(path), fields=fields)
@@ -126,6 +125,8 @@ def _field(present: Iterable[str], *, where: str, fields: Sequence[str]) -> str:
 
 def _string(value: Any, *, where: str) -> str:
     if isinstance(value, str):
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise TrisectError(f"{where}: the text holds half a letter (a lone surrogate); mend the file.")
         return value
     raise TrisectError(
         f"{where}: the text is {type(value).__name__}, not a string. "
@@ -145,7 +146,7 @@ def _npy(path: Path) -> Tensor:
 
     try:
         return torch.from_numpy(numpy.load(path, allow_pickle=False))
-    except (ValueError, TypeError, EOFError) as error:
+    except Exception as error:  # its reader of headers raises what it runs into
         raise TrisectError(
             f"{path} is not a plain array of integers ({error}). Write it with "
             "numpy.save(path, ids) from an int64 array."

@@ -1,5 +1,7 @@
 """load_tokens: any source to windows of token ids."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,8 +62,21 @@ def tokenize(text: str, tokenizer: Any, *, source: str) -> Tensor:
             "into the model's folder, or give token ids in a .safetensors file (input_ids)."
         )
     # verbose=False: the warning that the text exceeds the context is beside the point, it is cut.
-    encoded = tokenizer(text, add_special_tokens=False, verbose=False)
-    return torch.tensor(encoded["input_ids"], dtype=torch.int64)
+    with _blamed_on_the_tokenizer(source):
+        encoded = tokenizer(text, add_special_tokens=False, verbose=False)
+        return torch.tensor(encoded["input_ids"], dtype=torch.int64)
+
+
+@contextmanager
+def _blamed_on_the_tokenizer(source: str) -> Iterator[None]:
+    """A tokenizer's files may say anything, and its library fails on that in many ways, panics included."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise TrisectError(f"The model's tokenizer fails on {source}: {reason}.") from error
 
 
 def _load_one(
@@ -83,7 +98,8 @@ def _load_one(
 
 
 def _decoded_bytes(ids: Tensor, tokenizer: Any) -> int:
-    texts = tokenizer.batch_decode(ids.tolist(), clean_up_tokenization_spaces=False)
+    with _blamed_on_the_tokenizer("its own tokens"):
+        texts = tokenizer.batch_decode(ids.tolist(), clean_up_tokenization_spaces=False)
     # A window that starts inside a character decodes to U+FFFD or a lone surrogate: count it too.
     return sum(len(text.encode("utf-8", errors="surrogatepass")) for text in texts)
 

@@ -76,7 +76,7 @@ def read_rows(place: Place) -> list[Row]:
     match place.kind:
         case "asset":
             path = _asset_path(place)
-            return list(_json_rows(_read_text(path), where=str(path)))
+            return list(_json_rows(read_text(path), where=str(path)))
         case "arrow":
             return list(_arrow_rows(place))
         case _:
@@ -119,7 +119,7 @@ def _asset_path(place: Place) -> Path:
     return folder / "data" / "tasks" / place.path
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

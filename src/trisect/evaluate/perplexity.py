@@ -157,10 +157,10 @@ def _check_windows(model: PreTrainedModel, tokens: Tokens) -> None:
             f"Token id {highest} of {tokens.source} is outside the model's vocabulary of "
             f"{known}: make the ids with this model's own tokenizer."
         )
-    _check_positions(model, length=length)
+    check_positions(model, length=length)
 
 
-def _check_positions(model: PreTrainedModel, *, length: int) -> None:
+def check_positions(model: PreTrainedModel, *, length: int) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES:
             # OPT's table starts with rows that no position uses, and says how many.

@@ -3,17 +3,15 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from trisect.bundle.card import front_matter, recipe_rows, source_of, title_of
+
 if TYPE_CHECKING:
     from trisect.export.hf import Exported
 
 
 def model_card(export: "Exported", receipt: Mapping[str, Any]) -> str:
     """README.md of a stock checkpoint, front matter included."""
-    model = _source(receipt)
-    front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    if model is not None and model.count("/") == 1 and not model.startswith((".", "/", "~")):
-        front.append(f"base_model: {model}")
-    front += ["tags:", "- trisect", "- compressed", "---"]
+    source = source_of(receipt)
     widths = export.mlp_widths
     mlp = (
         f"{max(widths)}"
@@ -22,7 +20,7 @@ def model_card(export: "Exported", receipt: Mapping[str, Any]) -> str:
     )
     rounding = "" if export.rounding is None else f", {export.rounding:.1e} after rounding to {export.dtype}"
     body = [
-        f"# {model or 'A model'}, compressed with trisect",
+        f"# {title_of(source)}, compressed with trisect",
         "",
         "A language model with narrower attention heads and MLPs, written as a stock "
         f"`{export.architecture}` checkpoint: loading it needs no extra package and no remote code.",
@@ -36,13 +34,13 @@ def model_card(export: "Exported", receipt: Mapping[str, Any]) -> str:
         f"| dtype | {export.dtype} |",
         f"| largest difference of logits from trisect's own model | {export.difference:.1e} of the largest "
         f"logit in float32{rounding} |",
-        *_recipe(receipt),
+        *recipe_rows(receipt),
         "",
         "Kept rotation frequencies are listed as `longrope` factors where they are not the source's own; the "
         "attention scale of the original head width is in the query weights; zeros fill up narrower layers.",
         "",
     ]
-    return "\n".join([*front, "", *body])
+    return "\n".join([*front_matter(source), "", *body])
 
 
 LOADING = (
@@ -53,24 +51,3 @@ LOADING = (
     'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
     "```",
 )
-
-
-def _source(receipt: Mapping[str, Any]) -> str | None:
-    model = receipt.get("model") or (receipt.get("recipe") or {}).get("model")
-    return str(model) if model else None
-
-
-def _recipe(receipt: Mapping[str, Any]) -> list[str]:
-    recipe = receipt.get("recipe") or {}
-    keys = ("method", "ratio", "kv_ratio", "rope_scope", "align", "allocate", "seed")
-    rows = [f"| {key} | {recipe[key]} |" for key in keys if recipe.get(key) is not None]
-    calibration = recipe.get("calibration") or {}
-    if calibration:
-        rows.append(
-            f"| calibration | {calibration.get('samples')} windows of {calibration.get('length')} tokens of "
-            f"{calibration.get('source')} |"
-        )
-    for key in ("date", "trisect", "commit"):
-        if receipt.get(key):
-            rows.append(f"| {key} | {receipt[key]} |")
-    return rows

@@ -1,11 +1,13 @@
 """The exported model against the native one, before its files get their names."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trisect.errors import TrisectError
+from trisect.export.llama_cpp import is_installed, run_apart
 
 TOLERANCE = 1e-4
 """Largest difference of logits, relative to the largest logit, that float32 arithmetic may make."""
@@ -13,6 +15,9 @@ TOLERANCE = 1e-4
 LENGTH = 320
 REACH = 2048
 """Positions are checked up to here, so that slow rotations show too."""
+DIVERGENCE = {"f32": 1e-3, "f16": 1e-2, "q8_0": 0.1}
+"""Nats between the native model's next token and llama.cpp's that a kind of weights explains."""
+PROMPT = 64
 
 
 @torch.no_grad()
@@ -48,5 +53,33 @@ def check_same(found: Tensor, expected: Tensor, what: str) -> float:
             f"{what} differs from the compressed model by {apart:.2g} of the largest logit, where rounding "
             f"explains {TOLERANCE:g}: nothing was written. This is a mistake of trisect; please report it "
             "with the receipt.json of the folder."
+        )
+    return apart
+
+
+@torch.no_grad()
+def check_in_llama_cpp(path: Path, model: Any, kind: str, *, longest: int) -> float | None:
+    """Nats between the next token's probabilities; None without llama.cpp. A wrong file is refused."""
+    if not is_installed():
+        return None
+    size = int(model.config.vocab_size)
+    ids = torch.randint(size, (1, min(PROMPT, longest - 1)), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    device = next(model.parameters()).device
+    logits = model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).logits
+    expected = logits[0, -1].double().cpu().log_softmax(-1)
+    try:
+        found = torch.tensor(run_apart(path, ids[0].tolist(), size)).double().log_softmax(-1)
+    except RuntimeError as error:
+        raise TrisectError(
+            f"llama.cpp cannot run the file, so it was not written: {error}. This is a mistake of trisect; "
+            "please report it."
+        ) from error
+    apart = float((expected.exp() * (expected - found)).sum())
+    if not apart <= DIVERGENCE[kind]:  # NaN is refused too
+        raise TrisectError(
+            f"llama.cpp's probabilities of a next token are {apart:.2g} nats from the compressed model's, "
+            f"where {kind} explains {DIVERGENCE[kind]:g}: nothing was written. This is a mistake of trisect; "
+            "please report it."
         )
     return apart

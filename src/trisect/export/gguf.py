@@ -5,30 +5,31 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
-from torch import Tensor
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.export.check import check_same, difference, probe
-from trisect.export.gguf_read import FACTORS, NAMES, check_tensors, interleaved, read_file
-from trisect.export.hf import built, plain_config, stock_config
-from trisect.export.rotation import SAME, stock_factors
+from trisect.export.check import check_in_llama_cpp, check_same, difference, probe
+from trisect.export.digits import split_digits
+from trisect.export.gguf_read import check_tensors, read_file
+from trisect.export.gguf_tensors import (
+    BLOCK,
+    KINDS,
+    file_tensors,
+    needs_deci,
+    rotation_factors,
+    write_tensors,
+)
+from trisect.export.hf import built, stock_config
 from trisect.export.stock import Stock, stock_weights
+from trisect.export.targets import GGUF, check_exportable, plain_config
 from trisect.export.vocabulary import Vocabulary, vocabulary_of
 from trisect.files import check_disk_space, check_writable, new_file
+from trisect.models import family_for
 
-KINDS = {
-    "f32": gguf.GGMLQuantizationType.F32,
-    "f16": gguf.GGMLQuantizationType.F16,
-    "q8_0": gguf.GGMLQuantizationType.Q8_0,
-}
 FILE_TYPES = {
     "f32": gguf.LlamaFileType.ALL_F32,
     "f16": gguf.LlamaFileType.MOSTLY_F16,
     "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
 }
-BLOCK = 32
-"""Weights that share one scale in q8_0: a row must be a whole number of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,32 +45,34 @@ class ExportedFile:
     """Of float32 logits, relative to the largest one."""
     rounding: float | None
     """The same of the numbers in the file; None for f32."""
-    checked: str
+    llama_cpp: float | None
+    """Nats between the native model's next token and llama.cpp's; None where that is not installed."""
     notes: tuple[str, ...] = ()
 
 
 def export_gguf(
     model: Any, tokenizer: Any, out: str | Path, *, kind: str = "f16", receipt: dict[str, Any] | None = None
 ) -> ExportedFile:
-    """Write a model, given in float32, as one GGUF file of Llama's architecture."""
+    """Write a model, given in float32, as one GGUF file for llama.cpp."""
     if kind not in KINDS:
         raise unknown_name("kind of GGUF weights", kind, KINDS, "float32 and the like are for --to hf.")
     path = _file(Path(out), kind)
+    check_exportable(model)
     config = model.config
+    tokenizer, notes = split_digits(tokenizer)
     vocabulary = vocabulary_of(tokenizer, config.vocab_size)
     stock = stock_weights(model, baked=True)
-    if config.hidden_act != "silu":
-        raise TrisectError(f"llama.cpp computes {config.hidden_act!r} MLPs as silu; use --to hf.")
+    architecture = _architecture(config, stock)
     expected = probe(model)
     apart = check_same(probe(built(stock_config(config, stock), stock.tensors)), expected, "The stock model")
-    architecture = "deci" if _needs_deci(stock) else "llama"
     check_disk_space(path, int(1.1 * sum(4 * t.numel() for t in stock.tensors.values())))
     with new_file(path) as partial:
         writer = gguf.GGUFWriter(partial, architecture)
         _add_facts(writer, config, stock, receipt or {}, kind)
         _add_vocabulary(writer, vocabulary)
-        kept = _add_tensors(writer, config, stock, kind)
-        _write(writer)
+        listed = file_tensors(config, stock, kind)
+        kept = sum(tensor.kind == "f16" for tensor in listed) if kind == "q8_0" else 0
+        write_tensors(writer, listed)
         said, tensors = read_file(partial)
         check_tensors(tensors, stock.tensors, kind)
         # A GGUF file knows no sliding window, and is for texts inside one; the check is not.
@@ -77,6 +80,7 @@ def export_gguf(
         found = probe(built(plain_config(config, said), tensors))
         if kind == "f32":
             check_same(found, expected, "What was written")
+        apart_there = check_in_llama_cpp(partial, model, kind, longest=_longest(config))
     return ExportedFile(
         path=path,
         architecture=architecture,
@@ -85,8 +89,8 @@ def export_gguf(
         kind=kind,
         difference=apart,
         rounding=None if kind == "f32" else difference(found, expected),
-        checked="the file read back with gguf and run with transformers; not with llama.cpp itself",
-        notes=_notes(config, stock, kept),
+        llama_cpp=apart_there,
+        notes=(*_notes(config, stock, kept), *notes),
     )
 
 
@@ -98,10 +102,22 @@ def _file(out: Path, kind: str) -> Path:
     return path
 
 
-def _needs_deci(stock: Stock) -> bool:
-    """llama.cpp reads MLP widths per layer for this architecture; its biases are sized for whole heads."""
-    biased = any(name.endswith(".bias") for name in stock.tensors)
-    return len(set(stock.mlp_widths)) > 1 and not biased
+def _architecture(config: Any, stock: Stock) -> str:
+    """llama.cpp's name for what is to be computed, or the reason why it has none."""
+    family = family_for(config).name
+    if family not in GGUF:
+        raise TrisectError(
+            f"trisect writes no GGUF files of {family} models, only of {', '.join(GGUF)}; use --to hf."
+        )
+    if config.hidden_act != "silu":
+        raise TrisectError(f"llama.cpp computes {config.hidden_act!r} MLPs as silu; use --to hf.")
+    if family == "qwen3":
+        if rotation_factors(config, stock) is not None:
+            raise TrisectError(
+                "llama.cpp takes no list of frequencies for qwen3, and this model's are scaled; use --to hf."
+            )
+        return "qwen3"
+    return "deci" if needs_deci(stock) else "llama"
 
 
 def _add_facts(writer: Any, config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> None:
@@ -110,13 +126,13 @@ def _add_facts(writer: Any, config: Any, stock: Stock, receipt: dict[str, Any], 
     recipe = receipt.get("recipe") or {}
     if recipe.get("method"):
         writer.add_description(f"trisect, method {recipe['method']}, ratio {recipe.get('ratio')}")
-    per_layer = _needs_deci(stock)
+    per_layer = needs_deci(stock)
     layers = config.num_hidden_layers
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     writer.add_file_type(FILE_TYPES[kind])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(min(config.max_position_embeddings, _window(config) or 1 << 31))
+    writer.add_context_length(_longest(config))
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(layers)
     writer.add_feed_forward_length(list(stock.mlp_widths) if per_layer else stock.mlp_width)
@@ -148,56 +164,9 @@ def _add_vocabulary(writer: Any, vocabulary: Vocabulary) -> None:
         writer.add_chat_template(vocabulary.chat_template)
 
 
-def _add_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
-    """All weights under llama.cpp's names; gives the number that q8_0 could not hold."""
-    factors = _factors(config, stock)
-    if factors is not None:
-        writer.add_tensor(FACTORS, np.array(factors, dtype=np.float32))
-    kept = 0
-    for name, tensor in stock.tensors.items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        array = _native(name, tensor, config, stock).contiguous().float().cpu().numpy()
-        chosen = KINDS[kind] if array.ndim > 1 else KINDS["f32"]
-        if chosen == KINDS["q8_0"] and array.shape[-1] % BLOCK:
-            chosen, kept = KINDS["f16"], kept + 1
-        writer.add_tensor(_name(name), gguf.quants.quantize(array, chosen), raw_dtype=chosen)
-    return kept
-
-
-def _factors(config: Any, stock: Stock) -> list[float] | None:
-    """Divisors of llama.cpp's own frequencies, None where those are the model's."""
-    assert stock.rates is not None
-    factors = stock_factors(stock.rates, float(config.rope_parameters["rope_theta"]))
-    return None if max(abs(factor - 1) for factor in factors) <= SAME else factors
-
-
-def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
-    """A tensor in llama.cpp's order of channels, and no wider than its layer needs."""
-    if ".q_proj." in name:
-        return interleaved(tensor, config.num_attention_heads)
-    if ".k_proj." in name:
-        return interleaved(tensor, config.num_key_value_heads)
-    if ".mlp." in name and _needs_deci(stock):
-        width = stock.mlp_widths[int(name.split(".")[2])]
-        return tensor[:, :width] if ".down_proj." in name else tensor[:width]
-    return tensor
-
-
-def _name(name: str) -> str:
-    """model.layers.3.self_attn.q_proj.weight -> blk.3.attn_q.weight"""
-    stem, _, ending = name.rpartition(".")
-    if not stem.startswith("model.layers."):
-        return f"{NAMES[stem]}.{ending}"
-    _, _, index, inner = stem.split(".", 3)
-    return f"blk.{index}.{NAMES[inner]}.{ending}"
-
-
-def _write(writer: Any) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def _longest(config: Any) -> int:
+    """Tokens of a text that llama.cpp computes as the model does."""
+    return min(int(config.max_position_embeddings), _window(config) or 1 << 31)
 
 
 def _window(config: Any) -> int | None:
@@ -222,6 +191,6 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
         notes.append(
             f"head width {stock.head_width} is no multiple of {BLOCK}: the KV cache cannot be quantised"
         )
-    if _factors(config, stock) is not None:
+    if rotation_factors(config, stock) is not None:
         notes.append("transformers ignores rope_freqs when it loads GGUF; for transformers, export --to hf")
     return tuple(notes)

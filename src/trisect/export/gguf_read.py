@@ -12,6 +12,8 @@ from trisect.errors import TrisectError
 from trisect.export.rotation import listed_rope
 
 FACTORS = "rope_freqs.weight"
+HALVED = ("qwen3",)
+"""Architectures whose channels llama.cpp pairs as Hugging Face does."""
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -23,6 +25,8 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -60,6 +64,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     said["tie_word_embeddings"] = "output.weight" not in found
     heads = {"attn_q": said["num_attention_heads"], "attn_k": said["num_key_value_heads"]}
+    if reader.fields["general.architecture"].contents() in HALVED:
+        heads = {}
     tensors = {}
     for name, tensor in found.items():
         kind = name.split(".")[-2]

@@ -11,13 +11,12 @@ from torch import Tensor
 from trisect.errors import TrisectError
 from trisect.export.card import model_card
 from trisect.export.check import check_same, difference, probe
+from trisect.export.digits import split_digits
 from trisect.export.rotation import listed_rope, stock_factors
 from trisect.export.stock import Stock, stock_weights
+from trisect.export.targets import plain_config
 from trisect.files import atomic_write_text, check_disk_space, new_folder
-from trisect.models import family_for
 from trisect.models.compressed import CompressedModel
-
-OURS = ("trisect", "model_type", "architectures", "transformers_version")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,9 @@ def export_hf(
     config = stock_config(model.config, stock, as_llama=as_llama)
     expected = probe(model)
     apart = check_same(probe(built(config, stock.tensors)), expected, "The stock model")
-    rounded = {name: tensor.to(dtype) for name, tensor in stock.tensors.items()}
+    # Taken out one by one, so that a second copy of the model never stands beside the first.
+    rounded = {name: stock.tensors.pop(name).to(dtype) for name in list(stock.tensors)}
+    tokenizer, notes = split_digits(tokenizer)
     check_disk_space(out, int(1.05 * sum(t.numel() * t.element_size() for t in rounded.values())))
     with new_folder(out) as folder:
         written = built(config, rounded)
@@ -73,7 +74,7 @@ def export_hf(
             dtype=str(dtype).removeprefix("torch."),
             difference=apart,
             rounding=None if dtype == torch.float32 else difference(logits, expected),
-            notes=_notes(stock, config),
+            notes=(*_notes(stock, config), *notes),
         )
         atomic_write_text(folder / "README.md", model_card(result, receipt or {}))
     return result
@@ -84,32 +85,18 @@ def stock_config(source: Any, stock: Stock, *, as_llama: bool = False) -> Any:
     changes: dict[str, Any] = {"head_dim": stock.head_width, "intermediate_size": stock.mlp_width}
     if stock.rates is not None:
         base = float(source.rope_parameters["rope_theta"])
-        changes["rope_parameters"] = listed_rope(
-            stock_factors(stock.rates, base), base, source.max_position_embeddings
-        )
+        rope = listed_rope(stock_factors(stock.rates, base), base, source.max_position_embeddings)
+        changes["rope_parameters"] = rope | _position_scale(source.rope_parameters)
     return plain_config(source, changes, as_llama=as_llama)
 
 
-def plain_config(source: Any, changes: dict[str, Any], *, as_llama: bool = False) -> Any:
-    """A stock config with nothing of trisect in it."""
-    values = {key: value for key, value in source.to_dict().items() if key not in OURS} | changes
-    family = family_for(source)
-    if as_llama and family.name != "llama":
-        return _llama_config(values, biased=family.name == "qwen2")
-    return getattr(transformers, family.model).config_class(**values)
-
-
-def _llama_config(values: dict[str, Any], *, biased: bool) -> Any:
-    """The same layers under Llama's name, which more engines read a head width for."""
-    windows = {values.get("sliding_window"), *(values.get("layer_types") or ())} - {None, "full_attention"}
-    if windows and (values.get("use_sliding_window", True)):
-        raise TrisectError(
-            "This model attends to a sliding window, which Llama's architecture has not; export without "
-            "--as-llama."
-        )
-    theirs = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
-    values = {key: value for key, value in values.items() if key not in theirs}
-    return transformers.LlamaConfig(**{**values, "attention_bias": biased})
+def _position_scale(rope: dict[str, Any]) -> dict[str, Any]:
+    """What Ministral 3 scales queries by, besides turning them."""
+    beta = rope.get("llama_4_scaling_beta")
+    original = rope.get("original_max_position_embeddings")
+    return (
+        {} if beta is None else {"llama_4_scaling_beta": beta, "original_max_position_embeddings": original}
+    )
 
 
 def built(config: Any, tensors: dict[str, Tensor]) -> Any:

@@ -9,23 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trisect.errors import TrisectError
 from trisect.export.rotor import find_rotor, own_scaling
-from trisect.models import family_of, layer_views
+from trisect.export.targets import check_exportable
+from trisect.models import LayerView, layer_views
 from trisect.models.components import read_mlp, read_ov, read_qk
 from trisect.parts import MLP, OV, QK
-
-STOCK = ("llama", "mistral", "qwen2")
-"""Families with a stock architecture that reads its head width from the config."""
-
-REASONS = {
-    "qwen3": "its norm between projection and rotation has one set of weights for all heads",
-    "ministral3": "its queries are scaled by position, which stock engines tie to its own head width",
-    "smollm3": "some of its layers do not rotate, and a head width of its own is not read everywhere",
-    "helium": "it rotates adjacent channels at frequencies that its config cannot list",
-    "phi3": "its queries, keys and values are one matrix of equal heads",
-    "mistral3": "it is a text model inside a multimodal one",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,28 +33,6 @@ class Stock:
         return max(self.mlp_widths)
 
 
-def check_exportable(model: Any) -> None:
-    """Refuse, with the reason, what no stock architecture can hold: before anything is computed."""
-    family = family_of(model)
-    if family.name not in STOCK:
-        reason = REASONS.get(family.name, "it is not of the Llama kind: rotated, gated, with one norm type")
-        raise TrisectError(
-            f"A compressed {family.name} model has no stock form: {reason}. What can be exported is "
-            f"{', '.join(STOCK)}; load this folder itself, with `import trisect` and AutoModelForCausalLM."
-        )
-    for index, shape in enumerate(view.shape() for view in layer_views(model)):
-        if shape.linears:
-            raise TrisectError(
-                f"Layer {index}: {shape.linears[0].name} is two matrices, and a stock layer has one. Methods "
-                "that narrow components can be exported: compress with --method a3+ --rope-scope model."
-            )
-        if 2 * shape.pairs != shape.qk:
-            raise TrisectError(
-                f"Layer {index}: only {2 * shape.pairs} of {shape.qk} query channels rotate, and stock "
-                f"{family.name} code rotates all of them; load the folder itself with `import trisect`."
-            )
-
-
 @torch.no_grad()
 def stock_weights(model: Any, *, baked: bool = False) -> Stock:
     """The same function as weights of the stock class.
@@ -83,11 +49,23 @@ def stock_weights(model: Any, *, baked: bool = False) -> Stock:
         prefix = f"{view.family.layers}.{view.index}"
         a = view.attention
         turned = 1.0 if a.rotary_rates is not None else own_scaling(model)
-        scale = getattr(a, view.family.scale) * (2 * pairs) ** 0.5 * (turned / rotor.scaling) ** 2
-        found = _qk(read_qk(view), places, pairs, scale)
+        scale = getattr(a, view.family.scale) * (2 * pairs) ** 0.5
+        if a.num_pairs:  # a layer that does not rotate never meets the table
+            scale *= (turned / rotor.scaling) ** 2
+        found = _norms(view, scale)
+        found |= _qk(read_qk(view), places, pairs, 1.0 if found else scale)
         found |= _ov(read_ov(view), 2 * pairs) | _mlp(read_mlp(view), max(widths))
         tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in found.items()}
     return Stock(head_width=2 * pairs, mlp_widths=widths, rates=rotor.slots, tensors=tensors)
+
+
+def _norms(view: LayerView, scale: float) -> dict[str, Tensor]:
+    """Norms between projection and rotation: what stands before them cannot carry the scale."""
+    if view.family.norms is None:
+        return {}
+    q_norm, k_norm = view.family.norms
+    q, k = (getattr(view.attention, name).weight.detach() for name in (q_norm, k_norm))
+    return {f"self_attn.{q_norm}.weight": q * scale, f"self_attn.{k_norm}.weight": k}
 
 
 def _qk(part: QK, places: Tensor, n: int, scale: float) -> dict[str, Tensor]:
@@ -104,7 +82,12 @@ def _qk(part: QK, places: Tensor, n: int, scale: float) -> dict[str, Tensor]:
 
 
 def _spread(x: Tensor, places: Tensor, n: int) -> Tensor:
-    """Channels (h, ., 2p) into the places (h, p) of n slots, first halves and second halves alike."""
+    """Channels (h, ., 2p) into the places (h, p) of n slots, first halves and second halves alike.
+
+    Without pairs (p = 0) nothing turns, and zeros go behind whatever channels there are.
+    """
+    if places.shape[-1] == 0:
+        return torch.nn.functional.pad(x, (0, 2 * n - x.shape[-1]))
     out = x.new_zeros(*x.shape[:-1], 2 * n)
     where = torch.cat([places, n + places], dim=-1).to(x.device)
     return out.scatter(-1, where.unsqueeze(1).expand_as(x), x)

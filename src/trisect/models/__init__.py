@@ -4,7 +4,6 @@ from typing import Any
 
 from trisect.models.checkpoint import (
     Loaded,
-    fingerprint,
     load_model,
     original_shape,
     read_shape,
@@ -12,6 +11,7 @@ from trisect.models.checkpoint import (
 )
 from trisect.models.compressed import mark_compressed, original_widths, register
 from trisect.models.families import FAMILIES, WRAPPERS, Family, family_for
+from trisect.models.fingerprint import fingerprint
 from trisect.models.view import LayerView, layer_views, shape_of, zeros_of
 
 

@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from trisect.kernels import rotate_qk
+from trisect.models.attend import interface
 from trisect.models.factored import FactoredLinear, SplitLinear
 from trisect.models.families import Family
-from trisect.models.heads import QKV, HeadLayout
+from trisect.models.heads import QKV, FusedMaps, HeadLayout, fused_maps
 from trisect.models.latents import Latents, clamped
-from trisect.models.rotary import head_angles, loaded_rates, rate_angles, rotate, to_canonical
+from trisect.models.rotary import to_canonical
+from trisect.models.step import stepped, steps_alone
 
 Tap = Callable[..., None]
 """Called with a name and one or more tensors (b, t, heads, width) while calibration listens."""
@@ -44,6 +46,11 @@ class Attention(nn.Module):
     rotary_rates: Tensor | None
     tap: Tap | None
     is_causal: bool
+    fused: FusedMaps | None
+    prepared: bool
+    live: Any
+    """The layer of a LiveCache that belongs to this one, where a decoder has told us: an index would have a
+    compiler make every layer anew."""
 
     def forward(
         self,
@@ -64,11 +71,14 @@ class Attention(nn.Module):
         q, k, v = self._project(hidden_states, late)
         if self.tap is not None:
             self._listen(q, late.heads("k", k.flatten(2)), late.heads("v", v.flatten(2)))
+        if position_bias is None and not late and steps_alone(self, cache, q):
+            out = stepped(self, q, k, v, position_embeddings, position_ids)
+            return self._put_out(out), None
         if self.num_pairs:
             assert position_embeddings is not None
-            q, k = self._rotate(q, k, *position_embeddings, positions=position_ids)
+            q, k = self._rotate(q, k, position_embeddings, positions=position_ids)
         if self.family.position_scale:
-            q = q * self._position_scale(position_ids, q.dtype)
+            q = q * self.position_scale(position_ids, q.dtype)
         scale = getattr(self, self.family.scale)
         if self.tap is not None and self.num_pairs:
             self._listen_rotated(q * scale, k, attention_mask)
@@ -76,12 +86,10 @@ class Attention(nn.Module):
             k, v = late.recalled(cache, k, v, self.layer_idx)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (b, heads, t, width)
         if cache is not None and not late:
-            k, v = cache.update(k, v, self.layer_idx)
+            k, v = self._remembered(cache, k, v)
         if position_bias is not None:
             attention_mask = _biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
-        if q.device.type == "cpu" and self.config._attn_implementation == "sdpa":
-            q, k, v = _equal_widths(q, k, v)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+        attend = interface(self.config._attn_implementation, device=q.device)
         out, weights = attend(
             self,
             q,
@@ -91,29 +99,28 @@ class Attention(nn.Module):
             dropout=self._dropout() if self.training else 0.0,
             # Scores approximate those of the original head, so they keep the original head's scale.
             scaling=scale,
-            sliding_window=getattr(self, "sliding_window", getattr(self.config, "sliding_window", None)),
+            sliding_window=self.window,
             position_ids=position_ids,
             **kwargs,
         )
-        out = out[..., : self.vo_width]  # (b, t, h, vo)
+        return self._put_out(out[..., : self.vo_width]), weights
+
+    def _put_out(self, out: Tensor) -> Tensor:
+        """Head outputs (b, t, h, vo) through the output projection."""
         if self.tap is not None:
             self.tap("a", out)
         out = out.sum(dim=2) if self.shared_output else out.flatten(2)
         out = getattr(self, self.family.o)(out.contiguous())
         if self.family.output_dropout is not None:
             out = getattr(self, self.family.output_dropout)(out)
-        return out, weights
+        return out
 
     def _project(self, x: Tensor, late: Latents) -> tuple[Tensor, Tensor, Tensor]:
         """Query (b, t, h, qk), key (b, t, k, qk) and value (b, t, k, vo), clamped and normalised.
 
         Late keys and values are still latents, (b, t, groups * rank).
         """
-        q, k, v = (
-            self._late_heads(x, late)
-            if late
-            else self.layout.split([getattr(self, name)(x) for name in self.family.qkv])
-        )
+        q, k, v = self._late_heads(x, late) if late else self.layout.split(self._columns(x))
         q = clamped(q, self.clips_qk)
         k = k if "k" in late else clamped(k, self.clips_qk)
         v = v if "v" in late else clamped(v, self.clips_v)
@@ -124,6 +131,35 @@ class Attention(nn.Module):
             q_norm, k_norm = self.family.norms
             q, k = getattr(self, q_norm)(q), getattr(self, k_norm)(k)
         return q, k, v
+
+    def _columns(self, x: Tensor) -> list[Tensor]:
+        """What the projections put out, or all of it at once."""
+        modules = [getattr(self, name) for name in self.family.qkv]
+        if self.fused is not None and self.fused.applies(modules):
+            return [self.fused(x)]
+        return [module(x) for module in modules]
+
+    def prepare(self) -> None:
+        """Make ready for inference: q, k and v in one product where they are plain maps, rotated in place.
+
+        Weights keep their names and values; whoever hooks a projection may see its output rotated.
+        """
+        modules = [getattr(self, name) for name in self.family.qkv]
+        if len(modules) > 1 and (self.fused is None or not self.fused.holds(modules)):
+            self.fused = fused_maps(modules)
+        self.prepared = True
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        # Another device or dtype gives every weight memory of its own.
+        self.fused = None
+        return super()._apply(fn, recurse)
+
+    def _remembered(self, cache: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self.live is not None and self.live.clock is getattr(cache, "clock", None):
+            kept: tuple[Tensor, Tensor] = self.live.update(k, v)
+        else:
+            kept = cache.update(k, v, self.layer_idx)
+        return kept
 
     def _late_heads(self, x: Tensor, late: Latents) -> tuple[Tensor, Tensor, Tensor]:
         k, v = (
@@ -150,6 +186,10 @@ class Attention(nn.Module):
         )
 
     @property
+    def window(self) -> int | None:
+        return getattr(self, "sliding_window", getattr(self.config, "sliding_window", None))
+
+    @property
     def layout(self) -> HeadLayout:
         return HeadLayout(
             heads=self.heads,
@@ -160,22 +200,22 @@ class Attention(nn.Module):
         )
 
     def _rotate(
-        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, positions: Tensor | None
+        self, q: Tensor, k: Tensor, table: tuple[Tensor, Tensor], *, positions: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        if self.rotary_rates is not None:
-            assert positions is not None
-            angles = rate_angles(loaded_rates(self.rotary_rates), positions)
-            cos, sin = (x.to(q.dtype) for x in angles)  # (b, t, k, p)
-        else:
-            index = None if self.rotary_index is None else self.rotary_index.long()
-            cos, sin = head_angles(cos, sin, index)  # (b, t, k or 1, p)
-        layout = self.family.rotary
-        assert layout is not None
-        groups = q.unflatten(2, (self.kv_heads, -1))  # (b, t, h, d) -> (b, t, k, g, d)
-        q = rotate(groups, cos.unsqueeze(-2), sin.unsqueeze(-2), layout).flatten(2, 3)
-        return q, rotate(k, cos, sin, layout)
+        assert self.family.rotary is not None
+        return rotate_qk(
+            q,
+            k,
+            pairs=self.num_pairs,
+            layout=self.family.rotary,
+            table=table,
+            index=self.rotary_index,
+            rates=self.rotary_rates,
+            positions=positions,
+            in_place=self.prepared and self.tap is None,
+        )
 
-    def _position_scale(self, position_ids: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def position_scale(self, position_ids: Tensor | None, dtype: torch.dtype) -> Tensor:
         rope = self.config.rope_parameters
         beta, original = (
             rope.get("llama_4_scaling_beta"),
@@ -226,6 +266,7 @@ def own(module: nn.Module, family: Family, config: Any) -> Attention:
     module.shared_output = False
     module.clips_qk = module.clips_v = clip or None
     module.is_causal, module.tap = True, None
+    module.fused, module.prepared, module.live = None, False, None
     return module
 
 
@@ -246,34 +287,3 @@ def _biased_mask(position_bias: Tensor, mask: Tensor | None, *, key_length: int)
     if mask is None:
         return bias
     return torch.where(mask[..., :key_length], torch.finfo(bias.dtype).min, bias)
-
-
-def _equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zero channels that change nothing: on a CPU, SDPA takes its slow path unless the widths are equal."""
-    width = max(q.shape[-1], v.shape[-1])
-    q, k, v = (
-        x if x.shape[-1] == width else nn.functional.pad(x, (0, width - x.shape[-1])) for x in (q, k, v)
-    )
-    return q, k, v
-
-
-def eager(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention spelt out, for `attn_implementation="eager"`: the reference for every other kernel."""
-    group = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-    scores = query @ key.mT * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask[..., : key.shape[-2]]
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights

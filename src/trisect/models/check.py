@@ -8,9 +8,12 @@ from trisect.errors import TrisectError
 
 
 def check_finite(model: Any) -> None:
-    """Refuse a checkpoint with NaN or inf anywhere, by the parameter's name."""
+    """Refuse a checkpoint with NaN or inf anywhere, by the parameter's name.
+
+    Layers that are still in their files are looked at when they are read.
+    """
     for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
+        if not parameter.is_meta and not parameter.isfinite().all():
             raise TrisectError(
                 f"{name} holds NaN or inf; the checkpoint is damaged or was saved from a run that diverged."
             )

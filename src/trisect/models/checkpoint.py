@@ -1,23 +1,27 @@
 """Load and save: hub ids, folders, GGUF files, registry names in; a plain Hugging Face folder out."""
 
-import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
 
+from trisect.bundle import Sizes, write_bundle, write_card
 from trisect.data.registry import REGISTRY_MODELS, fetch_model
 from trisect.errors import TrisectError
 from trisect.files import check_disk_space, new_folder, write_json
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
-from trisect.models.factored import GroupedLinear
 from trisect.models.families import PREFIX, family_for
-from trisect.models.linear import weight_of
-from trisect.models.source import Source, check_weights, resolve
-from trisect.models.view import layer_views, shape_of
+from trisect.models.generation import mend_generation
+from trisect.models.limits import check_config, check_fits, check_heads, check_layers, check_position_scale
+from trisect.models.load_streamed import load_layers_later, to_be_streamed
+from trisect.models.paths import warn_of_slow_paths
+from trisect.models.save_streamed import write_shards
+from trisect.models.source import Source, Weights, check_weights, read_raw_config, resolve
+from trisect.models.verify import check_saved
+from trisect.models.view import shape_of
 from trisect.shapes import ModelShape
 
 
@@ -35,14 +39,27 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     device: str = "cpu",
     trust_remote_code: bool = False,
+    stream: str = "off",
 ) -> Loaded:
-    """Load a model and its tokenizer; the dtype is the checkpoint's own unless one is given."""
+    """Load a model and its tokenizer; the dtype is the checkpoint's own unless one is given.
+
+    A streamed model ("on", or "auto" where memory is short) reads its layers one at a time.
+    """
     if name in REGISTRY_MODELS:
         name = str(fetch_model(name))
     source = resolve(name)
-    check_weights(source)
+    weights = check_weights(source)
     config = read_config(source, trust_remote_code=trust_remote_code)
+    if weights is not None:
+        _check_size(config, weights, name)
     model_class = _class_for(config)
+    if to_be_streamed(stream, source, device=device):
+        with _explained(f"Cannot load {name}"):
+            model = load_layers_later(
+                model_class, config, source.path, dtype=_dtype(dtype, source), device=device
+            )
+        mend_generation(model)
+        return Loaded(model=model, tokenizer=_tokenizer(source, trust_remote_code), name=name)
     kwargs = {**source.kwargs, "trust_remote_code": trust_remote_code}
     with _explained(f"Cannot load {name}"):
         model, info = model_class.from_pretrained(
@@ -55,19 +72,32 @@ def load_model(
         )
     _check_loaded(name, info)
     _forget_quantisation(model)
+    mend_generation(model)
     model.to(device).eval()
+    warn_of_slow_paths(model)
     return Loaded(model=model, tokenizer=_tokenizer(source, trust_remote_code), name=name)
 
 
 def read_config(source: Source, *, trust_remote_code: bool) -> Any:
     """The config of a known family, or an error that says what is missing."""
-    if not source.gguf and not trust_remote_code:
-        _refuse_remote_code(source)
+    where = f"The config of {source.path}"
+    if not source.gguf:
+        raw = _raw_config(source)
+        check_config(raw, where=where)
+        if not trust_remote_code:
+            _refuse_remote_code(source, raw)
     with _explained(f"Cannot read the config of {source.path}"):
         config = transformers.AutoConfig.from_pretrained(
             source.path, trust_remote_code=trust_remote_code, **source.kwargs
         )
-    family_for(config)
+    if family_for(config).position_scale:
+        check_position_scale(config, where=where)
+    check_config(config.to_dict(), where=where)
+    check_heads(config, where=where)
+    if hasattr(config, "trisect") != config.model_type.startswith(PREFIX):
+        raise TrisectError(
+            f"{where}: model_type {PREFIX}... and a `trisect` entry go together; one is there."
+        )
     return config
 
 
@@ -78,8 +108,7 @@ def read_shape(
     if name in REGISTRY_MODELS:
         name = str(fetch_model(name))
     config = read_config(resolve(name), trust_remote_code=trust_remote_code)
-    with torch.device("meta"), _explained(f"Cannot build a model from the config of {name}"):
-        model = _class_for(config)(config).to(config.dtype or torch.float32)
+    model = _blank(config, name).to(config.dtype or torch.float32)
     entry = getattr(config, "trisect", None) or {}
     info = {
         "family": family_for(config).name,
@@ -99,31 +128,44 @@ def original_shape(model: Any) -> ModelShape:
     return replace(now, layers=layers)
 
 
-def save_model(model: Any, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any]) -> Path:
-    """Write a Hugging Face folder: safetensors, config with the plan, tokenizer, receipt.json."""
+def save_model(
+    model: Any,
+    tokenizer: Any,
+    out: str | Path,
+    *,
+    receipt: dict[str, Any],
+    layers: Sequence[Path] | None = None,
+) -> Path:
+    """Write a Hugging Face folder: weights, config with the plan, tokenizer, receipt, modelling file, card.
+
+    A streamed model's `layers` are in files, one each, which become its shards.
+    """
     if not isinstance(model, CompressedModel):
         raise TrisectError(
             "Only compressed models are saved by trisect; use model.save_pretrained for others."
         )
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    # Quantised weights are buffers.
+    size = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
     check_disk_space(out, int(size * 1.05))
     with new_folder(out) as folder:
-        model.save_pretrained(folder)
+        if layers is None:
+            model.save_pretrained(folder)
+        else:
+            write_shards(model, layers, folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         write_json(folder / "receipt.json", receipt)
+        _add_company(folder, model, receipt)
+        check_saved(model, folder)
     return Path(out)
 
 
-def fingerprint(model: nn.Module) -> str:
-    """A hash of the layer shapes and a few rows of every layer's weights: the same model, or not."""
-    digest = hashlib.sha256(repr(shape_of(model).layers).encode())
-    for view in layer_views(model):
-        for module in view.projections():
-            weight = module.weight if isinstance(module, GroupedLinear) else weight_of(module)
-            sample = weight.detach().flatten()[:64].float().cpu()
-            digest.update(sample.numpy().tobytes())
-    return digest.hexdigest()
+def _add_company(folder: Path, model: Any, receipt: dict[str, Any]) -> None:
+    """What people without trisect need: a modelling file that transformers can run, and a card to read."""
+    names = {"model_class": type(model).__name__, "config_class": type(model.config).__name__}
+    write_bundle(folder, family=family_for(model.config).name, **names)
+    sizes = Sizes(before=original_shape(model), after=shape_of(model))
+    write_card(folder, receipt, sizes=sizes, entry=model.config.trisect, name=model.name_or_path)
 
 
 def _class_for(config: Any) -> Any:
@@ -133,10 +175,30 @@ def _class_for(config: Any) -> Any:
     return getattr(transformers, family.model)
 
 
-def _refuse_remote_code(source: Source) -> None:
+def _blank(config: Any, name: str) -> Any:
+    """The model without memory for its weights."""
+    with torch.device("meta"), _explained(f"Cannot build a model from the config of {name}"):
+        return _class_for(config)(config)
+
+
+def _check_size(config: Any, weights: Weights, name: str) -> None:
+    """Refuse a config that asks for more than the files hold: before memory for it is."""
+    where = f"The config of {name}"
+    check_layers(config, len(weights.shapes), where=where)
+    packed = getattr(config, "quantization_config", None) is not None
+    check_fits(_blank(config, name), weights.shapes, size=weights.size, packed=packed, where=where)
+
+
+def _raw_config(source: Source) -> Any:
+    if source.local:
+        return read_raw_config(source)
     with _explained(f"Cannot read the config of {source.path}"):
-        raw, _ = transformers.PreTrainedConfig.get_config_dict(source.path)
-    if "auto_map" in raw and raw.get("model_type") not in transformers.CONFIG_MAPPING:
+        return transformers.PreTrainedConfig.get_config_dict(source.path)[0]
+
+
+def _refuse_remote_code(source: Source, raw: Any) -> None:
+    # A list, because the name may be anything, hashable or not.
+    if "auto_map" in raw and raw.get("model_type") not in list(transformers.CONFIG_MAPPING):
         raise TrisectError(
             f"{source.path} brings its own code (auto_map in config.json). trisect runs it only when asked: "
             "add --trust-remote-code if you trust its authors."
@@ -207,7 +269,9 @@ class _explained:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, TrisectError) or not isinstance(error, Exception):
+        # A panic of the tokenizers library is no Exception, but no more than a damaged file either.
+        expected = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if error is None or isinstance(error, TrisectError) or not expected:
             return
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise TrisectError(f"{self.what}: {lines[0][:400]}") from error

@@ -12,8 +12,9 @@ import transformers
 from torch import nn
 
 from trisect.errors import TrisectError
-from trisect.models.entry import FACTORED_FORMAT, FORMAT, checked_layers
+from trisect.models.entry import FACTORED_FORMAT, FORMAT, QUANTIZED_FORMAT, checked_layers
 from trisect.models.families import FAMILIES, PREFIX, WRAPPERS, family_for
+from trisect.models.quantized import make_room, packing_entry
 from trisect.models.view import layer_views
 from trisect.shapes import LayerShape, LayerWidths, LinearShape, widths_of
 
@@ -28,6 +29,7 @@ class CompressedModel(nn.Module):
         super().__init__(config, *args, **kwargs)
         self.config = config
         _narrow(self, config.trisect)
+        make_room(self, config.trisect.get("quantization"))
 
 
 @cache
@@ -73,6 +75,12 @@ def mark_compressed(model: Any, *, original: list[LayerWidths], method: str, rat
     model.config.trisect = entry
     model.config.architectures = [cls.__name__]
     return model
+
+
+def mark_quantized(model: Any, *, backend: str) -> None:
+    """Note in a compressed model's config which of its modules are quantised, so that it loads as it is."""
+    entry = {"format": QUANTIZED_FORMAT, "quantization": packing_entry(model, backend=backend)}
+    model.config.trisect = {**model.config.trisect, **entry}
 
 
 def original_widths(model: Any) -> list[LayerWidths]:

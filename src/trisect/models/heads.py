@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 QKV = ("q", "k", "v")
 
@@ -50,3 +50,55 @@ class HeadLayout:
         counts = (self.heads, self.kv_heads, self.kv_heads)
         heads = [x.unflatten(-1, (n, -1)) for x, n in zip((q, k, v), counts, strict=True)]
         return self.join(*heads, fused=True)[0]
+
+
+@dataclass(frozen=True)
+class FusedMaps:
+    """Several linear maps of one input as one matrix, of which the modules' own weights are rows."""
+
+    modules: tuple[nn.Linear, ...]
+    weights: tuple[Tensor, ...]
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def sizes(self) -> list[int]:
+        return [weight.shape[0] for weight in self.weights]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+    def applies(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether calling this is the same as calling the modules: gradients need those."""
+        return not torch.is_grad_enabled() and self.holds(modules)
+
+    def holds(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether these are still the modules, and their weights still rows of the matrix."""
+        if torch.compiler.is_compiling():
+            # Nothing replaces modules inside, and asking who they are would compile every layer anew.
+            return True
+        same = all(
+            now is then and then.weight is row
+            for now, then, row in zip(modules, self.modules, self.weights, strict=True)
+        )
+        return same and self.weights[0].data_ptr() == self.weight.data_ptr()
+
+
+def fused_maps(modules: Sequence[nn.Module]) -> FusedMaps | None:
+    """One matrix for all, which replaces the modules' own memory; None unless all are plain linear layers."""
+    linears = tuple(module for module in modules if type(module) is nn.Linear)
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    kinds = {(linear.weight.dtype, linear.weight.device) for linear in linears}
+    if len(linears) != len(modules) or len(biases) not in (0, len(linears)) or len(kinds) != 1:
+        return None
+    if next(iter(kinds))[1].type == "meta":
+        return None
+    sizes = [linear.out_features for linear in linears]
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    for linear, rows in zip(linears, weight.split(sizes), strict=True):
+        linear.weight = nn.Parameter(rows, requires_grad=linear.weight.requires_grad)
+    bias = torch.cat([bias.detach() for bias in biases]) if biases else None
+    if bias is not None:
+        for linear, rows in zip(linears, bias.split(sizes), strict=True):
+            linear.bias = nn.Parameter(rows, requires_grad=linear.bias.requires_grad)
+    return FusedMaps(linears, tuple(linear.weight for linear in linears), weight, bias)

@@ -8,6 +8,7 @@ from transformers.pytorch_utils import Conv1D
 
 from trisect.errors import TrisectError
 from trisect.models.factored import FactoredLinear, GroupedLinear, SplitLinear
+from trisect.models.quantized import QuantizedLinear
 
 
 def weight_of(linear: Any) -> Tensor:
@@ -27,8 +28,8 @@ def gradient_of(linear: Any) -> Tensor | None:
 
 
 def sizes_of(linear: Any) -> tuple[int, int]:
-    """Inputs and outputs, factored or not."""
-    if isinstance(linear, FactoredLinear):
+    """Inputs and outputs, factored or quantised or neither."""
+    if isinstance(linear, FactoredLinear | QuantizedLinear):
         return linear.in_features, linear.out_features
     d_in, d_out = weight_of(linear).shape
     return d_in, d_out

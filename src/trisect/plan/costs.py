@@ -44,7 +44,7 @@ class Costs:
     def fixed(self, layer: int) -> int:
         """What a layer costs whatever its widths: norms, softmax, biases of outputs."""
         if self.table is not None:
-            return 0
+            return self.table.rest(self.shape.layers[layer])
         bare = self.shape.layers[layer].with_widths(qk=0, pairs=0, vo=0, mlp=0)
         return _total(bare, self.unit, self.shape.bytes_per_element)
 

@@ -1,6 +1,5 @@
 """Loss curves: what each component of each layer costs at a few widths. Measured once, for any budget."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,13 @@ from trisect.errors import TrisectError
 from trisect.parts import COMPONENTS
 from trisect.plan.plan import Plan
 from trisect.shapes import ModelShape
+from trisect.untrusted import read_json, shown
+
+ROW = ("layer", "component", "width", "loss")
+TEXTS = {"fingerprint": None, "token_hash": None, "method": "a3+"}
+"""What curves were measured on and with, and what files that do not say it mean."""
+HIGHEST_LOSS = 500
+"""Nats per token: a model that gives every token of the largest vocabulary the same chance has 17."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,21 +97,38 @@ class Curves:
 
 def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
     """Curves from a JSON file; with a fingerprint, only those measured on that model."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-        points: dict[tuple[int, str], dict[int, float]] = {}
-        for row in data["points"]:
-            key = (int(row["layer"]), str(row["component"]))
-            points.setdefault(key, {})[int(row["width"])] = float(row["loss"])
-        curves = Curves(
-            points=points,
-            fingerprint=data["fingerprint"],
-            token_hash=data["token_hash"],
-            method=data.get("method", "a3+"),
-            dense_loss=data.get("dense_loss"),
+    data = read_json(path)
+    rows = data.get("points") if isinstance(data, dict) else None
+    if not isinstance(rows, list):
+        raise TrisectError(f"Cannot read loss curves from {path}: there is no list of points in it.")
+    points: dict[tuple[int, str], dict[int, float]] = {}
+    for number, row in enumerate(rows):
+        layer, component, width, loss = _checked_row(row, where=f"{path}, point {number}")
+        points.setdefault((layer, component), {})[width] = loss
+    texts = {key: data.get(key, default) for key, default in TEXTS.items()}
+    dense = data.get("dense_loss")
+    if not all(isinstance(text, str) for text in texts.values()) or not (dense is None or _is_loss(dense)):
+        raise TrisectError(
+            f"Cannot read loss curves from {path}: {', '.join(TEXTS)} must be text, and dense_loss a number."
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrisectError(f"Cannot read loss curves from {path}: {error!r}.") from error
+    curves = Curves(points=points, dense_loss=dense, **texts)
     if fingerprint not in (None, curves.fingerprint):
         raise TrisectError(f"{path} holds the curves of another model; name a new file with --curves.")
     return curves
+
+
+def _checked_row(row: Any, *, where: str) -> tuple[int, str, int, float]:
+    """Layer, component, width and loss of a point, all of them possible."""
+    values: list[Any] = [row.get(key) for key in ROW] if isinstance(row, dict) else [None] * len(ROW)
+    layer, component, width, loss = values
+    counted = type(layer) is int and layer >= 0 and type(width) is int and width > 0
+    if not counted or not isinstance(component, str) or not _is_loss(loss):
+        raise TrisectError(
+            f"{where}: a curve's points have {', '.join(ROW)}: a count, a name, a count above 0 and a loss "
+            f"below {HIGHEST_LOSS}, not {shown(row)}."
+        )
+    return layer, component, width, float(loss)
+
+
+def _is_loss(value: Any) -> bool:
+    return type(value) in (int, float) and -HIGHEST_LOSS < value < HIGHEST_LOSS

@@ -89,7 +89,6 @@ def _draw(figure: Any, rows: list[list[float]], *, title: str) -> None:
     axes.set_title(title, fontsize=9)
     for row, shares in enumerate(rows):
         for layer, share in enumerate(shares):
-            dark = sum(_shade(share)) < 380
             axes.text(
                 layer,
                 row,
@@ -97,7 +96,7 @@ def _draw(figure: Any, rows: list[list[float]], *, title: str) -> None:
                 ha="center",
                 va="center",
                 fontsize=7,
-                color="white" if dark else "black",
+                color=ink_on(shade(share)),
             )
     figure.colorbar(image, ax=axes, label="share kept", pad=0.01)
 
@@ -110,13 +109,19 @@ def _colours() -> Any:
 
 
 def _cell(share: float) -> Text:
-    shade = _shade(share)
-    ink = "white" if sum(shade) < 380 else "black"
-    return Text(f"{100 * share:.0f}", style=Style(color=ink, bgcolor="#{:02x}{:02x}{:02x}".format(*shade)))
+    colour = shade(share)
+    ink = ink_on(colour)
+    return Text(f"{100 * share:.0f}", style=Style(color=ink, bgcolor="#{:02x}{:02x}{:02x}".format(*colour)))
 
 
-def _shade(share: float) -> tuple[int, int, int]:
+def shade(share: float) -> tuple[int, int, int]:
+    """The colour of a share kept, red, green, blue."""
     red, green, blue = (
         round(hot + min(1.0, max(0.0, share)) * (cold - hot)) for hot, cold in zip(HOT, COLD, strict=True)
     )
     return red, green, blue
+
+
+def ink_on(colour: tuple[int, int, int]) -> str:
+    """What can be read on a colour."""
+    return "white" if sum(colour) < 380 else "black"

@@ -7,6 +7,7 @@ from rich.table import Column, Table
 
 from trisect.parts import COMPONENTS
 from trisect.plan.budget import PREFILL_LENGTH, budget_of, compare
+from trisect.report.numbers import count, percent
 from trisect.shapes import ModelShape
 
 WIDTH_NAMES = {"qk": "head", "ov": "head", "mlp": "inner"}
@@ -43,27 +44,27 @@ def _add_components(
     for component in COMPONENTS:
         row = [
             f"{component.upper()} parameters",
-            _count(old.components[component]),
-            _count(new.components[component]),
-            _percent(change.components[component]),
+            count(old.components[component]),
+            count(new.components[component]),
+            percent(change.components[component]),
             width_change(before, after, component=component),
         ]
         if component in shares:
-            row.append(_percent(shares[component], digits=2))
+            row.append(percent(shares[component], digits=2))
         table.add_row(*row)
 
 
 def _add_model(table: Table, before: ModelShape, after: ModelShape) -> None:
     old, new = budget_of(before), budget_of(after)
     change = compare(old, new)
-    linear = _count(old.linear_parameters), _count(new.linear_parameters)
-    whole = _count(old.parameters), _count(new.parameters)
+    linear = count(old.linear_parameters), count(new.linear_parameters)
+    whole = count(old.parameters), count(new.parameters)
     cache = f"{old.kv_bytes_per_token:,}", f"{new.kv_bytes_per_token:,}"
     flops = f"{old.flops:.3g}", f"{new.flops:.3g}"
-    table.add_row("decoder linear weights", *linear, _percent(change.ratio))
-    table.add_row("whole model", *whole, _percent(change.parameters))
-    table.add_row("KV cache bytes per token", *cache, _percent(change.kv_bytes_per_token))
-    table.add_row(f"FLOPs of {PREFILL_LENGTH} tokens", *flops, _percent(change.flops))
+    table.add_row("decoder linear weights", *linear, percent(change.ratio))
+    table.add_row("whole model", *whole, percent(change.parameters))
+    table.add_row("KV cache bytes per token", *cache, percent(change.kv_bytes_per_token))
+    table.add_row(f"FLOPs of {PREFILL_LENGTH} tokens", *flops, percent(change.flops))
 
 
 def lost_shares(losses: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -86,14 +87,3 @@ def width_change(before: ModelShape, after: ModelShape, *, component: str) -> st
 def _span(widths: Iterable[int]) -> str:
     found = sorted(set(widths))
     return str(found[0]) if len(found) == 1 else f"{found[0]}..{found[-1]}"
-
-
-def _percent(share: float, *, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f}%"
-
-
-def _count(number: int) -> str:
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.2f}{unit}"
-    return str(number)

@@ -1,0 +1,143 @@
+"""What compressing costs at true shapes: random weights in main memory, layers streamed to one GPU.
+
+    python experiments/scale_shapes.py --device cuda                 # every case below, one receipt each
+    python experiments/scale_shapes.py --device cuda 70b-a3 70b-a3+  # some of them
+
+Random weights are right for time and memory and say nothing about accuracy. A case of a few layers says what
+the whole model would take, since layers cost the same.
+"""
+
+import argparse
+import gc
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+
+from trisect.bench.build import fill
+from trisect.config import CompressConfig
+from trisect.data import tokens_from_tensor
+from trisect.files import write_json
+from trisect.models.streamed import hosted
+from trisect.pipeline import compress
+from trisect.receipt import build_receipt
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SHAPES: dict[str, dict[str, int]] = {
+    "llama-3.1-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "llama-2-7b": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 32000,
+    },
+    "llama-3.1-70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    shape: str
+    method: str
+    layers: int | None = None
+    """Layers that are built; None means all."""
+
+
+CASES = {
+    "8b-a3": Case(shape="llama-3.1-8b", method="a3"),
+    "8b-a3+": Case(shape="llama-3.1-8b", method="a3+"),
+    "7b-a3": Case(shape="llama-2-7b", method="a3"),
+    "70b-a3": Case(shape="llama-3.1-70b", method="a3", layers=3),
+    "70b-a3+": Case(shape="llama-3.1-70b", method="a3+", layers=3),
+}
+
+
+def build(case: Case, *, device: str) -> Any:
+    """The model with its layers in main memory; the numbers are drawn on the device, which is faster."""
+    sizes = dict(SHAPES[case.shape])
+    sizes["num_hidden_layers"] = case.layers or sizes["num_hidden_layers"]
+    config = transformers.LlamaConfig(**sizes, max_position_embeddings=4096)
+    with init_empty_weights(include_buffers=False):
+        model = transformers.LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
+    fill(model, device=device, generator=torch.Generator(device).manual_seed(0))
+    return hosted(model.eval().requires_grad_(False), device=device)
+
+
+def measure(name: str, *, device: str, samples: int, length: int) -> dict[str, Any]:
+    case = CASES[name]
+    whole = SHAPES[case.shape]["num_hidden_layers"]
+    model = build(case, device=device)
+    ids = torch.randint(
+        0, model.config.vocab_size, (samples, length), generator=torch.Generator().manual_seed(0)
+    )
+    config = CompressConfig(ratio=0.25, method=case.method)
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    result = compress(model, config, tokens=tokens_from_tensor(ids, "random ids"))
+    if on_gpu:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    layers = case.layers or whole
+    peak = torch.cuda.max_memory_allocated() if on_gpu else None
+    receipt = build_receipt(
+        config.to_dict(), seed=0, token_hash=tokens_from_tensor(ids).hash, timings=result.receipt["timings"]
+    )
+    del model, result
+    gc.collect()
+    if on_gpu:
+        torch.cuda.empty_cache()
+    return {
+        "case": name,
+        "shape": case.shape,
+        "method": case.method,
+        "layers": layers,
+        "tokens": samples * length,
+        "seconds": seconds,
+        "seconds_per_layer": seconds / layers,
+        "whole_model_seconds": seconds / layers * whole,
+        "peak_device_bytes": peak,
+        "receipt": receipt,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    for name in options.cases:
+        found = measure(name, device=options.device, samples=options.samples, length=options.length)
+        write_json(options.out / f"scale-{name.replace('+', 'plus')}.json", found)
+        stages = {stage: round(value, 1) for stage, value in found["receipt"]["timings"].items()}
+        peak = (found["peak_device_bytes"] or 0) / 1e9
+        print(f"{name}: {found['seconds']:.1f} s, peak {peak:.1f} GB, {stages}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How fast a model of some shape is, beside what its FLOPs and bytes allow (docs/bench.md)."""

@@ -1,0 +1,228 @@
+"""Measured times of components over the aligned grid: what `--budget latency` plans with.
+
+A layer's time is the sum of its components' and of what no width changes. Attention itself belongs to two
+components, so each has half of its time at its own width: exact where both widths are equal.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm, silu
+
+from trisect.bench.timing import Lapping, device_name, is_cuda
+from trisect.errors import TrisectError
+from trisect.kernels import rotate_qk
+from trisect.kernels.sdpa import sdpa
+from trisect.parts import COMPONENTS
+from trisect.plan.align import grid_of
+from trisect.plan.budget import linear_sizes
+from trisect.plan.latency import REST, LatencyTable, key_of
+from trisect.shapes import LayerShape, ModelShape
+
+WARM_UP = 3
+COPIES = 8
+"""Sets of operands at most: taken in turn, so that weights come from memory, not from a cache."""
+CACHE_BYTES = 256 << 20
+"""Operands of one turn together, several times the last cache of today's devices."""
+DEFAULT_ALIGN = 16
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What a layer is timed on."""
+
+    phase: str = "prefill"
+    batch: int = 1
+    length: int = 2048
+    """Tokens of a prefill; tokens in the cache for decoding."""
+
+    @property
+    def tokens(self) -> int:
+        """Per sequence."""
+        return self.length if self.phase == "prefill" else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Random operands of one layer's components."""
+
+    layer: LayerShape
+    workload: Workload
+    device: str
+    dtype: torch.dtype
+    generator: torch.Generator
+
+    def random(self, *shape: int) -> Tensor:
+        empty = torch.empty(*shape, dtype=self.dtype, device=self.device)
+        return empty.normal_(std=0.02, generator=self.generator)
+
+    def works(self, component: str) -> dict[str, Work]:
+        """What is timed for a component at the layer's width: its matrices, and attention if it has some."""
+        if component == REST:
+            return {"gemm": self._rest()}
+        gemm = self._mlp() if component == "mlp" else self._projections(component)
+        return {"gemm": gemm} if component == "mlp" else {"gemm": gemm, "attention": self._attention()}
+
+    def _weights(self, *names: str) -> list[Tensor]:
+        return [self.random(*reversed(linear_sizes(self.layer, name))) for name in names]
+
+    def _rows(self) -> int:
+        return self.workload.batch * self.workload.tokens
+
+    def _projections(self, component: str) -> Work:
+        layer, x = self.layer, self.random(self._rows(), self.layer.d_model)
+        if component == "ov":
+            W_v, W_o = self._weights("v", "o")
+            heads = self.random(self._rows(), W_o.shape[1])
+            return lambda: (linear(x, W_v), linear(heads, W_o))
+        W_q, W_k = self._weights("q", "k")
+        grid = (self.workload.batch, self.workload.tokens)
+        table = (self.random(1, grid[1], 2 * layer.pairs), self.random(1, grid[1], 2 * layer.pairs))
+        # Every head has its own order of the frequencies, as narrow heads have their own set.
+        order = torch.rand(layer.kv_heads, layer.pairs, generator=self.generator, device=self.device)
+        index = order.argsort(dim=-1).to(torch.int16)
+
+        def work() -> object:
+            q = linear(x, W_q).view(*grid, layer.heads, layer.qk)
+            k = linear(x, W_k).view(*grid, layer.kv_heads, layer.qk)
+            if not layer.pairs:
+                return q, k
+            turn: dict[str, Any] = {"pairs": layer.pairs, "layout": "half", "in_place": True}
+            return rotate_qk(q, k, table=table, index=index, **turn)
+
+        return work
+
+    def _attention(self) -> Work:
+        layer, load = self.layer, self.workload
+        q = self.random(load.batch, layer.heads, load.tokens, layer.qk)
+        k, v = (self.random(load.batch, layer.kv_heads, load.length, width) for width in (layer.qk, layer.vo))
+        return lambda: sdpa(q, k, v, None, scale=layer.qk**-0.5)
+
+    def _mlp(self) -> Work:
+        x, (W_up, W_down) = self.random(self._rows(), self.layer.d_model), self._weights("up", "down")
+        if not self.layer.gated:
+            return lambda: linear(silu(linear(x, W_up)), W_down)
+        (W_gate,) = self._weights("gate")
+        return lambda: linear(silu(linear(x, W_gate)) * linear(x, W_up), W_down)
+
+    def _rest(self) -> Work:
+        x, D = self.random(self._rows(), self.layer.d_model), self.layer.d_model
+        weight = self.random(D)
+
+        def work() -> object:
+            y = x + rms_norm(x, (D,), weight)
+            return y + rms_norm(y, (D,), weight)
+
+        return work
+
+
+def measure_latency(
+    shape: ModelShape,
+    workload: Workload,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    lap: Lapping,
+    align: int | None = DEFAULT_ALIGN,
+    repeats: int = 20,
+    known: LatencyTable | None = None,
+    save: Callable[[LatencyTable], None] = lambda table: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> LatencyTable:
+    """Times of every component at every width of the grid; `known` ones are not taken again."""
+    table = known or LatencyTable(
+        seconds={},
+        device=device_name(device),
+        dtype=str(dtype).removeprefix("torch."),
+        workload=asdict(workload),
+    )
+    _check_same(table, workload, device=device, dtype=dtype)
+    points = [p for p in grid_points(shape, align=align) if p[2] not in table.seconds.get(_key(p), {})]
+    generator = torch.Generator(device).manual_seed(0)
+    for number, (layer, component, width) in enumerate(points):
+        narrow = layer if component == REST else _with_width(layer, component, width)
+        parts = Parts(layer=narrow, workload=workload, device=device, dtype=dtype, generator=generator)
+        seconds = _component_seconds(parts, component, lap, repeats)
+        table = table.with_time(_key((layer, component, width)), width, seconds)
+        save(table)
+        progress(number + 1, len(points))
+    return table
+
+
+def grid_points(shape: ModelShape, *, align: int | None) -> Iterator[tuple[LayerShape, str, int]]:
+    """Every layer of its own kind, component and width to be timed, full widths included."""
+    seen: set[object] = set()
+    for layer in shape.layers:
+        for component in (*COMPONENTS, REST):
+            key = key_of(component, layer.d_model, layer.heads, layer.kv_heads)
+            if key in seen:
+                continue
+            seen.add(key)
+            if component == REST:
+                yield layer, REST, 0
+                continue
+            step = grid_of(layer, component, align=align or DEFAULT_ALIGN).step
+            full = layer.width(component)
+            yield from ((layer, component, width) for width in range(step, full, step))
+            yield layer, component, full
+
+
+def layer_seconds(table: LatencyTable, layer: LayerShape) -> float:
+    """What the table predicts for a whole layer."""
+    parts = sum(table.nanoseconds(layer, part, layer.width(part)) for part in COMPONENTS)
+    return (parts + table.rest(layer)) / 1e9
+
+
+def _component_seconds(parts: Parts, component: str, lap: Lapping, repeats: int) -> float:
+    total = 0.0
+    for name, share in (("gemm", 1.0), ("attention", 0.5)):
+        first = parts.works(component).get(name)
+        if first is None:
+            continue
+        sets = [first, *(parts.works(component)[name] for _ in range(_copies(parts) - 1))]
+        turns = cycle(sets)
+        lap(lambda turns=turns: next(turns)(), WARM_UP + len(sets))  # type: ignore[misc]
+        total += share * lap(lambda turns=turns: next(turns)(), repeats).median  # type: ignore[misc]
+    return total
+
+
+def _copies(parts: Parts) -> int:
+    """On a CPU one: its caches are part of what small models run on."""
+    if not is_cuda(parts.device):
+        return 1
+    layer = parts.layer
+    largest = max(layer.heads * max(layer.qk, layer.vo), layer.mlp) * layer.d_model * parts.dtype.itemsize
+    return max(1, min(COPIES, CACHE_BYTES // max(1, largest)))
+
+
+def _with_width(layer: LayerShape, component: str, width: int) -> LayerShape:
+    """A layer for timing one component: attention takes one width for queries, keys and values."""
+    if component == "mlp":
+        return replace(layer, mlp=width)
+    return replace(layer, qk=width, vo=width, pairs=min(layer.pairs, width // 2))
+
+
+def _key(point: tuple[LayerShape, str, int]) -> tuple[str, int, int, int]:
+    layer, component, _ = point
+    return key_of(component, layer.d_model, layer.heads, layer.kv_heads)
+
+
+def _check_same(table: LatencyTable, workload: Workload, *, device: str, dtype: torch.dtype) -> None:
+    """A table is of one device, one dtype and one workload."""
+    wanted = {
+        "device": device_name(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "workload": asdict(workload),
+    }
+    for name, value in wanted.items():
+        if getattr(table, name) != value:
+            raise TrisectError(
+                f"{table.source} was measured with {name} {getattr(table, name)!r}, not {value!r}; "
+                "name another file with --latency-table, or remove this one."
+            )

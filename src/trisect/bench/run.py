@@ -1,0 +1,218 @@
+"""A sweep: every case that has no row yet, one model in memory at a time."""
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import torch
+
+from trisect.bench.build import build
+from trisect.bench.ceilings import Ceilings, measure_ceilings
+from trisect.bench.measure import Effort, measure
+from trisect.bench.rows import MODES, PHASES, Case, Rows
+from trisect.bench.subject import Subject
+from trisect.bench.timing import Lapping, device_name, is_cuda, laps_on, release
+from trisect.bench.variants import Variant
+from trisect.errors import TrisectError, unknown_name
+from trisect.plan import budget_of
+from trisect.receipt import build_receipt
+
+ATTENTIONS = ("eager", "sdpa")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TRACEBACK_LINES = 12
+LARGE = 10_000_000
+"""Parameters of a model that is not left to Python to free when it likes."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """All combinations of these."""
+
+    phases: tuple[str, ...] = PHASES
+    batches: tuple[int, ...] = (1,)
+    lengths: tuple[int, ...] = (1024,)
+    new: int = 128
+    """Tokens that decoding adds to the prompt."""
+    attentions: tuple[str, ...] = ("sdpa",)
+    modes: tuple[str, ...] = ("plain",)
+    layers: int | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for kind, names, known in (
+            ("phase", self.phases, PHASES),
+            ("attention", self.attentions, ATTENTIONS),
+            ("mode", self.modes, MODES),
+            ("dtype", (self.dtype,), tuple(DTYPES)),
+        ):
+            for name in names:
+                if name not in known:
+                    raise unknown_name(kind, name, known)
+        if min((*self.batches, *self.lengths, self.new), default=0) < 1:
+            raise TrisectError("Batches, lengths and new tokens are whole numbers of at least 1.")
+        check_device(self.device)
+        if "graphs" in self.modes and not is_cuda(self.device):
+            raise TrisectError("CUDA graphs need a CUDA device: add --device cuda, or leave --graphs out.")
+
+
+@dataclass(kw_only=True)
+class Tally:
+    measured: int = 0
+    done: int = 0
+    """Rows that were there before."""
+    failed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stand:
+    """Where and how models are measured."""
+
+    device: str
+    lap: Lapping
+    effort: Effort
+    ceilings: Ceilings
+
+
+def run_sweep(
+    subject: Subject,
+    variants: Sequence[Variant],
+    sweeps: Sweep | Sequence[Sweep],
+    rows: Rows,
+    *,
+    effort: Effort | None = None,
+    keep_errors: bool = False,
+    say: Say = lambda text: None,
+    stop: Callable[[], bool] = lambda: False,
+    lap: Lapping | None = None,
+    ceilings: Ceilings | None = None,
+) -> Tally:
+    """Measure what is missing; a case that fails has its error for a row, and the others go on.
+
+    Several sweeps on one device run model by model, so that each is built once. `stop` is asked before every
+    case, for who has no time to lose.
+    """
+    sweeps = (sweeps,) if isinstance(sweeps, Sweep) else tuple(sweeps)
+    sweep = sweeps[0]
+    effort, lap, tally = effort or Effort(), lap or laps_on(sweep.device), Tally()
+    if torch.device(sweep.device).index is not None:
+        torch.cuda.set_device(sweep.device)
+    waiting: list[tuple[Variant, list[Case]]] = []
+    for variant in variants:
+        cases = [case for each in sweeps for case in cases_of(subject, variant, each)]
+        missing = [case for case in cases if not rows.done(case, keep_errors=keep_errors)]
+        tally.done += len(cases) - len(missing)
+        waiting.append((variant, missing))
+    if not any(missing for _, missing in waiting):
+        return tally
+    limits = ceilings or measure_ceilings(sweep.device, DTYPES[sweep.dtype], lap)
+    release()  # operands as large as a small model
+    stand = Stand(device=sweep.device, lap=lap, effort=effort, ceilings=limits)
+    rows.begin(_receipt(subject, sweeps, stand))
+    for variant, missing in waiting:
+        for case, measured in _measured(subject, variant, missing, stand, stop):
+            row = rows.add(case, measured)
+            tally.failed += "error" in row
+            tally.measured += "error" not in row
+            say(f"{case.describe()}: {_figure(row)}")
+        _make_room(variant)
+    return tally
+
+
+def cases_of(subject: Subject, variant: Variant, sweep: Sweep) -> Iterator[Case]:
+    """A variant's cases, those that share an attention kernel side by side."""
+    name = device_name(sweep.device)
+    for attention, phase in product(sweep.attentions, [p for p in PHASES if p in sweep.phases]):
+        # A prefill has nothing to win from a graph: it is launched once, and its shapes change.
+        modes = dict.fromkeys("plain" if phase == "prefill" and m == "graphs" else m for m in sweep.modes)
+        for mode, length, batch in product(modes, sweep.lengths, sweep.batches):
+            yield Case(
+                subject=subject.name,
+                kind=variant.kind,
+                asked=variant.asked,
+                widths=variant.widths,
+                folded=variant.folded,
+                phase=phase,
+                attention=attention,
+                mode=mode,
+                batch=batch,
+                length=length,
+                new=sweep.new if phase == "decode" else 0,
+                layers=sweep.layers or subject.num_layers,
+                of_layers=subject.num_layers,
+                dtype=sweep.dtype,
+                device=name,
+            )
+
+
+def _measured(
+    subject: Subject, variant: Variant, cases: Sequence[Case], stand: Stand, stop: Callable[[], bool]
+) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """Build the model once and run its cases; whatever goes wrong becomes the row."""
+    model: Any = None
+    for case in cases:
+        if stop():
+            return
+        try:
+            if model is None:
+                sliced = subject.sliced(case.layers if case.layers < case.of_layers else None)
+                dtype = DTYPES[case.dtype]
+                model = build(sliced, variant, device=stand.device, dtype=dtype, seed=stand.effort.seed)
+            use_attention(model, case.attention)
+            settings = {"effort": stand.effort, "ceilings": stand.ceilings, "lap": stand.lap}
+            measured = measure(model, variant, case, **settings)  # type: ignore[arg-type]
+        except Exception as error:  # one model that does not fit must not take the others' rows with it
+            lines = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
+            measured = {"error": f"{type(error).__name__}: {error}", "traceback": lines}
+        if case.mode == "compile":
+            torch.compiler.reset()
+        yield case, measured
+        _make_room(variant)
+
+
+def _make_room(variant: Variant) -> None:
+    """Free what is no longer used, where it is large enough to matter: collecting takes its time."""
+    if budget_of(variant.shape).parameters >= LARGE:
+        release()
+
+
+def use_attention(model: Any, name: str) -> None:
+    """Switch the attention kernel; models that have but one are not timed under another's name."""
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(name)
+    elif name != "eager":
+        raise TrisectError(f"{type(model).__name__} has one attention of its own; use --attention eager.")
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not there."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise TrisectError(f"Unknown device {device!r}; use cpu, cuda or cuda:1.") from error
+    if kind not in ("cpu", "cuda"):
+        raise TrisectError(f"Times are taken on cpu and cuda, not on {device!r}.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise TrisectError("This machine has no CUDA device that torch can use; leave --device out.")
+
+
+def _receipt(subject: Subject, sweeps: Sequence[Sweep], stand: Stand) -> dict[str, Any]:
+    recipe = {
+        "bench": subject.name,
+        "sweeps": [asdict(sweep) for sweep in sweeps],
+        **asdict(stand.effort),
+        "ceilings": stand.ceilings.to_dict(),
+        "threads": torch.get_num_threads(),
+        "weights": "random: right for speed, wrong for accuracy",
+    }
+    return build_receipt(recipe, seed=stand.effort.seed, token_hash=None, timings={})
+
+
+def _figure(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"failed: {row['error'].splitlines()[0][:200]}"
+    return f"{row['tokens_per_second']:,.1f} tokens/s, {1000 * row['times']['p50']:.3f} ms"

@@ -1,0 +1,155 @@
+"""The model card of a saved folder: what it is, how it was made, how to load it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trisect.files import atomic_write_text
+from trisect.plan import budget_of, compare
+from trisect.shapes import ModelShape
+
+SETTINGS = ("method", "ratio", "kv_ratio", "rope_scope", "portable", "align", "allocate", "seed")
+REPRODUCE = ("date", "trisect", "commit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """A model before and after."""
+
+    before: ModelShape
+    after: ModelShape
+
+
+def write_card(
+    folder: Path, receipt: Mapping[str, Any], *, sizes: Sizes, entry: Mapping[str, Any], name: str
+) -> None:
+    """README.md of a native folder whose weights are there already.
+
+    `entry` is the config's own record of the compression, `name` where the model was loaded from.
+    """
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    atomic_write_text(folder / "README.md", _text(receipt, sizes, entry, name=name, weights=weights))
+
+
+def _text(
+    receipt: Mapping[str, Any], sizes: Sizes, entry: Mapping[str, Any], *, name: str, weights: int
+) -> str:
+    source = source_of(receipt) or name
+    removed = compare(budget_of(sizes.before), budget_of(sizes.after)).ratio
+    rows = recipe_rows(receipt) or [f"| method | {entry.get('method')} |"]
+    return "\n".join(
+        [
+            *front_matter(source),
+            "",
+            f"# {title_of(source)}, compressed with trisect",
+            "",
+            f"A language model with {removed:.1%} of its decoder's linear weights removed after training.",
+            "",
+            "| | before | after |",
+            "|---|---|---|",
+            *_size_rows(sizes),
+            *_perplexity_row(receipt),
+            "",
+            f"Weights in this folder: {weights / 1e6:.1f} MB{_quantised(entry)}.",
+            "",
+            *LOADING,
+            "",
+            "| how it was made | |",
+            "|---|---|",
+            *rows,
+            *_tuning_rows(receipt),
+            "",
+            "`receipt.json` has the whole recipe, `config.json` the width of every layer.",
+            "",
+        ]
+    )
+
+
+LOADING = (
+    "## Loading",
+    "",
+    "With trisect installed, no code of this folder is run:",
+    "",
+    "```python",
+    "import trisect",
+    "from transformers import AutoModelForCausalLM, AutoTokenizer",
+    "",
+    'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")',
+    'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
+    "```",
+    "",
+    "Without it, `modeling_trisect.py` does the same (read it first: it is run on your machine):",
+    "",
+    "```python",
+    'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER", trust_remote_code=True)',
+    "```",
+    "",
+    "For software that runs neither, `trisect export THIS_FOLDER -o OUT` writes a stock checkpoint and",
+    "`trisect export THIS_FOLDER -o OUT.gguf --to gguf` a file for llama.cpp, where the heads allow it.",
+)
+
+
+def front_matter(source: str | None) -> list[str]:
+    """What model hubs read."""
+    front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    if source is not None and source.count("/") == 1 and not source.startswith((".", "/", "~")):
+        front.append(f"base_model: {source}")
+    return [*front, "tags:", "- trisect", "- compressed", "---"]
+
+
+def source_of(receipt: Mapping[str, Any]) -> str | None:
+    """The model that was compressed, if the receipt says so."""
+    recipe = receipt.get("recipe") or {}
+    source = receipt.get("source") or receipt.get("model") or recipe.get("model")
+    return str(source) if source else None
+
+
+def title_of(source: str | None) -> str:
+    """A name for people: of a path, its last part, which says nothing about the machine."""
+    return Path(source).name.removesuffix(".gguf") or "A model" if source else "A model"
+
+
+def recipe_rows(receipt: Mapping[str, Any]) -> list[str]:
+    """The settings that decide what a compressed model is."""
+    recipe = receipt.get("recipe") or {}
+    rows = [f"| {key} | {recipe[key]} |" for key in SETTINGS if recipe.get(key)]
+    calibration = recipe.get("calibration") or {}
+    if calibration:
+        rows.append(
+            f"| calibration | {calibration.get('samples')} windows of {calibration.get('length')} tokens of "
+            f"{Path(str(calibration.get('source'))).name} |"
+        )
+    return [*rows, *(f"| {key} | {receipt[key]} |" for key in REPRODUCE if receipt.get(key))]
+
+
+def _size_rows(sizes: Sizes) -> list[str]:
+    old, new = budget_of(sizes.before), budget_of(sizes.after)
+    pairs = {
+        "parameters": (old.parameters, new.parameters),
+        "linear weights of the decoder": (old.linear_parameters, new.linear_parameters),
+        "KV cache, bytes per token": (old.kv_bytes_per_token, new.kv_bytes_per_token),
+    }
+    return [f"| {name} | {was:,} | {now:,} |" for name, (was, now) in pairs.items()]
+
+
+def _perplexity_row(receipt: Mapping[str, Any]) -> list[str]:
+    """Where it was measured while compressing."""
+    measured = receipt.get("perplexity") or {}
+    if not {"before", "after"} <= set(measured):
+        return []
+    was, now = measured["before"], measured["after"]
+    text = f"{Path(str(now['data'])).name}, {now['windows']} windows of {now['length']} tokens"
+    return [f"| perplexity ({text}) | {was['perplexity']:.3f} | {now['perplexity']:.3f} |"]
+
+
+def _quantised(entry: Mapping[str, Any]) -> str:
+    packed = entry.get("quantization")
+    return "" if not packed else f", linear layers quantised with {packed.get('backend')}"
+
+
+def _tuning_rows(receipt: Mapping[str, Any]) -> list[str]:
+    times = len(receipt.get("tuning") or ())
+    return (
+        [f"| fine-tuned | {times} {'time' if times == 1 else 'times'}, see receipt.json |"] if times else []
+    )

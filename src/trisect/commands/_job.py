@@ -1,0 +1,147 @@
+"""One run of `trisect compress`: load, measure, compress, measure, save; alone or under torchrun."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trisect.errors import TrisectError
+
+if TYPE_CHECKING:
+    from trisect.commands._flow import Outcome
+    from trisect.config import CompressConfig
+    from trisect.data import Tokens
+    from trisect.models import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What was asked for."""
+
+    model: str
+    config: "CompressConfig"
+    out: Path
+    moments: Path | None
+    curves: Path | None
+    evaluate: str
+    eval_windows: int
+    load_options: dict[str, Any]
+    fresh: bool
+    quiet: bool
+
+
+def carry_out(job: Job, *, json: Path | None) -> None:
+    """Everything that can be refused is refused first."""
+    from trisect import workers
+    from trisect.commands._screen import stdout
+    from trisect.files import check_new_folder, check_writable, write_json
+    from trisect.journal import unfinished
+    from trisect.methods import get_method
+    from trisect.models import save_model
+
+    check_new_folder(job.out)
+    get_method(job.config.method)
+    if job.config.max_ppl_increase is not None and job.moments is not None:
+        raise TrisectError(
+            "--max-ppl-increase is measured on calibration windows, which moments do not hold; "
+            "leave --moments out."
+        )
+    if json is not None:
+        check_writable(json)
+    with workers.joined(job.load_options["device"]) as device, unfinished(job.out, fresh=job.fresh) as work:
+        job = replace(job, load_options={**job.load_options, "device": device})
+        job = job if workers.leads() else replace(job, quiet=True)
+        with _explained_interrupt(work):
+            loaded, outcome = _outcome(job, work)
+        model = outcome.compressed.model
+        if workers.leads():
+            layers = sorted(work.glob("layer-*")) if hasattr(model, "layer_store") else None
+            save_model(model, loaded.tokenizer, job.out, receipt=_receipt(job, outcome), layers=layers)
+            outcome.show()
+            stdout().print(f"Saved to {job.out}", soft_wrap=True)
+            if json is not None:
+                write_json(json, {"model": job.model, "out": str(job.out), **outcome.to_dict()})
+        workers.wait()
+
+
+def _outcome(job: Job, work: Path) -> "tuple[Loaded, Outcome]":
+    """The compressed model; where the device runs out of memory, again with smaller batches."""
+    import torch
+
+    from trisect.commands._flow import compress_and_measure, load
+    from trisect.commands._screen import progress
+
+    while True:
+        loaded = load(job.model, **job.load_options)
+        if job.config.portable:
+            from trisect.export.targets import check_portable
+
+            check_portable(loaded.model, job.config.parts)
+        try:
+            with progress(quiet=job.quiet) as report:
+                return loaded, compress_and_measure(
+                    loaded,
+                    job.config,
+                    evaluation=_evaluation(job, loaded.tokenizer),
+                    moments=job.moments,
+                    curves=job.curves,
+                    work=work,
+                    report=report,
+                )
+        except torch.OutOfMemoryError as error:
+            config = _smaller_batches(job.config, error)
+            del loaded
+            torch.cuda.empty_cache()
+            job = replace(job, config=config)
+
+
+def _receipt(job: Job, outcome: "Outcome") -> dict[str, Any]:
+    """The run's receipt, with what the model card tells besides: where the model came from, what it lost."""
+    receipt = {**outcome.compressed.receipt, "source": job.model}
+    if outcome.perplexity is None:
+        return receipt
+    was, now = outcome.perplexity
+    return {**receipt, "perplexity": {"before": asdict(was), "after": asdict(now)}}
+
+
+def _smaller_batches(config: "CompressConfig", error: Exception) -> "CompressConfig":
+    from trisect.calibrate.windows import TOKENS_PER_BATCH
+
+    calibration = config.calibration
+    size = calibration.batch_size or max(1, TOKENS_PER_BATCH // calibration.length)
+    if size == 1:
+        raise TrisectError(
+            "The device has too little memory even for one window at a time; use --stream on, a shorter "
+            "--length, or --states host."
+        ) from error
+    print(f"out of memory: again with batches of {size // 2} windows", file=sys.stderr)
+    return replace(config, calibration=replace(calibration, batch_size=size // 2))
+
+
+def _evaluation(job: Job, tokenizer: Any) -> "Tokens | None":
+    from trisect.data import load_tokens
+
+    if job.evaluate == "none":
+        return None
+    return load_tokens(
+        job.evaluate,
+        tokenizer,
+        samples=job.eval_windows,
+        length=job.config.calibration.length,
+        sampling="first",
+        seed=job.config.seed,
+        split="evaluation",
+    )
+
+
+@contextmanager
+def _explained_interrupt(work: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        done = len(list(work.glob("layer-*")))
+        if done:
+            print(f"{done} finished layers are kept: the same command goes on after them.", file=sys.stderr)
+        raise

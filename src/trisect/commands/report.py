@@ -1,0 +1,100 @@
+"""`trisect report`: one page about one run or several side by side."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trisect.commands import _options as options
+from trisect.errors import TrisectError
+
+if TYPE_CHECKING:
+    from trisect.plan import Curves
+    from trisect.report.records import Run, Sample
+
+
+def run(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders that `trisect compress -o` wrote.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="What --json of eval, bench, compress or quantize wrote, about a run or the model it came "
+            "from. Files in RUN/measurements are read anyway.",
+        ),
+    ] = None,
+    curves: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Loss curves, from `trisect compress --curves`.")
+    ] = None,
+    sample: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PROMPT", help="Load the models and let them go on from this text, greedily."),
+    ] = None,
+    sample_tokens: Annotated[int, typer.Option(help="New tokens of each sample.")] = 64,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Also every figure as SVG, and as PNG where matplotlib is installed."
+        ),
+    ] = None,
+    device: options.Device = "cpu",
+    quiet: options.Quiet = False,
+) -> None:
+    """Write one self-contained page: what went, what it cost, where the time went, and every receipt."""
+    from trisect.commands._screen import hushed, stdout
+    from trisect.plan import read_curves
+    from trisect.report.collect import read_runs
+    from trisect.report.page import all_figures, render, report_sections
+    from trisect.report.samples import check_samples
+    from trisect.report.write import check_outputs, write_figures, write_page
+
+    check_outputs(out, figures)
+    check_samples(sample or [], sample_tokens)
+    with hushed():
+        found = read_runs(runs, measured or [])
+        known = None if curves is None else read_curves(curves)
+        _check_curves(known, found, curves)
+        texts = _samples(found, sample or [], sample_tokens, device=device, quiet=quiet)
+    sections = report_sections(found, curves=known, samples=texts)
+    page = render(found, sections)
+    drawn = [] if figures is None else write_figures(figures, all_figures(sections))
+    write_page(out, page)
+    console = stdout()
+    if figures is not None:
+        png = "" if any(path.suffix == ".png" for path in drawn) else " (PNG: pip install 'trisect[plots]')"
+        console.print(f"{len(drawn)} figures in {figures}{png}", soft_wrap=True, markup=False)
+    console.print(f"Saved to {out}", soft_wrap=True, markup=False)
+
+
+def _check_curves(curves: "Curves | None", runs: "list[Run]", path: Path | None) -> None:
+    from trisect.report.relations import fits
+
+    if curves is not None and not any(fits(curves, run) for run in runs):
+        raise TrisectError(
+            f"The loss curves in {path} start at other widths than the models of these runs had; "
+            "give those that were measured on their model, or leave --curves out."
+        )
+
+
+def _samples(
+    runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str, quiet: bool
+) -> "list[Sample]":
+    from trisect.commands._flow import load
+    from trisect.commands._screen import progress
+    from trisect.report.samples import draw_samples
+
+    if not prompts:
+        return []
+    with progress(quiet=quiet) as report:
+        done = 0
+
+        def loading(name: str) -> Any:
+            nonlocal done
+            report("samples", done, len(runs) + 1)
+            done += 1
+            return load(name, dtype=None, device=device, trust_remote_code=False)
+
+        return draw_samples(runs, prompts, new_tokens=new_tokens, load=loading)

@@ -1,0 +1,6 @@
+"""Decoding: a loop that rebuilds nothing per token, its fixed cache, and compiled layers."""
+
+from trisect.decode.loop import MODES, Decoder, decode
+from trisect.decode.prepare import prepare_for_inference
+
+__all__ = ["MODES", "Decoder", "decode", "prepare_for_inference"]

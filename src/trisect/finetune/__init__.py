@@ -1,0 +1,16 @@
+"""Recovery fine-tuning: LoRA adapters on a compressed model, merged into its narrow weights."""
+
+from trisect.finetune.config import TuneConfig
+from trisect.finetune.examples import Example, Examples, instruction_examples, load_examples
+from trisect.finetune.tune import Stopped, Tuned, finetune
+
+__all__ = [
+    "Example",
+    "Examples",
+    "Stopped",
+    "TuneConfig",
+    "Tuned",
+    "finetune",
+    "instruction_examples",
+    "load_examples",
+]

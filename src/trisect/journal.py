@@ -1,0 +1,226 @@
+"""Finished layers of a run, one durable file each, so that a run that dies goes on where it stopped.
+
+Hidden states are not kept: a run that goes on carries them through the finished layers again, which is a
+forward pass and no solving.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trisect import workers
+from trisect.clock import stage
+from trisect.config import CompressConfig
+from trisect.errors import TrisectError
+from trisect.files import locked, new_file, remove_leftovers, write_json
+from trisect.models.fingerprint import fingerprint
+from trisect.models.streamed import LayerStore, constant
+from trisect.models.view import LayerView
+from trisect.plan import Plan
+from trisect.receipt import package_version
+from trisect.shapes import LayerShape, LinearShape
+
+MANIFEST = "manifest.json"
+SUFFIX = ".unfinished"
+"""What a run on OUT keeps beside it until OUT is there."""
+
+
+class Ledger:
+    """What became of each layer so far, in memory only."""
+
+    def __init__(self, store: LayerStore | None = None):
+        self.store = store
+        self.losses: dict[int, list[dict[str, Any]]] = {}
+
+    def note(self, layer: int, entry: dict[str, Any]) -> None:
+        self.losses.setdefault(layer, []).append(entry)
+
+    def settle(self, plan: Plan) -> None:
+        """The widths are decided."""
+
+    def has(self, layer: int) -> bool:
+        """Whether the layer was finished by an earlier run."""
+        return False
+
+    def keep(self, view: LayerView) -> None:
+        """The layer is finished."""
+        if self.store is not None:
+            self.store.sources[view.index] = constant(view.layer.state_dict())
+
+    def restore(self, view: LayerView) -> None:
+        """Make the layer what the earlier run made of it."""
+        raise AssertionError("nothing to restore")
+
+
+class Journal(Ledger):
+    """What became of each layer, on disk."""
+
+    def __init__(self, folder: Path, *, store: LayerStore | None = None):
+        super().__init__(store)
+        self.folder = folder
+        self.finished = {int(path.stem.removeprefix("layer-")) for path in folder.glob("layer-*.safetensors")}
+
+    def settle(self, plan: Plan) -> None:
+        """A run that goes on has the same plan, and does not measure anything for it again."""
+        if workers.leads():
+            manifest = _read_manifest(self.folder)
+            write_json(self.folder / MANIFEST, {**manifest, "plan": plan.to_dict()})
+        workers.wait()
+
+    def path(self, layer: int) -> Path:
+        return self.folder / f"layer-{layer:05d}.safetensors"
+
+    def has(self, layer: int) -> bool:
+        return layer in self.finished
+
+    def keep(self, view: LayerView) -> None:
+        with stage("write"):
+            if workers.leads():
+                state = view.layer.state_dict(prefix=_prefix(view))
+                tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+                about = {"shape": asdict(view.shape()), "losses": self.losses.get(view.index, [])}
+                with new_file(self.path(view.index)) as partial_path:
+                    save_file(tensors, partial_path, metadata={"format": "pt", "trisect": json.dumps(about)})
+            workers.wait()
+        self._take_from_here(view)
+
+    def restore(self, view: LayerView) -> None:
+        about = self._about(view.index)
+        linears = tuple(LinearShape(**linear) for linear in about["shape"].pop("linears"))
+        view.resize(LayerShape(**about["shape"], linears=linears))
+        device = next(view.layer.parameters()).device
+        tensors = {name: tensor.to(device) for name, tensor in self.read(_prefix(view), view.index).items()}
+        view.layer.load_state_dict(tensors, assign=True)
+        self.losses[view.index] = about["losses"]
+        self._take_from_here(view)
+
+    def read(self, prefix: str, layer: int) -> dict[str, Tensor]:
+        """The tensors of a finished layer, by their names inside it."""
+        with self._opened(layer) as file:
+            names = list(file.keys())
+            return {name.removeprefix(prefix): file.get_tensor(name).clone() for name in names}
+
+    def _about(self, layer: int) -> dict[str, Any]:
+        with self._opened(layer) as file:
+            about: dict[str, Any] = json.loads(file.metadata()["trisect"])
+        return about
+
+    def _take_from_here(self, view: LayerView) -> None:
+        if self.store is not None:
+            self.store.sources[view.index] = partial(self.read, _prefix(view), view.index)
+
+    @contextmanager
+    def _opened(self, layer: int) -> Iterator[Any]:
+        try:
+            with safe_open(self.path(layer), framework="pt") as file:
+                yield file
+        except (OSError, SafetensorError) as error:
+            raise TrisectError(
+                f"{self.path(layer)} cannot be read ({error}); remove it, and the layer is solved again."
+            ) from error
+
+
+@contextmanager
+def unfinished(out: Path, *, fresh: bool = False) -> Iterator[Path]:
+    """The folder of a run on `out`, for this run alone; it goes when the run ends well.
+
+    What an earlier run left that was killed while it wrote is removed, with `fresh` all that it left.
+    """
+    folder = out.parent / f"{out.name}{SUFFIX}"
+    if not workers.leads():
+        yield folder
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    refusal = f"Another run is writing {out}; wait for it, or name another output with -o."
+    with locked(folder / "lock", refusal):
+        remove_leftovers(out)
+        for path in list(folder.iterdir()):
+            if path.name != "lock" and (fresh or ".partial-" in path.name):
+                path.unlink()
+        try:
+            yield folder
+        except BaseException:
+            if not any(folder.glob("layer-*")):
+                shutil.rmtree(folder)
+            raise
+        shutil.rmtree(folder)
+
+
+def open_ledger(
+    model: Any, config: CompressConfig, token_hash: str, work: Path | None
+) -> tuple[Ledger, Plan | None]:
+    """The ledger of a run, and the plan if an earlier run has made it."""
+    store = getattr(model, "layer_store", None)
+    if work is None:
+        return Ledger(store), None
+    manifest = {
+        "trisect": package_version("trisect"),
+        "model": fingerprint(model),
+        "dtype": str(next(model.parameters()).dtype),
+        "tokens": token_hash,
+        "config": _deciding(config),
+        "processes": workers.count(),
+    }
+    if workers.leads() and not (work / MANIFEST).is_file():
+        work.mkdir(parents=True, exist_ok=True)
+        write_json(work / MANIFEST, manifest)
+    workers.wait()
+    known = _read_manifest(work)
+    plan = known.pop("plan", None)
+    different = list(_differences(known, _plain(manifest)))
+    if different:
+        raise TrisectError(
+            f"{work} holds an unfinished run with other settings: {'; '.join(different[:4])}. Give the same "
+            "settings to go on with it, add --fresh to start anew, or name another output with -o."
+        )
+    return Journal(work, store=store), None if plan is None else Plan.from_dict(plan)
+
+
+def _deciding(config: CompressConfig) -> dict[str, Any]:
+    """The settings that decide about the result; batches may get smaller when memory is short."""
+    data = config.to_dict()
+    data["calibration"] = {
+        name: value for name, value in data["calibration"].items() if name not in ("batch_size", "states")
+    }
+    return data
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrisectError(f"{path} cannot be read ({error}); add --fresh to start anew.") from error
+    if not isinstance(known, dict):
+        raise TrisectError(f"{path} is no manifest of a run; add --fresh to start anew.")
+    return known
+
+
+def _prefix(view: LayerView) -> str:
+    """Of the layer's tensors in a checkpoint: a file here is a shard of the result already."""
+    return f"{view.family.layers}.{view.index}."
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    return plain
+
+
+def _differences(known: Any, mine: Any, name: str = "") -> Iterator[str]:
+    if isinstance(known, dict) and isinstance(mine, dict):
+        for key in sorted({*known, *mine}):
+            yield from _differences(known.get(key), mine.get(key), f"{name}.{key}" if name else key)
+    elif known != mine:
+        yield f"{name} was {known!r}, is {mine!r}"
+
+
+__all__ = ["SUFFIX", "Journal", "Ledger", "open_ledger", "unfinished"]

@@ -1,0 +1,100 @@
+"""Attention and cache writes of one new token per text, as custom operators with plain twins.
+
+`torch.ops.trisect.attend_one` and `torch.ops.trisect.rotate_write_`; the functions below say what they take.
+
+b = batch, h = query heads, k = key/value heads, l = slots of the cache
+"""
+
+import torch
+from torch import Tensor
+
+from trisect.kernels.operators import register
+from trisect.kernels.plain import Layout
+from trisect.kernels.rotary import plain_rotation, readable
+from trisect.kernels.sdpa import one_query
+from trisect.kernels.switch import choice, has_triton
+
+
+def wants_decode_kernel(q: Tensor) -> bool:
+    """Whether single tokens go through the operators below, compiled or not."""
+    chosen = choice("decode")
+    if chosen == "auto":
+        return q.is_cuda and has_triton() and q.dtype in (torch.bfloat16, torch.float16)
+    return chosen == "kernel"
+
+
+def _attend_one(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: Tensor | None,
+    stop: Tensor,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """q (b, h, 1, qk) over the slots `start` (b,) to `stop` (1,) of a cache (b, k, l, ..): (b, 1, h, vo)."""
+    if q.is_cuda and has_triton():
+        from trisect.kernels.triton_attend import launch_attend
+
+        return launch_attend(q, keys, values, start, stop, scale=scale, window=window)
+    slot = torch.arange(keys.shape[2], device=q.device)
+    visible = (slot <= stop) & (slot > stop - (window or keys.shape[2]))
+    if start is not None:
+        visible = visible & (slot >= start[:, None])
+    mask = visible.expand(q.shape[0], -1)[:, None, None]  # (b, 1, 1, l)
+    return one_query(q, keys, values, mask, scale=scale).contiguous()
+
+
+def _attend_one_fake(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: Tensor | None,
+    stop: Tensor,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    return q.new_empty(q.shape[0], 1, q.shape[1], values.shape[3])
+
+
+def _rotate_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slot: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    index: Tensor | None,
+    rates: Tensor | None,
+    positions: Tensor | None,
+    pairs: int,
+    adjacent: bool,
+) -> None:
+    """Turn q (b, 1, h, qk) in place; write turned k (b, 1, k, qk) and v (b, 1, k, vo) into a slot (1,)."""
+    if q.is_cuda and has_triton():
+        from trisect.kernels.triton_write import launch_write
+
+        launch_write(
+            q, k, v, keys, values, slot, *readable(cos, sin), index, rates, positions,
+            pairs=pairs, adjacent=adjacent,
+        )  # fmt: skip
+        return
+    layout: Layout = "adjacent" if adjacent else "half"
+    turned, key = plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout)
+    q.copy_(turned)
+    keys.index_copy_(2, slot, key.transpose(1, 2))
+    values.index_copy_(2, slot, v.transpose(1, 2))
+
+
+def _rotate_write_fake(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot: Tensor, cos: Tensor | None,
+    sin: Tensor | None, index: Tensor | None, rates: Tensor | None, positions: Tensor | None,
+    pairs: int, adjacent: bool,
+) -> None:  # fmt: skip
+    return None
+
+
+register("attend_one", _attend_one, fake=_attend_one_fake)
+register("rotate_write_", _rotate_write, fake=_rotate_write_fake, mutates=("q", "keys", "values"))

@@ -1,0 +1,171 @@
+"""Rotate queries and keys: the Triton kernel where it applies, its plain twin elsewhere.
+
+Two custom operators, so that torch.compile, autograd and CUDA graphs know what happens: `trisect::rotate`
+returns rotated copies and has a gradient, `trisect::rotate_` turns the heads where they lie.
+"""
+
+import torch
+from torch import Tensor
+
+from trisect.kernels.operators import register
+from trisect.kernels.plain import Layout, head_angles, rate_angles, rotate_heads
+from trisect.kernels.switch import choice, has_triton
+
+
+def rotate_qk(
+    q: Tensor,
+    k: Tensor,
+    *,
+    pairs: int,
+    layout: Layout,
+    table: tuple[Tensor, Tensor] | None = None,
+    index: Tensor | None = None,
+    rates: Tensor | None = None,
+    positions: Tensor | None = None,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Queries (b, t, h, d) and keys (b, t, k, d), their leading pairs turned.
+
+    Angles come from the model's `table` of cosines and sines (b or 1, t, 2 n), where `index` (k, p) says
+    which frequencies a head has kept; or from `rates` (k, p), the bits of float32 radians per token as int32,
+    at `positions` (b or 1, t). `in_place` is a permission, and only for heads that need no gradient.
+    """
+    cos, sin = (None, None) if table is None or rates is not None else table
+    adjacent = layout == "adjacent"
+    if not _wants_kernel(q):
+        return plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout)
+    if in_place and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
+        torch.ops.trisect.rotate_(q, k, cos, sin, index, rates, positions, pairs, adjacent, False)
+        return q, k
+    turned: tuple[Tensor, Tensor] = torch.ops.trisect.rotate(
+        q, k, cos, sin, index, rates, positions, pairs, adjacent, False
+    )
+    return turned
+
+
+def _wants_kernel(q: Tensor) -> bool:
+    chosen = choice("rotary")
+    if chosen == "auto":
+        # A compiler fuses the plain form with what surrounds it, which an operator of ours would prevent.
+        return q.is_cuda and has_triton() and q.dtype != torch.float64 and not torch.compiler.is_compiling()
+    return chosen == "kernel"
+
+
+def plain_rotation(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    index: Tensor | None,
+    rates: Tensor | None,
+    positions: Tensor | None,
+    *,
+    layout: Layout,
+    inverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    if rates is not None:
+        assert positions is not None
+        cos, sin = rate_angles(rates.view(torch.float32), positions)
+    else:
+        assert cos is not None
+        assert sin is not None
+        cos, sin = head_angles(cos, sin, None if index is None else index.long())
+    return rotate_heads(q, k, cos, sin, layout, inverse=inverse)
+
+
+def _rotate(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    index: Tensor | None,
+    rates: Tensor | None,
+    positions: Tensor | None,
+    pairs: int,
+    adjacent: bool,
+    inverse: bool,
+) -> tuple[Tensor, Tensor]:
+    if has_triton() and q.is_cuda:
+        from trisect.kernels.triton_rotary import fits, launch
+
+        if fits(q, k, pairs):
+            out = _like(q), _like(k)
+            launch(
+                q, k, *out, *readable(cos, sin), index, rates, positions,
+                pairs=pairs, adjacent=adjacent, inverse=inverse,
+            )  # fmt: skip
+            return out
+    layout: Layout = "adjacent" if adjacent else "half"
+    turned = plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout, inverse=inverse)
+    # Operators must not hand out their inputs, nor tensors that lie otherwise than the fake ones.
+    return turned[0].contiguous(), turned[1].contiguous()
+
+
+def _rotate_fake(
+    q: Tensor, k: Tensor, cos: Tensor | None, sin: Tensor | None, index: Tensor | None, rates: Tensor | None,
+    positions: Tensor | None, pairs: int, adjacent: bool, inverse: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _like(q), _like(k)
+
+
+def _rotate_in_place(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    index: Tensor | None,
+    rates: Tensor | None,
+    positions: Tensor | None,
+    pairs: int,
+    adjacent: bool,
+    inverse: bool,
+) -> None:
+    if has_triton() and q.is_cuda:
+        from trisect.kernels.triton_rotary import fits, launch
+
+        if fits(q, k, pairs):
+            launch(
+                q, k, q, k, *readable(cos, sin), index, rates, positions,
+                pairs=pairs, adjacent=adjacent, inverse=inverse,
+            )  # fmt: skip
+            return
+    layout: Layout = "adjacent" if adjacent else "half"
+    turned = plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout, inverse=inverse)
+    q.copy_(turned[0])
+    k.copy_(turned[1])
+
+
+def _rotate_in_place_fake(
+    q: Tensor, k: Tensor, cos: Tensor | None, sin: Tensor | None, index: Tensor | None, rates: Tensor | None,
+    positions: Tensor | None, pairs: int, adjacent: bool, inverse: bool,
+) -> None:  # fmt: skip
+    return None
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def readable(cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Tables whose columns lie side by side, and both alike: the kernel has one set of strides for them."""
+    if cos is None or sin is None:
+        return None, None
+    if cos.stride(-1) == 1 and cos.stride() == sin.stride():
+        return cos, sin
+    return cos.contiguous(), sin.contiguous()
+
+
+def _remember(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple) -> None:
+    *_, cos, sin, index, rates, positions, pairs, adjacent, inverse = inputs
+    ctx.save_for_backward(cos, sin, index, rates, positions)
+    ctx.turn = (pairs, adjacent, not inverse)  # type: ignore[attr-defined]
+
+
+def _backward(ctx: torch.autograd.function.FunctionCtx, q: Tensor, k: Tensor) -> tuple[Tensor | None, ...]:
+    """The transpose of a rotation is the rotation backwards, whatever factor its table carries."""
+    turned = torch.ops.trisect.rotate(q, k, *ctx.saved_tensors, *ctx.turn)  # type: ignore[attr-defined]
+    return *turned, *[None] * 8
+
+
+register("rotate", _rotate, fake=_rotate_fake, remember=_remember, backward=_backward)
+register("rotate_", _rotate_in_place, fake=_rotate_in_place_fake, mutates=("q", "k"))

@@ -1,0 +1,165 @@
+"""A linear map whose weight is held in a few bits: the module, and room for it before weights are loaded.
+
+Nothing here quantises; `trisect.quantize` does, and loading what it wrote needs neither hqq nor torchao.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from trisect.errors import TrisectError
+from trisect.models.packing import pack, unpack
+from trisect.untrusted import shown
+
+BITS = (8, 4, 3, 2)
+# Scales and zeros are kept as the bits of floats, because casting a model casts every floating buffer.
+SCALES = {"float16": (torch.float16, torch.int16), "float32": (torch.float32, torch.int32)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How one weight is held."""
+
+    bits: int
+    group_size: int
+    """Neighbouring inputs of one output that share a scale."""
+    scales: str = "float16"
+    symmetric: bool = False
+    """No zeros are held: zero is the middle of the range."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """A quantised weight: W = (values - zero) * scale, group by group."""
+
+    values: Tensor  # (out, in) integers below 2^bits
+    scale: Tensor  # (out, groups)
+    zero: Tensor | None  # (out, groups); None when symmetric
+
+
+class QuantizedLinear(nn.Module):
+    """y = x W + b, with W dequantised for every call."""
+
+    packed: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, packing: Packing, *, bias: bool):
+        super().__init__()
+        self.in_features, self.out_features, self.packing = in_features, out_features, packing
+        groups = in_features // packing.group_size
+        _, kind = SCALES[packing.scales]
+        held = in_features * packing.bits // 8
+        self.register_buffer("packed", torch.empty(out_features, held, dtype=torch.uint8))
+        self.register_buffer("scale", torch.empty(out_features, groups, dtype=kind))
+        zero = None if packing.symmetric else torch.empty(out_features, groups, dtype=kind)
+        self.register_buffer("zero", zero)
+        # A buffer as well: a map whose weight is no parameter is not trained, and not counted as one.
+        self.register_buffer("bias", torch.empty(out_features) if bias else None)
+
+    @torch.no_grad()
+    def fill(self, levels: Levels, bias: Tensor | None) -> None:
+        """Take a quantised weight, on whatever device it is."""
+        self.packed = pack(levels.values, self.packing.bits)
+        self.scale = self._stored(levels.scale)
+        self.zero = None if levels.zero is None else self._stored(levels.zero)
+        self.bias = None if bias is None else bias.detach().clone()
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight, (out, in); computed in float32 whatever it is rounded to afterwards."""
+        values = unpack(self.packed, self.packing.bits).float().unflatten(1, (-1, self.packing.group_size))
+        zero = 2 ** (self.packing.bits - 1) if self.zero is None else self._loaded(self.zero).unsqueeze(-1)
+        return ((values - zero) * self._loaded(self.scale).unsqueeze(-1)).flatten(1).to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.zero is None and self.scale.shape[1] == 1:
+            # One scale per output can wait until after the product, where it costs next to nothing.
+            values = unpack(self.packed, self.packing.bits).to(x.dtype) - 2 ** (self.packing.bits - 1)
+            y = nn.functional.linear(x, values) * self._loaded(self.scale).flatten().to(x.dtype)
+            return y if self.bias is None else y + self.bias
+        return nn.functional.linear(x, self.dequantized(x.dtype), self.bias)
+
+    def extra_repr(self) -> str:
+        packing, bias = self.packing, self.bias is not None
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bits={packing.bits}, "
+            f"group_size={packing.group_size}, bias={bias}"
+        )
+
+    def _stored(self, x: Tensor) -> Tensor:
+        dtype, kind = SCALES[self.packing.scales]
+        return x.to(dtype).contiguous().view(kind)
+
+    def _loaded(self, x: Tensor) -> Tensor:
+        return x.view(SCALES[self.packing.scales][0]).float()
+
+
+def make_room(model: Any, entry: Any) -> None:
+    """Put empty quantised modules where a config's `quantization` entry says; None changes nothing."""
+    if entry is None:
+        return
+    for path, packing in _checked(entry).items():
+        try:
+            old = model.get_submodule(path)
+        except AttributeError:
+            old = None
+        if type(old) is not nn.Linear and not isinstance(old, Conv1D):
+            raise TrisectError(
+                f"config.json quantises {shown(path)}, which is not a linear layer of this model."
+            )
+        d_in, d_out = reversed(old.weight.shape) if type(old) is nn.Linear else old.weight.shape
+        if d_in % packing.group_size or d_in * packing.bits % 8:
+            raise TrisectError(
+                f"config.json has groups of {packing.group_size} for {path}, whose {d_in} inputs they do not "
+                "divide; the folder was changed after trisect wrote it."
+            )
+        model.set_submodule(path, QuantizedLinear(d_in, d_out, packing, bias=old.bias is not None))
+
+
+def packing_entry(model: nn.Module, *, backend: str) -> dict[str, Any]:
+    """The `quantization` entry of a config: every quantised module of the model, and how it is held."""
+    modules = {path: m for path, m in model.named_modules() if isinstance(m, QuantizedLinear)}
+    return {
+        "backend": backend,
+        "modules": {
+            path: {
+                "bits": module.packing.bits,
+                "group_size": module.packing.group_size,
+                "scales": module.packing.scales,
+                "symmetric": module.packing.symmetric,
+            }
+            for path, module in modules.items()
+        },
+    }
+
+
+def _checked(entry: Any) -> dict[str, Packing]:
+    """The packings of a config that anybody may have written."""
+    modules = entry.get("modules") if isinstance(entry, Mapping) else None
+    if not isinstance(modules, Mapping):
+        raise TrisectError(
+            "config.json has a `quantization` entry without modules; trisect did not write it."
+        )
+    found = {}
+    for path, held in modules.items():
+        good = (
+            isinstance(held, Mapping)
+            and set(held) == {"bits", "group_size", "scales", "symmetric"}
+            and type(held["bits"]) is type(held["group_size"]) is int
+            and held["bits"] in BITS
+            and held["group_size"] > 0
+            and held["scales"] in tuple(SCALES)
+            and isinstance(held["symmetric"], bool)
+        )
+        if not good:
+            raise TrisectError(
+                f"config.json: {path} needs bits of {', '.join(map(str, BITS))}, a group_size, scales of "
+                f"{' or '.join(SCALES)} and symmetric true or false; got {shown(held)}."
+            )
+        found[str(path)] = Packing(**held)
+    return found

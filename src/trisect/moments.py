@@ -1,0 +1,87 @@
+"""Moments of a whole model in one file, collected once and cut at any ratio; and the tokens they are of."""
+
+from pathlib import Path
+from typing import Any
+
+from trisect.calibrate import MomentsInfo, Progress, collect, save_moments
+from trisect.config import CompressConfig
+from trisect.data import Tokens, load_tokens
+from trisect.errors import TrisectError
+from trisect.methods import get_method
+from trisect.methods.method import Method
+from trisect.models import fingerprint
+from trisect.models.check import check_finite, check_tokens
+from trisect.parts import LINEARS
+
+
+def calibrate(
+    model: Any,
+    config: CompressConfig,
+    out: str | Path,
+    *,
+    tokenizer: Any = None,
+    tokens: Tokens | None = None,
+    progress: Progress | None = None,
+) -> MomentsInfo:
+    """Collect every moment a method reads and write them to one file."""
+    method = get_method(config.method)
+    refuse_stored_moments(method)
+    check_finite(model)
+    tokens = tokens or calibration_tokens(config, tokenizer)
+    check_tokens(model, tokens.ids)
+    names = frozenset().union(*(reads for name, reads in method.reads.items() if _within(name, config.parts)))
+    if any(name.endswith("_fisher") for name in names):
+        raise TrisectError(
+            f"{method.name} reads gradients, which stored moments do not hold; compress without --moments."
+        )
+    return store_moments(model, tokens, names, out, progress=progress, **how_to_run(config))
+
+
+def store_moments(
+    model: Any, tokens: Tokens, names: frozenset[str], out: str | Path, **how: Any
+) -> MomentsInfo:
+    """The moments `names` of every layer, in one file."""
+    found = collect(model, tokens.ids, lambda layer: names, **how)
+    layers = {view.index: statistics for view, statistics in found}
+    info = MomentsInfo(
+        fingerprint=fingerprint(model),
+        num_layers=len(layers),
+        token_hash=tokens.hash,
+        source=tokens.source,
+        num_tokens=tokens.ids.numel(),
+    )
+    save_moments(out, layers, info)
+    return info
+
+
+def how_to_run(config: CompressConfig) -> dict[str, Any]:
+    """In which batches windows are run and where their hidden states lie; no result depends on it."""
+    return {"batch_size": config.calibration.batch_size, "place": config.calibration.states}
+
+
+def _within(name: str, parts: tuple[str, ...]) -> bool:
+    """Whether a component or linear map belongs to the parts asked for."""
+    return any(name == part or name in LINEARS[part] for part in parts)
+
+
+def calibration_tokens(config: CompressConfig, tokenizer: Any) -> Tokens:
+    """The tokens a config asks to calibrate on."""
+    c = config.calibration
+    return load_tokens(
+        c.source,
+        tokenizer,
+        samples=c.samples,
+        length=c.length,
+        sampling=c.sampling,
+        seed=c.seed,
+        split="calibration",
+    )
+
+
+def refuse_stored_moments(method: Method) -> None:
+    """Some methods cannot be solved from moments of the dense model."""
+    if method.repairs or method.sequential:
+        raise TrisectError(
+            f"{method.name} solves each layer on what the layers narrowed before it put out, which no stored "
+            "moments can hold; compress without --moments, or use --method a3."
+        )

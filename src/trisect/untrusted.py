@@ -1,0 +1,200 @@
+"""JSON and YAML that anybody may have written: read within limits, plain data out, or a clear error."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from reprlib import Repr
+from typing import Any
+
+import yaml
+
+from trisect.errors import TrisectError
+
+LARGEST_JSON = 32 << 20
+"""Bytes. The index of a model of a thousand shards has a few million."""
+LARGEST_YAML = 64 << 10
+"""Bytes. Files that people write have a few thousand, and the YAML reader is slow."""
+DEEPEST = 64
+MOST_NODES = 20_000
+"""Of a YAML file with all its aliases written out."""
+LONGEST_NUMBER = 64
+"""Digits: Python's time to read more grows with their square."""
+
+_short = Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+
+
+def shown(value: object) -> str:
+    """A value for an error message, however large it is."""
+    return _short.repr(value)
+
+
+def read_text(path: str | Path, *, largest: int) -> str:
+    """A UTF-8 file of a size that a person or a program would have written."""
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise TrisectError(f"Cannot read {path}: there is no such file.")
+        with path.open("rb") as file:
+            content = file.read(largest + 1)
+        if len(content) > largest:
+            raise TrisectError(f"Cannot read {path}: it has more than {largest:,} bytes, so it is not ours.")
+        return content.decode("utf-8")
+    except OSError as error:
+        raise TrisectError(f"Cannot read {path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise TrisectError(f"{path} is not UTF-8 text (byte {error.start}).") from error
+
+
+def read_json(path: str | Path, *, largest: int = LARGEST_JSON) -> Any:
+    """What a JSON file says."""
+    return parse_json(read_text(path, largest=largest), where=str(path))
+
+
+def parse_json(text: str, *, where: str) -> Any:
+    """JSON without what only trouble is made of: repeated keys, NaN, endless numbers, bottomless nesting."""
+    try:
+        data = json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_int=_integer,
+            parse_float=_finite,
+            parse_constant=_finite,
+        )
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise TrisectError(f"{where} is not JSON ({error.msg}, {place}).") from error
+    except ValueError as error:
+        raise TrisectError(f"{where} is not JSON that can be used: {error}.") from error
+    except RecursionError as error:
+        raise _too_deep(where) from error
+    check_plain(data, where=where)
+    return data
+
+
+def read_yaml(path: str | Path) -> Any:
+    """What a YAML file says."""
+    return parse_yaml(read_text(path, largest=LARGEST_YAML), where=str(path))
+
+
+def parse_yaml(text: str, *, where: str) -> Any:
+    """YAML of mappings, lists, text and numbers; aliases may be used, but not to make much of little."""
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            if _written_out(node, {}, set()) > MOST_NODES:
+                raise TrisectError(f"{where} has aliases that write out to over {MOST_NODES:,} entries.")
+            data = loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except TrisectError:
+        raise
+    except RecursionError as error:
+        raise _too_deep(where) from error
+    # The constructors behind tags such as !!timestamp and !!bool raise whatever their parsing runs into.
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise TrisectError(f"{where} is not valid YAML: {reason}.") from error
+    check_plain(data, where=where)
+    return data
+
+
+def check_plain(data: Any, *, where: str) -> None:
+    """Refuse all but mappings with text keys, lists, text, 64-bit integers, numbers, true, false and null."""
+    todo: list[tuple[Any, int]] = [(data, 0)]
+    while todo:
+        value, depth = todo.pop()
+        if depth > DEEPEST:
+            raise _too_deep(where)
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    raise TrisectError(f"{where}: the key {shown(key)} must be text; put it in quotes.")
+                _check_value(key, where)
+            todo += [(entry, depth + 1) for entry in value.values()]
+        elif isinstance(value, list):
+            todo += [(entry, depth + 1) for entry in value]
+        else:
+            _check_value(value, where)
+
+
+def _check_value(value: Any, where: str) -> None:
+    if isinstance(value, str):
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise TrisectError(f"{where}: {shown(value)} holds half a letter (a lone surrogate).")
+    elif isinstance(value, float):
+        if math.isnan(value):
+            raise TrisectError(f"{where} holds NaN, which is no number.")
+    elif isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise TrisectError(f"{where} holds an integer of more than 64 bits.")
+    elif value is not None:
+        kind = type(value).__name__
+        raise TrisectError(f"{where}: {shown(value)} was read as a {kind}; put it in quotes to make it text.")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"the key {shown(_twice([key for key, _ in pairs]))} comes twice")
+    return found
+
+
+def _twice(names: list[str]) -> str:
+    """The first name that was there before."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    raise ValueError("no name comes twice")
+
+
+def _integer(text: str) -> int:
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text) if len(text) <= LONGEST_NUMBER else math.inf
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is too large or no number")
+    return value
+
+
+def _written_out(node: yaml.Node, sizes: dict[int, int], above: set[int]) -> int:
+    """Nodes below this one, every alias counted again; refuses cycles, repeated keys and endless numbers."""
+    if id(node) in sizes:
+        return sizes[id(node)]
+    if id(node) in above:
+        raise yaml.YAMLError("an alias that holds itself")
+    above.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if len(set(keys)) != len(keys):
+            raise yaml.YAMLError(f"the key {shown(_twice(keys))} comes twice")
+    elif isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
+        if len(node.value) > LONGEST_NUMBER:
+            raise yaml.YAMLError(f"a number of {len(node.value)} digits")
+    total = 1 + sum(_written_out(child, sizes, above) for child in _children(node))
+    above.discard(id(node))
+    sizes[id(node)] = total
+    return total
+
+
+def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield key
+            yield value
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value
+
+
+def _too_deep(where: str) -> TrisectError:
+    return TrisectError(f"{where} is nested more than {DEEPEST} levels deep; no file of ours is.")

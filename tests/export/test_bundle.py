@@ -1,0 +1,189 @@
+"""The modelling file of a native folder. Reference: the package's own classes, in another process."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from exports import compressed, quantized, sliced
+
+from tiny_models import CONFIGS, tokens
+from trisect.bundle.merge import merged
+from trisect.bundle.sources import Source
+from trisect.errors import TrisectError
+from trisect.models import load_model, save_model
+
+PROMPT = tokens(2, 20, seed=9)
+SETTINGS = ("model-rates", "per-head", "factored")
+
+LOADER = """
+import json, sys
+sys.modules["trisect"] = None
+import torch, transformers
+folders, prompt, out = json.loads(sys.argv[1]), torch.tensor(json.loads(sys.argv[2])), sys.argv[3]
+auto = transformers.AutoModelForCausalLM
+try:
+    auto.from_pretrained(folders["llama-gqa"], trust_remote_code=False)
+except ValueError as error:
+    found = {"refused": str(error)}
+for name, folder in folders.items():
+    # The file is the same in every folder but for its last lines, and running it takes a second.
+    if name in ("llama-gqa", "gpt2", "mistral3-wrapper", "factored"):
+        model = auto.from_pretrained(folder, trust_remote_code=True)
+        built = sys.modules[type(model).__module__].compressed_class
+    else:
+        with open(folder + "/config.json") as file:
+            model = built(json.load(file)["model_type"].removeprefix("trisect_")).from_pretrained(folder)
+    with torch.no_grad():
+        text = model.generate(prompt, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+        found[name] = {"logits": model(prompt).logits, "text": text}
+torch.save(found, out)
+"""
+
+
+def natives() -> dict[str, Any]:
+    """A cut model of every family, and what else a folder may hold: folded rates, factored maps, few bits."""
+    families = {name: sliced(name) for name in CONFIGS}
+    kinds = {setting: compressed("llama-gqa", setting) for setting in SETTINGS}
+    return families | kinds | {"quantized": quantized()}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("native")
+    return {name: save_model(model, None, home / name, receipt={}) for name, model in natives().items()}
+
+
+@pytest.mark.slow
+def test_every_family_loads_where_trisect_cannot_be_imported(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    named = json.dumps({name: str(folder) for name, folder in folders.items()})
+    command = [sys.executable, "-c", LOADER, named, json.dumps(PROMPT.tolist()), str(tmp_path / "found.pt")]
+    # A cache of its own, so that no code of an earlier run is found there.
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, env=environment)
+    found = torch.load(tmp_path / "found.pt")
+    assert "trust_remote_code=True" in found["refused"]
+    for name, native in natives().items():
+        with torch.no_grad():
+            torch.testing.assert_close(found[name]["logits"], native(PROMPT).logits, rtol=0, atol=1e-5)
+        text = native.generate(PROMPT, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert torch.equal(found[name]["text"], text), name
+
+
+@pytest.mark.parametrize("trust", [None, False, True])
+def test_trisect_runs_none_of_the_code_that_a_folder_brings(
+    trust: bool | None, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Neither through transformers nor through `load_model`, whatever is said about trust."""
+    folder = folders["llama-gqa"]
+    bait = tmp_path / "bait"
+    bait.mkdir()
+    for file in folder.iterdir():
+        (bait / file.name).write_bytes(file.read_bytes())
+    (bait / "modeling_trisect.py").write_text("raise RuntimeError('this code was run')")
+    said = {} if trust is None else {"trust_remote_code": trust}
+    through_auto = transformers.AutoModelForCausalLM.from_pretrained(bait, **said)
+    assert type(through_auto).__module__ == "trisect.models.compressed"
+    assert type(load_model(str(bait), **said).model) is type(through_auto)
+
+
+def test_the_config_names_what_is_in_the_file(folders: dict[str, Path]) -> None:
+    for name, folder in folders.items():
+        config = json.loads((folder / "config.json").read_text())
+        text = (folder / "modeling_trisect.py").read_text()
+        assert text.isascii()
+        assert text.startswith("# Copyright the trisect authors. Licensed under the Apache License")
+        (architecture,) = config["architectures"]
+        assert config["auto_map"]["AutoModelForCausalLM"] == f"modeling_trisect.{architecture}"
+        module, _, config_class = config["auto_map"]["AutoConfig"].partition(".")
+        assert module == "modeling_trisect"
+        for defined in (architecture, config_class):
+            assert f"\n{defined} = " in text, name
+
+
+def test_saving_again_keeps_the_file(folders: dict[str, Path], tmp_path: Path) -> None:
+    loaded = load_model(str(folders["qwen2"]))
+    again = save_model(loaded.model, None, tmp_path / "again", receipt={})
+    first = folders["qwen2"]
+    assert (again / "modeling_trisect.py").read_text() == (first / "modeling_trisect.py").read_text()
+    assert json.loads((again / "config.json").read_text()) == json.loads((first / "config.json").read_text())
+
+
+def source(name: str, text: str) -> Source:
+    return Source(name, text, ast.parse(text))
+
+
+def run(*modules: Source, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    exec(merged(modules, without=without), found)
+    return found
+
+
+FIRST = source(
+    "trisect.first",
+    "import math\n\n__all__ = ['area']\n\n\ndef _part(r: float) -> float:\n    return r * r\n\n\n"
+    "def area(r: float) -> float:\n    return math.pi * _part(r)\n",
+)
+
+
+def test_names_that_clash_keep_their_meanings() -> None:
+    second = source(
+        "trisect.second",
+        "import math\nfrom trisect.first import (\n    area as surface,\n)\n\nSCALE = 2\n\n\n"
+        "def _part(r: float) -> float:\n    return -r\n\n\n"
+        "class Disc:\n    def _part(self) -> float:\n        return _part(SCALE)\n\n"
+        "    def both(self) -> tuple[float, float]:\n        return surface(1.0) / math.pi, self._part()\n",
+    )
+    found = run(FIRST, second)
+    assert found["Disc"]().both() == (1.0, -2)
+    assert "__all__" not in found
+
+
+def test_a_name_that_is_passed_on_is_found() -> None:
+    package = source("trisect.package", "from trisect.first import _part\n")
+    user = source(
+        "trisect.user",
+        "from trisect.package import _part\n\n\ndef twice(r: float) -> float:\n    return 2 * _part(r)\n",
+    )
+    other = source("trisect.other", "def _part() -> None:\n    return None\n")
+    assert run(FIRST, other, package, user)["twice"](3.0) == 18.0
+
+
+def test_what_is_left_out_is_missing_only_when_asked_for() -> None:
+    lazy = source(
+        "trisect.lazy",
+        "def fast() -> int:\n    from trisect.kernel import launch\n\n    return launch()\n\n\n"
+        "def area_of_two() -> float:\n    from trisect.first import area\n\n    return area(2.0)\n",
+    )
+    found = run(FIRST, lazy, without=frozenset({"trisect.kernel"}))
+    assert found["area_of_two"]() == found["area"](2.0)
+    with pytest.raises(ImportError, match="needs trisect"):
+        found["fast"]()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import trisect.first\n", "only `from MODULE import NAME`"),
+        ("from trisect.unknown import x\n", "only `from MODULE import NAME`"),
+        ("def f():\n    import hqq\n", "hqq may be missing"),
+        ("def f(_part):\n    return _part\n\n\ndef _part():\n    return 1\n", "argument '_part'"),
+        ("def f():\n    _part = 1\n    return _part\n\n\ndef _part():\n    return 1\n", "local '_part'"),
+    ],
+)
+def test_what_would_go_wrong_is_refused(text: str, said: str) -> None:
+    with pytest.raises(TrisectError, match=f"trisect.odd, line .*{said}"):
+        merged([FIRST, source("trisect.odd", text)], without=frozenset())
+
+
+def test_an_optional_package_may_be_tried() -> None:
+    text = "try:\n    import no_such_package\nexcept ImportError:\n    no_such_package = None\n"
+    assert run(source("trisect.odd", text))["no_such_package"] is None

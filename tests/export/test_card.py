@@ -1,0 +1,73 @@
+"""The model card of a native folder. Reference: counting by hand, and what the receipt says."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from exports import sliced
+
+from trisect.models import save_model
+from trisect.models.view import shape_of
+
+RECEIPT = {
+    "source": "HuggingFaceTB/SmolLM2-135M",
+    "recipe": {
+        "method": "a3+",
+        "ratio": 0.25,
+        "portable": True,
+        "calibration": {"source": "folder/of/mine/valid.txt", "samples": 24, "length": 1024},
+    },
+    "date": "2026-11-15T09:00:00+00:00",
+    "trisect": "0.1.0",
+    "perplexity": {
+        "before": {"perplexity": 20.0, "data": "a/test.txt", "windows": 16, "length": 1024},
+        "after": {"perplexity": 25.1239, "data": "a/test.txt", "windows": 16, "length": 1024},
+    },
+}
+
+
+def card(tmp_path: Path, receipt: dict, name: str = "llama-gqa") -> str:
+    folder = save_model(sliced(name), None, tmp_path / "out", receipt=receipt)
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_numbers_of_the_receipt_are_told(tmp_path: Path) -> None:
+    text = card(tmp_path, RECEIPT)
+    assert "# SmolLM2-135M, compressed with trisect" in text
+    assert "| perplexity (test.txt, 16 windows of 1024 tokens) | 20.000 | 25.124 |" in text
+    assert "| calibration | 24 windows of 1024 tokens of valid.txt |" in text
+    assert "| method | a3+ |" in text
+    assert "folder/of" not in text
+    front = yaml.safe_load(text.split("---")[1])
+    assert front["base_model"] == "HuggingFaceTB/SmolLM2-135M"
+
+
+def test_sizes_are_counted_from_the_model(tmp_path: Path) -> None:
+    model = sliced("llama-gqa")
+    text = card(tmp_path, {})
+    now = sum(parameter.numel() for parameter in model.parameters())
+    was = 97 * 48 * 2 + 48 + 3 * (2 * 48 + 48 * 16 * (6 + 2 + 2 + 6) + 3 * 48 * 80)
+    assert f"| parameters | {was:,} | {now:,} |" in text
+    bytes_each = sum(4 * 2 * (layer.qk + layer.vo) for layer in shape_of(model).layers)
+    assert f"| KV cache, bytes per token | {4 * 2 * 32 * 3:,} | {bytes_each:,} |" in text
+    assert "perplexity" not in text
+
+
+@pytest.mark.parametrize(
+    ("source", "title"),
+    [
+        ("somewhere/on/this/machine/Model.gguf", "Model"),
+        ("smollm2-135m", "smollm2-135m"),
+        ("../folder/", "folder"),
+    ],
+)
+def test_the_title_names_the_model_and_not_the_machine(source: str, title: str, tmp_path: Path) -> None:
+    text = card(tmp_path, {"source": source})
+    assert f"# {title}, compressed with trisect" in text
+    assert "base_model" not in text
+
+
+def test_a_folder_without_receipt_has_a_card_all_the_same(tmp_path: Path) -> None:
+    text = card(tmp_path, {}, name="gpt2")
+    assert "# A model, compressed with trisect" in text
+    assert "trust_remote_code=True" in text

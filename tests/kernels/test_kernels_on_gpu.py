@@ -1,0 +1,140 @@
+"""The same claims as in the interpreter, on a GPU: `pytest -m gpu tests/kernels`.
+
+References: complex numbers and softmax in float64; the plain twins; decoding without graphs.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from caches import SCALE, cached, written_out
+from rotations import answer, problem
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tiny_models import tiny, tokens
+from trisect.decode import Decoder
+from trisect.kernels import rotate_qk, using
+from trisect.kernels.sdpa import sdpa
+from trisect.models import layer_views
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", ["shared", "index", "rates"])
+@pytest.mark.parametrize("layout", ["half", "adjacent"])
+@pytest.mark.parametrize(("pairs", "rest"), [(48, 0), (5, 3), (32, 32), (20, 0)])
+def test_the_kernel_turns_heads_as_complex_numbers_do(
+    dtype: torch.dtype, kind: str, layout: str, pairs: int, rest: int
+) -> None:
+    for length, kv_heads, group, strided in ((1, 3, 3, True), (130, 5, 1, True), (17, 2, 4, False)):
+        made: dict[str, Any] = {"kind": kind, "layout": layout, "pairs": pairs, "rest": rest, "dtype": dtype}
+        made |= {"length": length, "kv_heads": kv_heads, "group": group, "strided": strided}
+        p = problem(**made, first=131_072, device="cuda")
+        expected, how = answer(p), {"pairs": pairs, "layout": layout, **p.angles()}
+        close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+        turned = rotate_qk(p.q, p.k, **how)
+        for x, y in zip(turned, expected, strict=True):
+            torch.testing.assert_close(x.double(), y, **close)
+        back = torch.ops.trisect.rotate(*turned, *p.flat(), pairs, layout == "adjacent", True)
+        torch.testing.assert_close(back[0].double(), p.q.double(), rtol=close["rtol"], atol=2 * close["atol"])
+        with torch.no_grad():
+            rotate_qk(p.q, p.k, in_place=True, **how)
+        assert p.q.equal(turned[0])
+        assert p.k.equal(turned[1])
+
+
+def test_gradients_through_the_kernel_are_those_of_the_twin() -> None:
+    p = problem(kind="rates", rest=2, pairs=24, length=33, device="cuda")
+    found = []
+    for choice in ("kernel", "plain"):
+        q, k = p.q.clone().requires_grad_(), p.k.clone().requires_grad_()
+        with using(rotary=choice):  # type: ignore[arg-type]
+            turned = rotate_qk(q, k, pairs=p.pairs, layout="half", **p.angles())
+        (turned[0].square().sum() + turned[1].sin().sum()).backward()
+        found.append((q.grad, k.grad))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+def test_the_operators_keep_the_rules_of_torch_on_a_gpu() -> None:
+    p = problem(kind="index", device="cuda")
+    arguments = (p.q.requires_grad_(), p.k.requires_grad_(), *p.flat(), p.pairs, False, False)
+    torch.library.opcheck(torch.ops.trisect.rotate.default, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("group", "qk", "vo"), [(1, 96, 96), (4, 96, 80), (3, 48, 64), (1, 40, 128)])
+@pytest.mark.parametrize("thin", [False, True])
+def test_attention_over_the_live_slots_equals_softmax_written_out(
+    dtype: torch.dtype, group: int, qk: int, vo: int, thin: bool
+) -> None:
+    from trisect.kernels.triton_attend import Tiles, launch_attend
+
+    q, keys, values = (x.cuda() for x in cached(2, 3, group, qk, vo, 700, dtype))
+    for stop, window, splits in ((0, None, 4), (513, None, 1), (698, 100, 8), (699, None, 16)):
+        start = torch.tensor([0, min(3, stop)], device="cuda")
+        expected = written_out(q, keys, values, start, stop, window)
+        found = launch_attend(
+            q, keys, values, start, torch.tensor([stop], device="cuda"),
+            scale=SCALE, window=window, tiles=Tiles(block=64, splits=splits, thin=thin),
+        )  # fmt: skip
+        torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+
+
+@pytest.mark.parametrize(("qk", "vo"), [(96, 96), (80, 64), (64, 80), (76, 80), (102, 102), (160, 128)])
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("masked", [False, True])
+def test_no_width_reaches_the_math_backend(qk: int, vo: int, group: int, masked: bool) -> None:
+    for length in (1, 64):
+        shapes = ((8, length, qk), (8 // group, 64, qk), (8 // group, 64, vo))
+        q, k, v = (torch.randn(2, *shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+        mask: Tensor | None = None
+        if masked:
+            mask = torch.ones(length, 64, dtype=torch.bool, device="cuda").tril(64 - length)[None, None]
+            mask = mask.expand(2, 1, -1, -1)
+        with sdpa_kernel(FUSED):  # the math backend would raise
+            found = sdpa(q, k, v, mask, scale=0.1)
+        expected = sdpa(q.cpu().float(), k.cpu().float(), v.cpu().float(), None, scale=0.1)
+        torch.testing.assert_close(found.cpu().float(), expected, rtol=3e-2, atol=3e-2)
+
+
+def folded(seed: int) -> Any:
+    model = tiny("llama-gqa", seed=seed, attention="sdpa")
+    for view in layer_views(model):
+        rates = torch.rand(2, 8, generator=torch.Generator().manual_seed(view.index))
+        view.write(replace(view.part("qk"), rates=rates))
+    return model.cuda()
+
+
+@pytest.mark.parametrize("mode", ["graphs", "compile", "whole"])
+@pytest.mark.parametrize("choice", ["plain", "kernel"])
+def test_graphs_decode_what_single_calls_decode(mode: Any, choice: Any) -> None:
+    """In float32, so that no tie is broken by rounding."""
+    torch._dynamo.reset()
+    for make in (lambda: tiny("llama-gqa", attention="sdpa").cuda(), lambda: folded(1)):
+        ids = tokens(3, 8).cuda()
+        mask = torch.ones_like(ids)
+        mask[0, :3] = 0
+        with using(decode=choice, rotary=choice):
+            eager = Decoder(make(), batch=3, max_length=40, mode="eager", bucket=16)
+            fast = Decoder(make(), batch=3, max_length=40, mode=mode, bucket=16)
+            for given in (None, mask, None):
+                expected = eager.generate(ids, 30, attention_mask=given)
+                assert fast.generate(ids, 30, attention_mask=given).equal(expected)
+
+
+def test_bf16_decodes_finitely_in_every_mode_and_batch() -> None:
+    for batch in (1, 4):
+        decoder = Decoder(
+            tiny("llama-gqa", attention="sdpa", dtype=torch.bfloat16).cuda(), batch=batch, max_length=32
+        )
+        assert decoder.mode == "graphs"
+        assert decoder.generate(tokens(batch, 8).cuda(), 20).shape == (batch, 28)

@@ -1,0 +1,46 @@
+"""docs/quantize.md says what the receipts say, and the claim made there holds in them."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    return importlib.import_module("quantise_tables")
+
+
+def test_the_tables_are_those_of_the_receipts(made: ModuleType) -> None:
+    text = made.DOCUMENT.read_text(encoding="utf-8")
+    assert all(f"<!-- table:{name} -->" in text for name in made.TABLES)
+    assert made.filled(text) == text, "run `python experiments/quantise_tables.py`"
+
+
+def test_at_least_two_narrow_quantised_points_lie_below_the_line_of_pure_hqq(made: ModuleType) -> None:
+    found = made.points("stories15m")
+    line = made.pure_line(found)
+    assert {point.setting[:2] for point in line} == {"b2", "b3", "b4", "b8"}
+    there = {point: made.line_at(line, point.bits) for point in found if point.mixed}
+    assert sum(value is not None and point.perplexity < value for point, value in there.items()) >= 2
+
+
+def test_the_line_goes_through_its_points_and_leaves_out_what_another_beats(made: ModuleType) -> None:
+    known = [(2.0, 90.0), (3.0, 40.0), (3.5, 50.0), (4.0, 10.0)]
+    line = made.pure_line([made.Point("dense", "b3-g8", *pair) for pair in known])
+    assert [(point.bits, point.perplexity) for point in line] == [(2.0, 90.0), (3.0, 40.0), (4.0, 10.0)]
+    assert made.line_at(line, 3.0) == pytest.approx(40.0)
+    assert made.line_at(line, 3.5) == pytest.approx(20.0)  # the geometric mean of 40 and 10
+    assert made.line_at(line, 4.5) is None
+
+
+def test_receipts_name_no_machine(made: ModuleType) -> None:
+    receipts = sorted(made.tables.RESULTS.glob("quantise-*/*.json"))
+    assert receipts
+    for path in receipts:
+        text = path.read_text(encoding="utf-8")
+        assert not any(f'"/{folder}/' in text for folder in ("work", "tmp", "root", "home")), path.name

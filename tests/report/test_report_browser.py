@@ -1,0 +1,183 @@
+"""The page in a real Chromium: it renders without errors, its controls work, and hostile text does nothing.
+
+Chromium is found by the variable CHROMIUM, or on the PATH; without one these tests are skipped.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import HOSTILE, Page, perplexity_entry
+
+from trisect.plan.curves import Curves
+from trisect.report.collect import read_runs
+from trisect.report.page import render, report_sections
+from trisect.report.records import Sample
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+PATIENCE = 120
+"""Seconds: a browser starts slowly on a busy machine."""
+
+PROBE = """
+const seen = { errors: window.failures.length };
+const all = (selector, from = document) => Array.from(from.querySelectorAll(selector));
+seen.flat = all("svg").filter((svg) => svg.getBoundingClientRect().width < 100).length;
+seen.drawings = all("svg").length;
+seen.wider = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+
+const theme = document.getElementById("theme");
+const colours = () => getComputedStyle(document.body).backgroundColor;
+theme.click();
+seen.light = [theme.textContent, colours()];
+theme.click();
+seen.dark = [theme.textContent, colours()];
+
+const table = document.querySelector("#runs table");
+const column = all("thead th", table).findIndex((th) => th.textContent.startsWith("perplexity"));
+const order = () => all("tbody tr", table).map((row) => row.cells[column].textContent);
+const sorter = all("thead th button", table)[column];
+sorter.click();
+seen.up = order();
+sorter.click();
+seen.down = order();
+seen.sorted = all("thead th", table)[column].getAttribute("aria-sort");
+
+const figure = document.querySelector('figure[data-name="curves-qk"]');
+const toggle = figure.querySelector(".toggles button");
+const series = figure.querySelector(`[data-series="${toggle.dataset.toggle}"]`);
+toggle.click();
+seen.hidden = [getComputedStyle(series).display, toggle.getAttribute("aria-pressed")];
+toggle.click();
+seen.shown = [getComputedStyle(series).display !== "none", toggle.getAttribute("aria-pressed")];
+
+const tip = document.getElementById("tip");
+const drawing = document.querySelector('figure[data-name^="plan-"] .drawing');
+drawing.focus();
+drawing.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+seen.first = tip.hidden ? null : tip.textContent;
+drawing.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+seen.second = tip.textContent;
+drawing.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+seen.gone = tip.hidden;
+const mark = drawing.querySelector(".mark");
+mark.dispatchEvent(new PointerEvent("pointerenter"));
+seen.pointed = tip.textContent;
+mark.dispatchEvent(new PointerEvent("pointerleave"));
+seen.left = tip.hidden;
+seen.errors = window.failures;
+const answer = document.createElement("pre");
+answer.id = "answer";
+answer.textContent = JSON.stringify(seen);
+document.body.append(answer);
+"""
+LISTENER = """
+window.failures = [];
+addEventListener("error", (event) => window.failures.push(String(event.message)));
+addEventListener("securitypolicyviolation", (event) => window.failures.push(event.violatedDirective));
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip("no Chromium: put one on the PATH, or name it by the variable CHROMIUM")
+    return found
+
+
+def browse(chromium: str, page: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Open a page with a fresh profile and nothing else."""
+    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    command += [
+        f"--user-data-dir={page.parent / 'profile'}",
+        "--window-size=1280,1000",
+        *options,
+        page.as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def allowing(page: str, *scripts: str) -> str:
+    """The page with scripts of ours that its policy allows: the first in the head, others at the end."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    page = page.replace("script-src ", "script-src " + "".join(f"'sha256-{one}' " for one in hashes), 1)
+    page = page.replace("<title>", f"<script>{scripts[0]}</script><title>", 1)
+    return page.replace("</body>", "".join(f"<script>{text}</script>" for text in scripts[1:]) + "</body>", 1)
+
+
+@pytest.fixture
+def three_runs(copied: Callable[..., Path]) -> str:
+    """A page with every kind of figure."""
+    folders = []
+    for name, value in (("low", 21.5), ("high", 104.0), ("middle", 30.0)):
+        measured = {"before": perplexity_entry(20.0), "after": perplexity_entry(value)}
+        folders.append(copied(name, perplexity=measured))
+    runs = read_runs(folders)
+    layers = list(enumerate(runs[0].before.layers))
+    points = {(n, c): {layer.width(c): 0.0, 4: 0.5} for n, layer in layers for c in ("qk", "ov", "mlp")}
+    curves = Curves(points=points, fingerprint="f", token_hash="t")
+    return render(
+        runs, report_sections(runs, curves=curves, samples=[Sample(prompt="a", texts=(("m", "b"),))])
+    )
+
+
+def test_the_page_renders_and_its_controls_work(chromium: str, three_runs: str, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(allowing(three_runs, LISTENER, PROBE), encoding="utf-8")
+    done = browse(chromium, page, "--dump-dom")
+    assert "CONSOLE" not in done.stderr, done.stderr
+    answers = [e.text for e in Page.of(done.stdout).all("pre") if e.attributes.get("id") == "answer"]
+    assert answers, done.stdout[-2000:]
+    seen: dict[str, Any] = json.loads(answers[0])
+    assert seen["errors"] == []
+    assert seen["drawings"] == 6 + 3 + 1 + 1 + 2
+    assert seen["flat"] == 0
+    assert seen["wider"] <= 0
+    assert seen["light"] == ["Colours: light", "rgb(255, 255, 255)"]
+    assert seen["dark"] == ["Colours: dark", "rgb(15, 19, 24)"]
+    assert seen["up"] == ["21.500", "30.000", "104.000"]  # as numbers: as text, 104 would come first
+    assert seen["down"] == seen["up"][::-1]
+    assert seen["sorted"] == "descending"
+    assert seen["hidden"] == ["none", "false"]
+    assert seen["shown"] == [True, "true"]
+    assert seen["first"].startswith("layer 0, QK: ")
+    assert seen["second"].startswith("layer 1, QK: ")
+    assert seen["pointed"] == seen["first"]
+    assert seen["gone"] is seen["left"] is True
+
+
+def test_hostile_text_does_nothing_and_could_not_even_unescaped(
+    chromium: str, copied: Callable[..., Path], tmp_path: Path
+) -> None:
+    runs = read_runs([copied("run", source=HOSTILE, date=HOSTILE)])
+    text = render(runs, report_sections(runs, samples=[Sample(prompt=HOSTILE, texts=((HOSTILE, HOSTILE),))]))
+    page = tmp_path / "report.html"
+    page.write_text(text, encoding="utf-8")
+    done = browse(chromium, page, "--dump-dom")
+    assert "CONSOLE" not in done.stderr
+    assert "<title>trisect report: run</title>" in done.stdout
+    raw = "<script>document.title = 'broken'</script>" + HOSTILE
+    page.write_text(text.replace("<main>", f"<main>{raw}", 1), encoding="utf-8")
+    done = browse(chromium, page, "--dump-dom")
+    assert "<title>trisect report: run</title>" in done.stdout
+    assert "Content Security Policy" in done.stderr
+
+
+def test_it_prints(chromium: str, three_runs: str, tmp_path: Path) -> None:
+    page, paper = tmp_path / "report.html", tmp_path / "report.pdf"
+    page.write_text(three_runs, encoding="utf-8")
+    browse(chromium, page, f"--print-to-pdf={paper}", "--no-pdf-header-footer")
+    content = paper.read_bytes()
+    assert content.startswith(b"%PDF")
+    assert (
+        content.count(b"/Type /Page\n") + content.count(b"/Type /Page ") + content.count(b"/Type /Page/") >= 2
+    )

@@ -1,0 +1,193 @@
+"""The page says what the receipts say, is the same every time, and lets no text act."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import HOSTILE, Page, bench_file, eval_file, perplexity_entry, tasks_entry
+
+from trisect.plan.budget import budget_of
+from trisect.report.collect import read_runs
+from trisect.report.page import all_figures, render, report_sections
+from trisect.report.records import Sample
+
+ELEMENTS = set(
+    "html head meta title style script body header nav main section h1 h2 h4 a ul li p div b small span code "
+    "pre table thead tbody tr th td figure figcaption details summary button svg g rect path text".split()
+)
+
+
+def page_of(folders: list[Path], files: list[Path] | None = None, **settings: Any) -> str:
+    runs = read_runs(folders, files or [])
+    return render(runs, report_sections(runs, **settings))
+
+
+def values(page: Page) -> set[str]:
+    return {
+        str(element.attributes["data-value"])
+        for element in page.all("td")
+        if "data-value" in element.attributes
+    }
+
+
+def test_every_number_of_the_headline_is_that_of_the_model_and_its_receipt(real_run: Path) -> None:
+    run = read_runs([real_run])[0]
+    page = Page.of(page_of([real_run]))
+    old, new = budget_of(run.before), budget_of(run.after)
+    expected = [old.parameters, new.parameters, old.kv_bytes_per_token, new.kv_bytes_per_token]
+    expected += [old.flops, new.flops, (real_run / "model.safetensors").stat().st_size]
+    assert {repr(value) for value in expected} | {"20.0", "25.0"} <= values(page)
+    shown = [element.text for element in page.all("td")]
+    assert "20.000" in shown
+    assert "x1.250" in shown
+    assert f"{100 * (new.parameters / old.parameters - 1):+.1f}%" in shown
+
+
+def test_losses_and_times_are_on_the_page_to_the_last_digit(real_run: Path) -> None:
+    receipt = json.loads((real_run / "receipt.json").read_text())
+    found = values(Page.of(page_of([real_run])))
+    assert {repr(e["loss"] / e["total"]) for e in receipt["losses"]} <= found
+    assert {repr(value) for stage, value in receipt["timings"].items() if stage != "compress"} <= found
+
+
+def test_the_whole_receipt_can_be_read_off_the_page(real_run: Path) -> None:
+    shown = Page.of(page_of([real_run])).all("pre")
+    assert json.loads(shown[0].text) == json.loads((real_run / "receipt.json").read_text())
+
+
+def test_what_was_not_measured_is_said_with_the_command_that_would(real_run: Path, tmp_path: Path) -> None:
+    text = Page.of(page_of([real_run])).text
+    assert text.count("not measured") == 2
+    assert "trisect eval MODEL --tasks quick --json F" in text
+    assert "trisect bench RUN --json F" in text
+    assert "No prompts were given" in text
+    files = [
+        eval_file(tmp_path / "t.json", real_run, tasks=tasks_entry(boolq=0.4321)),
+        bench_file(tmp_path / "b.json", real_run, dense=0.5, narrow=0.25),
+    ]
+    measured = Page.of(page_of([real_run], files))
+    assert {"0.4321", "2.0", "4.0"} <= values(measured)
+    assert "trisect bench RUN" not in measured.text
+    # The dense model's score is what is missing still.
+    assert measured.text.count("not measured") == 1
+
+
+def test_several_runs_stand_side_by_side_and_a_gap_is_said(copied: Callable[..., Path]) -> None:
+    folders = [copied("one"), copied("two", perplexity=None)]
+    page = Page.of(page_of(folders))
+    groups = [element.text for element in page.all("th") if element.attributes.get("scope") == "colgroup"]
+    assert groups == ["one", "two"]
+    # Tasks, speed, and the perplexity of the second run.
+    assert page.text.count("not measured") == 3
+    names = [element.attributes["data-name"] for element in page.all("figure")]
+    assert names == ["plan-one", "losses-one", "plan-two", "losses-two", "time"]
+
+
+def test_runs_of_one_model_share_what_was_before_and_others_have_their_own(
+    copied: Callable[..., Path], tmp_path: Path
+) -> None:
+    one, two = copied("one"), copied("two", perplexity=None)
+    file = eval_file(tmp_path / "e.json", two, **perplexity_entry(30.0))
+    page = Page.of(page_of([one, two], [file]))
+    heads = [element.text for element in page.all("th") if element.attributes.get("scope") == "col"]
+    assert heads[:5] == ["before", "after", "change", "after", "change"]
+    assert {"x1.250", "x1.500"} <= {element.text for element in page.all("td")}
+    other = copied("three", source="another")
+    heads = [e.text for e in Page.of(page_of([one, other])).all("th") if e.attributes.get("scope") == "col"]
+    assert heads[:6] == ["before", "after", "change"] * 2
+
+
+def test_samples_stand_beside_each_other(real_run: Path) -> None:
+    sample = Sample(prompt="Once", texts=(("dense", " upon a time"), ("run", " upon a mime")))
+    page = Page.of(page_of([real_run], samples=[sample]))
+    assert [e.text for e in page.all("p") if e.attributes.get("class") == "sample"] == [
+        " upon a time",
+        " upon a mime",
+    ]
+    assert [element.text for element in page.all("b")] == ["Once", "Once"]
+
+
+def test_the_same_runs_give_the_same_bytes_wherever_they_lie(real_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(real_run, tmp_path / "run")
+    assert page_of([real_run]) == page_of([real_run]) == page_of([tmp_path / "run"])
+
+
+@pytest.fixture
+def hostile(copied: Callable[..., Path]) -> Path:
+    """A run with bad text in every place that a stranger can write to."""
+    folder = copied("<img src=x onerror=alert(1)>'\"&")
+    receipt = json.loads((folder / "receipt.json").read_text())
+    for loss in receipt["losses"]:
+        loss["note"] = HOSTILE
+        loss["component"] = f"{HOSTILE}{loss['component']}"
+    entry = perplexity_entry(9.0, data=HOSTILE)
+    entry |= {"windows": HOSTILE, "length": HOSTILE}
+    receipt |= {
+        "source": HOSTILE,
+        "perplexity": {"before": entry, "after": entry},
+        "timings": {HOSTILE: 1.0, "a": 2.0},
+        "versions": {HOSTILE: HOSTILE},
+        "hardware": {"cpu": HOSTILE, "\x00": "\x1b[31m"},
+        "recipe": {"calibration": {"source": HOSTILE, "samples": HOSTILE}},
+        "date": HOSTILE,
+        HOSTILE: HOSTILE,
+        "target": {"trials": [{"ratio": 0.5, "rise": 1.0, "inside": HOSTILE}]},
+        "tuning": [{"losses": [1.0], "held_out": [{"after": entry}]}],
+    }
+    (folder / "receipt.json").write_text(json.dumps(receipt))
+    (folder / "measurements").mkdir()
+    tasks = {"model": HOSTILE, "tasks": tasks_entry(**{HOSTILE: 0.5, "b": 0.5})}
+    (folder / "measurements" / "t.json").write_text(json.dumps(tasks))
+    bench_file(folder / "measurements" / "b.json", HOSTILE, dense=1.0, narrow=1.0)
+    return folder
+
+
+def test_text_of_strangers_makes_no_element_attribute_or_script(hostile: Path) -> None:
+    samples = [Sample(prompt=HOSTILE, texts=((HOSTILE, HOSTILE),))]
+    text = page_of([hostile], samples=samples)
+    text.encode("utf-8")
+    page = Page.of(text)
+    assert {element.name for element in page.elements} <= ELEMENTS
+    assert len(page.all("script")) == len(page.all("style")) == 1
+    assert not page.comments
+    names = {name for element in page.elements for name in element.attributes}
+    assert not {name for name in names if name.startswith("on")}
+    assert {str(link.attributes["href"])[0] for link in page.all("a")} == {"#"}
+    assert page.text.count(HOSTILE) > 20
+
+
+def test_nothing_is_fetched_and_no_other_script_may_run(real_run: Path) -> None:
+    text = page_of([real_run])
+    page = Page.of(text)
+    script = page.all("script")[0].text
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = next(e.attributes["content"] for e in page.all("meta") if "http-equiv" in e.attributes)
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert not re.findall(r"(?:src|href)=\"(?!#)", text)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert set(re.findall(r"https?://[^\s\"<]+", text)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_every_figure_has_its_numbers_in_a_table_and_a_label(real_run: Path) -> None:
+    runs = read_runs([real_run])
+    found = report_sections(runs)
+    page = Page.of(render(runs, found))
+    drawn = page.all("svg")
+    assert len(drawn) == len(all_figures(found)) == 3
+    assert all(element.attributes["role"] == "img" and element.attributes["aria-label"] for element in drawn)
+    assert [e.text for e in page.all("summary")].count("Data") == len(drawn)
+
+
+def test_links_lead_to_sections_that_are_there(real_run: Path) -> None:
+    page = Page.of(page_of([real_run]))
+    ids = {element.attributes["id"] for element in page.elements if "id" in element.attributes}
+    assert {str(link.attributes["href"])[1:] for link in page.all("a")} <= ids

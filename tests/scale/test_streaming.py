@@ -1,0 +1,96 @@
+"""A model read layer by layer gives the bytes of one in memory, and can be called like any other."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from scale_runs import TOKENS, assert_same, config, weights
+
+import trisect.models.load_streamed as load_streamed
+from tiny_models import CONFIGS, tiny
+from trisect.errors import TrisectError
+from trisect.journal import unfinished
+from trisect.models import fingerprint, load_model, save_model
+from trisect.models.streamed import hosted, unhosted
+from trisect.pipeline import compress
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    tiny(getattr(request, "param", "llama-gqa")).save_pretrained(tmp_path / "model", max_shard_size="40KB")
+    return tmp_path / "model"
+
+
+def layer_weights(model: object) -> list[torch.Tensor]:
+    return [p for store in [model.layer_store] for layer in store.layers for p in layer.parameters()]
+
+
+@pytest.mark.parametrize("folder", sorted(CONFIGS), indirect=True)
+def test_a_streamed_model_computes_what_the_loaded_one_does(folder: Path) -> None:
+    ids = TOKENS.ids[:2]
+    whole, streamed = load_model(str(folder)).model, load_model(str(folder), stream="on").model
+    assert all(p.is_meta for p in layer_weights(streamed))
+    with torch.no_grad():
+        assert torch.equal(streamed(input_ids=ids).logits, whole(input_ids=ids).logits)
+    assert all(p.is_meta for p in layer_weights(streamed))
+    assert fingerprint(streamed) == fingerprint(whole)
+
+
+@pytest.mark.parametrize("method", ["a3", "a3+", "svd-llm", "svd-llm-sequential"])
+def test_a_streamed_run_writes_the_bytes_of_one_in_memory(folder: Path, tmp_path: Path, method: str) -> None:
+    whole = load_model(str(folder)).model
+    expected = compress(whole, config(method), tokens=TOKENS)
+    save_model(expected.model, None, tmp_path / "whole", receipt={})
+    streamed = load_model(str(folder), stream="on").model
+    with unfinished(tmp_path / "streamed") as work:
+        result = compress(streamed, config(method), tokens=TOKENS, work=work)
+        layers = sorted(work.glob("layer-*"))
+        save_model(result.model, None, tmp_path / "streamed", receipt={}, layers=layers)
+    assert_same(weights(tmp_path / "streamed"), weights(tmp_path / "whole"))
+    assert result.losses == expected.losses
+    assert not (tmp_path / "streamed.unfinished").exists()
+    again = load_model(str(tmp_path / "streamed")).model
+    with torch.no_grad():
+        logits = again(input_ids=TOKENS.ids[:1]).logits
+        assert torch.equal(logits, expected.model(input_ids=TOKENS.ids[:1]).logits)
+        # The streamed model itself reads the finished layers from where they are now.
+        assert all(p.is_meta for p in layer_weights(result.model))
+
+
+def test_a_hosted_model_is_compressed_like_one_on_its_device() -> None:
+    expected = compress(tiny("llama-gqa"), config(), tokens=TOKENS).model
+    found = compress(hosted(tiny("llama-gqa"), device="cpu"), config(), tokens=TOKENS).model
+    assert_same(dict(unhosted(found).state_dict()), dict(expected.state_dict()))
+
+
+@pytest.mark.parametrize("place", ["device", "host", "disk"])
+def test_hidden_states_may_lie_anywhere(place: str) -> None:
+    expected = compress(tiny("llama-gqa"), config(), tokens=TOKENS).model
+    where = config(calibration={"states": place})
+    assert_same(
+        dict(compress(tiny("llama-gqa"), where, tokens=TOKENS).model.state_dict()),
+        dict(expected.state_dict()),
+    )
+
+
+def test_a_damaged_tensor_is_named_with_its_file(folder: Path) -> None:
+    model = load_model(str(folder)).model
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
+    model.save_pretrained(folder, max_shard_size="40KB")
+    streamed = load_model(str(folder), stream="on").model
+    with pytest.raises(TrisectError, match=r"layers\.1\.mlp\.up_proj\.weight in .*safetensors holds NaN"):
+        compress(streamed, config("a3"), tokens=TOKENS)
+
+
+def test_a_word_that_is_no_way_to_stream_is_refused(folder: Path) -> None:
+    with pytest.raises(TrisectError, match="way to stream"):
+        load_model(str(folder), stream="maybe")
+
+
+def test_layers_are_streamed_by_themselves_where_memory_is_short(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not hasattr(load_model(str(folder), stream="auto").model, "layer_store")
+    monkeypatch.setattr(load_streamed, "available_bytes", lambda device: 100_000)
+    assert hasattr(load_model(str(folder), stream="auto").model, "layer_store")

@@ -1,0 +1,73 @@
+"""Several processes share windows and solves: one model, the same bits in each, as from one process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from scale_runs import TOKENS, assert_same, config
+
+from tiny_models import tiny
+from trisect import workers
+from trisect.calibrate.windows import in_batches
+from trisect.errors import TrisectError
+from trisect.pipeline import compress
+
+METHODS = ("a3", "a3+", "svd-llm")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("together")
+    script = Path(__file__).with_name("together.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    launch += ["--standalone", str(script), str(folder), *METHODS]
+    # torchrun starts the script by its path, without the folders that pytest adds.
+    places = os.pathsep.join(str(place) for place in (script.parents[1], script.parent))
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
+    answer = subprocess.run(launch, capture_output=True, text=True, timeout=300, env=settings)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_make_the_model_that_one_makes(folder: Path, method: str) -> None:
+    first, second = (load_file(folder / f"{method}-{rank}.safetensors") for rank in range(2))
+    assert_same(first, second)
+    model = compress(tiny("llama-gqa"), config(method), tokens=TOKENS).model
+    other = tiny("llama-gqa")
+    compress(other, config(method), tokens=TOKENS)
+    other.load_state_dict(first)
+    with torch.no_grad():
+        found, expected = (m(input_ids=TOKENS.ids[:4]).logits for m in (other, model))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("hold_out", [False, True])
+def test_every_window_is_run_by_exactly_one_process(
+    count: int, hold_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = torch.arange(29 * 5).reshape(29, 5)
+    monkeypatch.setattr(workers, "count", lambda: count)
+    fitting, held = [], []
+    for rank in range(count):
+        monkeypatch.setattr(workers, "rank", lambda rank=rank: rank)
+        mine = in_batches(ids, batch_size=4, hold_out=hold_out, split=True)
+        for number, (batch, numbers) in enumerate(zip(mine.batches, mine.numbers, strict=True)):
+            assert torch.equal(batch, ids[numbers])
+            (held if mine.held(number) else fitting).extend(numbers.tolist())
+    edge = 29 - 29 // 8 if hold_out else 29
+    assert sorted(fitting) == list(range(edge))
+    assert sorted(held) == list(range(edge, 29))
+
+
+def test_too_few_windows_for_the_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "count", lambda: 4)
+    monkeypatch.setattr(workers, "rank", lambda: 3)
+    with pytest.raises(TrisectError, match="--samples 32"):
+        in_batches(torch.zeros(16, 4), hold_out=True, split=True)
