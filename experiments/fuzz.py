@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SECONDS = 20
-"""For one input; a good one of the same size takes a tenth of a second."""
-GRACE = 20
-"""More seconds before a worker that does not even hear its alarm is ended."""
+SECONDS = 10
+"""Of computing, for one input; a good one of the same size takes a tenth of a second."""
+PATIENCE = 9
+"""Times as many seconds, and a worker that has not heard its own alarms is ended."""
 ADDRESS_SPACE = 3 << 30
 """Bytes beside those of the libraries."""
 FINE = ("refused", "accepted")
@@ -75,7 +75,7 @@ def _one_worker(home: Path, indices: range) -> Iterator[dict[str, Any]]:
         if ended:
             break
         # The first line waits for the libraries to be imported, and for the good files to be made.
-        if time.monotonic() - heard > SECONDS + GRACE + (120 if last < indices.start else 0):
+        if time.monotonic() - heard > PATIENCE * SECONDS + (120 if last < indices.start else 0):
             worker.kill()
             worker.wait()
             yield {"index": last + 1, "kind": "?", "outcome": "hang", "detail": "did not hear its alarm"}

@@ -28,7 +28,7 @@ def atomic_write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON atomically. Numbers that JSON cannot hold (infinity, NaN) become null."""
-    text = json.dumps(_plain(value), indent=2, allow_nan=False)
+    text = json.dumps(plain(value), indent=2, allow_nan=False)
     atomic_write_text(path, text + "\n")
 
 
@@ -167,11 +167,12 @@ def _explained(path: Path) -> Iterator[None]:
         raise
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON can hold: text for keys, null for numbers it has no word for."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     return value

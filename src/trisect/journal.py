@@ -21,13 +21,14 @@ from trisect import workers
 from trisect.clock import stage
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
-from trisect.files import locked, new_file, remove_leftovers, write_json
+from trisect.files import locked, new_file, plain, remove_leftovers, write_json
 from trisect.models.fingerprint import fingerprint
 from trisect.models.streamed import LayerStore, constant
 from trisect.models.view import LayerView
 from trisect.plan import Plan
 from trisect.receipt import package_version
 from trisect.shapes import LayerShape, LinearShape
+from trisect.untrusted import parse_json, read_json
 
 MANIFEST = "manifest.json"
 SUFFIX = ".unfinished"
@@ -89,18 +90,24 @@ class Journal(Ledger):
                 tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
                 about = {"shape": asdict(view.shape()), "losses": self.losses.get(view.index, [])}
                 with new_file(self.path(view.index)) as partial_path:
-                    save_file(tensors, partial_path, metadata={"format": "pt", "trisect": json.dumps(about)})
+                    save_file(
+                        tensors, partial_path, metadata={"format": "pt", "trisect": json.dumps(plain(about))}
+                    )
             workers.wait()
         self._take_from_here(view)
 
     def restore(self, view: LayerView) -> None:
         about = self._about(view.index)
-        linears = tuple(LinearShape(**linear) for linear in about["shape"].pop("linears"))
-        view.resize(LayerShape(**about["shape"], linears=linears))
+        try:
+            linears = tuple(LinearShape(**linear) for linear in about["shape"].pop("linears"))
+            shape, losses = LayerShape(**about["shape"], linears=linears), list(about["losses"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise self._damaged(view.index, f"no record of a layer: {error!r}") from error
+        view.resize(shape)
         device = next(view.layer.parameters()).device
         tensors = {name: tensor.to(device) for name, tensor in self.read(_prefix(view), view.index).items()}
         view.layer.load_state_dict(tensors, assign=True)
-        self.losses[view.index] = about["losses"]
+        self.losses[view.index] = losses
         self._take_from_here(view)
 
     def read(self, prefix: str, layer: int) -> dict[str, Tensor]:
@@ -111,7 +118,8 @@ class Journal(Ledger):
 
     def _about(self, layer: int) -> dict[str, Any]:
         with self._opened(layer) as file:
-            about: dict[str, Any] = json.loads(file.metadata()["trisect"])
+            text = (file.metadata() or {}).get("trisect", "{}")
+        about: dict[str, Any] = parse_json(text, where=str(self.path(layer)))
         return about
 
     def _take_from_here(self, view: LayerView) -> None:
@@ -124,9 +132,12 @@ class Journal(Ledger):
             with safe_open(self.path(layer), framework="pt") as file:
                 yield file
         except (OSError, SafetensorError) as error:
-            raise TrisectError(
-                f"{self.path(layer)} cannot be read ({error}); remove it, and the layer is solved again."
-            ) from error
+            raise self._damaged(layer, str(error)) from error
+
+    def _damaged(self, layer: int, why: str) -> TrisectError:
+        return TrisectError(
+            f"{self.path(layer)} cannot be read ({why}); remove it, and the layer is solved again."
+        )
 
 
 @contextmanager
@@ -176,7 +187,7 @@ def open_ledger(
     workers.wait()
     known = _read_manifest(work)
     plan = known.pop("plan", None)
-    different = list(_differences(known, _plain(manifest)))
+    different = list(_differences(known, _as_written(manifest)))
     if different:
         raise TrisectError(
             f"{work} holds an unfinished run with other settings: {'; '.join(different[:4])}. Give the same "
@@ -197,9 +208,9 @@ def _deciding(config: CompressConfig) -> dict[str, Any]:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TrisectError(f"{path} cannot be read ({error}); add --fresh to start anew.") from error
+        known = read_json(path)
+    except TrisectError as error:
+        raise TrisectError(f"{error} Add --fresh to start anew.") from error
     if not isinstance(known, dict):
         raise TrisectError(f"{path} is no manifest of a run; add --fresh to start anew.")
     return known
@@ -210,9 +221,10 @@ def _prefix(view: LayerView) -> str:
     return f"{view.family.layers}.{view.index}."
 
 
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(value))
-    return plain
+def _as_written(value: dict[str, Any]) -> dict[str, Any]:
+    """What reading it back would give."""
+    found: dict[str, Any] = json.loads(json.dumps(plain(value)))
+    return found
 
 
 def _differences(known: Any, mine: Any, name: str = "") -> Iterator[str]:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+WAITING = 6
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 PATHS = {
     "os.mkdir": (0,),
@@ -77,18 +78,24 @@ def _base(event: str, arguments: tuple[Any, ...]) -> str:
 
 @contextlib.contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raise Hang in the main thread after so many seconds."""
+    """Raise Hang in the main thread after so many seconds of computing, or WAITING times as many of any kind.
+
+    A busy machine may keep a good input waiting; one that waits for a pipe computes nothing.
+    """
 
     def ring(*_: object) -> None:
-        raise Hang(f"still running after {seconds} s")
+        raise Hang(f"still running after {seconds} s of computing or {WAITING * seconds} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    before = {number: signal.signal(number, ring) for number in (signal.SIGALRM, signal.SIGPROF)}
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, WAITING * seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def peak_memory() -> int:

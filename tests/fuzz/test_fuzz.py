@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
+import fuzz_guard
 import pytest
 from fuzz_commands import quiet_libraries
 from fuzz_mutations import mutated, to_json
@@ -17,7 +18,7 @@ from fuzz_targets import TARGETS, Place, Target, kind_of
 
 from trisect.errors import TrisectError
 
-INPUTS = 260
+INPUTS = 390
 PIECE = 65
 
 
@@ -54,6 +55,11 @@ def _never_ends(random: Random, seeds: Seeds, place: Place) -> None:
         pass
 
 
+def _waits(random: Random, seeds: Seeds, place: Place) -> None:
+    os.mkfifo(place.given / "pipe")
+    (place.given / "pipe").read_text()
+
+
 def _asks_for_memory(random: Random, seeds: Seeds, place: Place) -> None:
     raise TrisectError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
 
@@ -68,6 +74,7 @@ def _breaks(random: Random, seeds: Seeds, place: Place) -> None:
         (_writes_outside, "outside"),
         (_writes_far_outside, "outside"),
         (_never_ends, "hang"),
+        (_waits, "hang"),
         (_asks_for_memory, "memory"),
         (_breaks, "crash"),
     ],
@@ -76,6 +83,7 @@ def test_the_fuzzer_sees_what_it_looks_for(
     target: Target, outcome: str, seeds: Seeds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(TARGETS, kind_of(0), (1, target))
+    monkeypatch.setattr(fuzz_guard, "WAITING", 1)
     (found,) = try_inputs([0], seeds, tmp_path / "home", seconds=1)
     assert found.outcome == outcome
 

@@ -203,6 +203,13 @@ def test_generation_settings_that_cannot_be_saved_are_left_out(folder: Path) -> 
     assert model.generation_config is good
 
 
+@pytest.mark.parametrize("stream", ["off", "on"])
+def test_a_head_that_the_files_hold_is_used_whatever_the_config_says(folder: Path, stream: str) -> None:
+    edit(folder, tie_word_embeddings=True)
+    head = load_model(str(folder), stream=stream).model.lm_head.weight
+    assert head.equal(tiny("llama-gqa").lm_head.weight)
+
+
 def test_names_with_brackets_are_only_names(
     stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

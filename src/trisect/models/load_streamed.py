@@ -14,7 +14,7 @@ from trisect.models.families import family_for
 from trisect.models.names import names_in_files
 from trisect.models.shards import Shards, Slices
 from trisect.models.source import Source
-from trisect.models.streamed import LayerStore, Read, layers_of, move_rest
+from trisect.models.streamed import LayerStore, Read, give_large_blocks_back, layers_of, move_rest
 
 STREAM = ("auto", "on", "off")
 ROOM = 0.5
@@ -52,6 +52,7 @@ def load_layers_later(
     """A model whose layers read their weights when they are needed."""
     from accelerate import init_empty_weights
 
+    give_large_blocks_back()
     shards = Shards(folder)
     if dtype == "auto":
         dtype = config.dtype or shards.dtype(next(iter(shards.files)))

@@ -4,6 +4,8 @@ Everything else (embeddings, norms, head, rotary tables) is loaded as usual. A l
 brings its weights in for that one call, so that a streamed model can be called like any other, slowly.
 """
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +16,10 @@ from torch import Tensor, nn
 
 from trisect.clock import stage
 from trisect.models.families import family_for
+
+M_MMAP_THRESHOLD = -3
+"""Of malloc.h."""
+LARGE_BLOCK = 1 << 20
 
 Read = Callable[[], Mapping[str, Tensor]]
 """Gives a layer's tensors in main memory, by their names inside the layer."""
@@ -90,6 +96,16 @@ class LayerStore:
                 self.release(index)
 
         return end
+
+
+def give_large_blocks_back() -> None:
+    """Have glibc return every large block to the system when it is freed, from now on.
+
+    By itself it keeps blocks of a layer's size for later, and memory grows with the number of layers.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None and hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
 
 
 def empty(layer: nn.Module) -> None:
