@@ -23,6 +23,7 @@ from trisect.judge import Judge
 from trisect.methods import METHODS
 from trisect.methods.method import Method, Options, solve
 from trisect.models import LayerView, fingerprint, layer_views
+from trisect.models.walk import walk
 from trisect.parts import COMPONENTS
 from trisect.plan import Curves, read_curves
 from trisect.plan.align import MINIMUM_HEAD
@@ -59,7 +60,7 @@ def measure_curves(
     dense = judge.loss(0)
     points: dict[tuple[int, str], dict[int, float]] = {}
     options = options or Options()
-    for view in views:
+    for view in walk(model):
         heard = streams.begin(view, method.heard if "qk" in parts else frozenset())
         for part in parts:
             loss = _trial(streams, judge, view, part, method, heard, options)

@@ -27,6 +27,7 @@ from trisect.methods import get_method
 from trisect.methods.method import options_of
 from trisect.models import shape_of
 from trisect.models.check import check_finite, check_tokens
+from trisect.models.walk import refuse_streamed
 from trisect.moments import calibration_tokens
 from trisect.pipeline import Compressed, compress
 from trisect.plan import Plan
@@ -50,6 +51,7 @@ def compress_within(
     Memory holds the model, the best copy and the one being tried. The receipt lists all trials.
     """
     goal = _bound(config)
+    refuse_streamed(model, "A bound on perplexity is kept by trying copies, which")
     config = replace(config, allocate=config.allocate or get_method(config.method).allocate)
     check_finite(model)
     tokens = tokens or _windows_apart(config, tokenizer)

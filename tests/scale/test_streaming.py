@@ -1,5 +1,6 @@
 """A model read layer by layer gives the bytes of one in memory, and can be called like any other."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,14 @@ from scale_runs import TOKENS, assert_same, config, weights
 
 import trisect.models.load_streamed as load_streamed
 from tiny_models import CONFIGS, tiny
+from trisect.curves import measure_curves
 from trisect.errors import TrisectError
 from trisect.journal import unfinished
+from trisect.methods import METHODS
 from trisect.models import fingerprint, load_model, save_model
 from trisect.models.streamed import hosted, unhosted
 from trisect.pipeline import compress
+from trisect.target import compress_within
 
 
 @pytest.fixture
@@ -55,6 +59,25 @@ def test_a_streamed_run_writes_the_bytes_of_one_in_memory(folder: Path, tmp_path
         assert torch.equal(logits, expected.model(input_ids=TOKENS.ids[:1]).logits)
         # The streamed model itself reads the finished layers from where they are now.
         assert all(p.is_meta for p in layer_weights(result.model))
+
+
+@pytest.mark.parametrize("method", ["a3", "a3+"])
+def test_loss_curves_of_a_streamed_model_are_those_of_one_in_memory(folder: Path, method: str) -> None:
+    whole, streamed = (
+        measure_curves(load_model(str(folder), stream=stream).model, TOKENS, METHODS[method])
+        for stream in ("off", "on")
+    )
+    assert streamed.points == whole.points
+    assert streamed.fingerprint == whole.fingerprint
+
+
+def test_what_needs_all_layers_at_once_says_so(folder: Path) -> None:
+    model = load_model(str(folder), stream="on").model
+    with pytest.raises(TrisectError, match="backward pass.*--stream off"):
+        compress(model, config("fwsvd"), tokens=TOKENS)
+    bound = replace(config("a3"), ratio=None, max_ppl_increase="50%")
+    with pytest.raises(TrisectError, match="copies.*--stream off"):
+        compress_within(model, bound, tokens=TOKENS)
 
 
 def test_a_hosted_model_is_compressed_like_one_on_its_device() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trisect.calibrate.replay import Progress
 from trisect.errors import TrisectError
 from trisect.models.view import LayerView
+from trisect.models.walk import refuse_streamed
 
 
 def fisher_information(
@@ -21,6 +22,7 @@ def fisher_information(
 
     One window is one sample, as in FWSVD: the gradient of its mean loss is squared, then averaged.
     """
+    refuse_streamed(model, "A backward pass, which this method's Fisher information takes,")
     sums: list[dict[str, Tensor]] = [{} for _ in views]
     device = next(model.parameters()).device
     with _differentiating(model, views):

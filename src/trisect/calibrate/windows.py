@@ -23,17 +23,11 @@ class Windows:
     numbers: list[Tensor]  # (b,) which windows of the whole set they are
     num_held: int
     """Batches at the end that are held out."""
-    total: int
-    """Windows over all processes."""
     shared: bool
     """Whether other processes have the rest, so that sums have to be added up."""
 
     def held(self, batch: int) -> bool:
         return batch >= len(self.batches) - self.num_held
-
-    @property
-    def length(self) -> int:
-        return self.batches[0].shape[1]
 
 
 def in_batches(
@@ -62,6 +56,5 @@ def in_batches(
         batches=[ids[batch] for batch in numbers],
         numbers=numbers,
         num_held=len(batches[1]),
-        total=len(ids),
         shared=shared,
     )

@@ -85,20 +85,10 @@ def _rotate(
     adjacent: bool,
     inverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    if has_triton() and q.is_cuda:
-        from trisect.kernels.triton_rotary import fits, launch
-
-        if fits(q, k, pairs):
-            out = _like(q), _like(k)
-            launch(
-                q, k, *out, *readable(cos, sin), index, rates, positions,
-                pairs=pairs, adjacent=adjacent, inverse=inverse,
-            )  # fmt: skip
-            return out
-    layout: Layout = "adjacent" if adjacent else "half"
-    turned = plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout, inverse=inverse)
     # Operators must not hand out their inputs, nor tensors that lie otherwise than the fake ones.
-    return turned[0].contiguous(), turned[1].contiguous()
+    out = _like(q), _like(k)
+    _turn(out, q, k, cos, sin, index, rates, positions, pairs, adjacent, inverse)
+    return out
 
 
 def _rotate_fake(
@@ -120,19 +110,28 @@ def _rotate_in_place(
     adjacent: bool,
     inverse: bool,
 ) -> None:
+    _turn((q, k), q, k, cos, sin, index, rates, positions, pairs, adjacent, inverse)
+
+
+def _turn(
+    out: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor | None, sin: Tensor | None,
+    index: Tensor | None, rates: Tensor | None, positions: Tensor | None,
+    pairs: int, adjacent: bool, inverse: bool,
+) -> None:  # fmt: skip
+    """Into `out`, which may be the heads themselves."""
     if has_triton() and q.is_cuda:
         from trisect.kernels.triton_rotary import fits, launch
 
         if fits(q, k, pairs):
             launch(
-                q, k, q, k, *readable(cos, sin), index, rates, positions,
+                q, k, *out, *readable(cos, sin), index, rates, positions,
                 pairs=pairs, adjacent=adjacent, inverse=inverse,
             )  # fmt: skip
             return
     layout: Layout = "adjacent" if adjacent else "half"
     turned = plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout, inverse=inverse)
-    q.copy_(turned[0])
-    k.copy_(turned[1])
+    for target, value in zip(out, turned, strict=True):
+        target.copy_(value)
 
 
 def _rotate_in_place_fake(

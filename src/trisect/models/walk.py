@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+from trisect.errors import TrisectError
 from trisect.models.view import LayerView, layer_views
+
+
+def refuse_streamed(model: Any, what: str) -> None:
+    """Some work has all layers in memory at a time."""
+    if hasattr(model, "layer_store"):
+        raise TrisectError(f"{what} needs the whole model in memory; use --stream off.")
 
 
 def walk(model: Any) -> Iterator[LayerView]:
