@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from trisect import workers
 from trisect.calibrate import Progress, TwoStreams
 from trisect.config import CompressConfig
 from trisect.data import Tokens
@@ -123,7 +124,7 @@ def curves_for(
     if config.allocate not in CURVED or METHODS[config.method].linear:
         return None
     known = None
-    if path is not None and Path(path).exists():
+    if path is not None and workers.told(Path(path).exists()):
         known = read_curves(path, fingerprint=fingerprint(model))
         _note_method(known, config)
     missing = tuple(part for part in config.parts if known is None or (0, part) not in known.points)
@@ -149,7 +150,7 @@ def curves_for(
     )
     if known is not None:
         curves = replace(curves, points={**known.points, **curves.points})
-    if path is not None:
+    if path is not None and workers.leads():
         write_json(path, curves.to_dict())
     return curves
 

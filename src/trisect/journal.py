@@ -68,7 +68,8 @@ class Journal(Ledger):
     def __init__(self, folder: Path, *, store: LayerStore | None = None):
         super().__init__(store)
         self.folder = folder
-        self.finished = {int(path.stem.removeprefix("layer-")) for path in folder.glob("layer-*.safetensors")}
+        found = {int(path.stem.removeprefix("layer-")) for path in folder.glob("layer-*.safetensors")}
+        self.finished: set[int] = workers.told(found)
 
     def settle(self, plan: Plan) -> None:
         """A run that goes on has the same plan, and does not measure anything for it again."""
@@ -181,11 +182,14 @@ def open_ledger(
         "config": _deciding(config),
         "processes": workers.count(),
     }
-    if workers.leads() and not (work / MANIFEST).is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        write_json(work / MANIFEST, manifest)
-    workers.wait()
-    known = _read_manifest(work)
+    known: dict[str, Any] = {}
+    if workers.leads():
+        if not (work / MANIFEST).is_file():
+            work.mkdir(parents=True, exist_ok=True)
+            write_json(work / MANIFEST, manifest)
+        known = _read_manifest(work)
+    # A process that reads for itself may come late and find what the first one has written since.
+    known = workers.told(known)
     plan = known.pop("plan", None)
     different = list(_differences(known, _as_written(manifest)))
     if different:

@@ -72,8 +72,8 @@ def compress(
         plan = plan or known
         if plan is None:
             with stage("plan"):
-                plan = make_plan(
-                    model, method, config, tokens, options=options, curves=curves, progress=progress
+                plan = workers.told(
+                    make_plan(model, method, config, tokens, options=options, curves=curves, progress=progress)
                 )
             ledger.settle(plan)
 

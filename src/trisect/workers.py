@@ -59,6 +59,15 @@ def wait() -> None:
         dist.barrier()
 
 
+def told(value: Any) -> Any:
+    """The first process's value, in every process: what depends on the disk or on time is decided once."""
+    if count() == 1:
+        return value
+    values = [value if leads() else None]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
 def summed(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The sums of all processes, the same bits in each."""
     if count() == 1:

@@ -97,7 +97,8 @@ def test_a_device_that_runs_out_of_memory_gets_smaller_batches(
 
 @pytest.mark.slow
 def test_torchrun_makes_one_model_of_two_processes(home: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    launch += ["--nproc-per-node", "2"]
     launch += ["-m", "trisect", "compress", *words(home, tmp_path / "out"), "--method", "a3"]
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(launch, capture_output=True, text=True, timeout=300, env=settings)

@@ -23,8 +23,8 @@ METHODS = ("a3", "a3+", "svd-llm")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("together")
     script = Path(__file__).with_name("together.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    launch += ["--standalone", str(script), str(folder), *METHODS]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    launch += ["--nproc-per-node", "2", str(script), str(folder), *METHODS]
     # torchrun starts the script by its path, without the folders that pytest adds.
     places = os.pathsep.join(str(place) for place in (script.parents[1], script.parent))
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}

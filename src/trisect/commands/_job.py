@@ -107,10 +107,17 @@ def _receipt(job: Job, outcome: "Outcome") -> dict[str, Any]:
 
 
 def _smaller_batches(config: "CompressConfig", error: Exception) -> "CompressConfig":
+    from trisect import workers
     from trisect.calibrate.windows import TOKENS_PER_BATCH
 
     calibration = config.calibration
     size = calibration.batch_size or max(1, TOKENS_PER_BATCH // calibration.length)
+    if workers.count() > 1:
+        # The other processes are in the middle of the same step: starting over is for all of them.
+        raise TrisectError(
+            f"Process {workers.rank()} ran out of memory with batches of {size} windows; start all again with "
+            f"--batch-size {max(1, size // 2)}: finished layers are kept."
+        ) from error
     if size == 1:
         raise TrisectError(
             "The device has too little memory even for one window at a time; use --stream on, a shorter "
