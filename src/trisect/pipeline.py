@@ -73,7 +73,9 @@ def compress(
         if plan is None:
             with stage("plan"):
                 plan = workers.told(
-                    make_plan(model, method, config, tokens, options=options, curves=curves, progress=progress)
+                    make_plan(
+                        model, method, config, tokens, options=options, curves=curves, progress=progress
+                    )
                 )
             ledger.settle(plan)
 
