@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test check format lint types clean
+.PHONY: demo test check format lint types results clean
 
 demo: .venv/.installed
 	$(BIN)/trisect demo
@@ -24,6 +24,10 @@ lint: .venv/.installed
 
 types: .venv/.installed
 	$(BIN)/mypy
+
+# Tables, numbers and figures of the documents from the receipts; CHECK=1 only says what does not match.
+results: .venv/.installed
+	$(BIN)/python experiments/results_page.py $(if $(CHECK),--check)
 
 # torch goes first and pinned: left to the resolver, pip may fetch gigabytes of other builds of it.
 .venv/.installed: pyproject.toml constraints.txt

@@ -1,9 +1,5 @@
-"""`python experiments/quantise_tables.py` makes the tables of docs/quantize.md and the figures from receipts.
+"""The tables of docs/quantize.md and their figures; `make results` writes them."""
 
-A test checks that the tables still say what the receipts say.
-"""
-
-import json
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -92,14 +88,19 @@ def pareto_table(study: str) -> str:
 
 def orthogonal_table(study: str) -> str:
     """What four bits cost the dense model and the narrow ones."""
-    by_name = {(point.base, point.setting): point.perplexity for point in points(study)}
     rows = ["| model | whole | HQQ 4 bits | increase | factor |", "|---|---|---|---|---|"]
-    for base in sorted({base for base, _ in by_name}, key=_dense_first):
-        whole, four = by_name.get((base, "whole")), by_name.get((base, "b4-auto"))
-        if whole is not None and four is not None:
-            change = f"+{four - whole:.2f} | x{four / whole:.3f}"
-            rows.append(f"| {base_name(base)} | {whole:.2f} | {four:.2f} | {change} |")
+    for base, whole, four in _pairs(study):
+        change = f"+{four - whole:.2f} | x{four / whole:.3f}"
+        rows.append(f"| {base_name(base)} | {whole:.2f} | {four:.2f} | {change} |")
     return "\n".join(rows)
+
+
+def _pairs(study: str) -> list[tuple[str, float, float]]:
+    """Model, perplexity of it whole and in four bits, where both were measured."""
+    by_name = {(point.base, point.setting): point.perplexity for point in points(study)}
+    bases = sorted({base for base, _ in by_name}, key=_dense_first)
+    known = [(base, by_name.get((base, "whole")), by_name.get((base, "b4-auto"))) for base in bases]
+    return [(base, whole, four) for base, whole, four in known if whole is not None and four is not None]
 
 
 def kv_table() -> str:
@@ -155,10 +156,7 @@ def _dense_first(base: str) -> tuple[bool, str]:
 
 
 def _read(folder: str) -> list[dict[str, Any]]:
-    return [
-        json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted((tables.RESULTS / folder).glob("*.json"))
-    ]
+    return list(tables.read_all(f"{folder}/*.json").values())
 
 
 TABLES = {
@@ -170,11 +168,10 @@ TABLES = {
 
 def filled(text: str) -> str:
     """The document with its tables made anew."""
-    tables.TABLES.update(TABLES)
-    return tables.filled(text)
+    return tables.filled(text, TABLES)
 
 
 if __name__ == "__main__":
-    for name in STUDIES:
-        (tables.RESULTS / f"quantise-{name}" / "pareto.svg").write_bytes(figure(name))
-    DOCUMENT.write_text(filled(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    from results_page import main
+
+    main()

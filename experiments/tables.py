@@ -1,106 +1,105 @@
-"""Tables of the documents, made from the receipts: `python experiments/tables.py` writes them in place.
+"""What every generated part of the documents shares: receipts are read here, and markers are filled here.
 
-A test checks that every table still says what its receipts say.
+A block stands between `<!-- table:NAME -->` and `<!-- end:NAME -->`. A single number in a sentence stands
+between `<!-- n: FILE#KEY.KEY|FORMAT -->` and `<!-- /n -->`: where it is in a receipt, and how it is written
+(`GB` in units of a billion bytes, else a format specification). `make results` writes all of them.
 """
 
 import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
-TASKS = RESULTS / "tasks-smollm2-25"
+BLOCK = re.compile(r"<!-- table:([\w.+-]+) -->\n(.*?)<!-- end:\1 -->", re.DOTALL)
+NUMBER = re.compile(r"<!-- n: (\S+?)#(\S+?)\|(\S+) -->([^<]*)<!-- /n -->")
+
+Entry = dict[str, Any]
+Blocks = Mapping[str, Callable[[], str]]
 
 
-def core_table() -> str:
-    """The paper's A3 on the small real models."""
-    rows = ["| model | removed | parts | perplexity | KV bytes per token |", "|---|---|---|---|---|"]
-    for path in sorted(RESULTS.glob("core-*.json")):
-        receipt = json.loads(path.read_text(encoding="utf-8"))
-        rows.append(_core_row(path.stem.removeprefix("core-"), receipt))
-    return "\n".join(rows)
+def read(name: str) -> Any:
+    """A file of results by its name below experiments/results."""
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-def _core_row(name: str, receipt: dict[str, Any]) -> str:
-    before, after = receipt["perplexity"]["before"], receipt["perplexity"]["after"]
-    recipe = receipt["receipt"]["recipe"]
-    return (
-        f"| {name.rpartition('-25')[0] or name.rpartition('-')[0]} | {recipe['ratio']:.1%} "
-        f"| {', '.join(recipe['parts'])} "
-        f"| {before['perplexity']:.2f} -> {after['perplexity']:.2f} "
-        f"| {receipt['before']['kv_bytes_per_token']:,} -> {receipt['after']['kv_bytes_per_token']:,} |"
-    )
+def read_all(pattern: str) -> dict[str, Any]:
+    """Name -> content of every file of results that fits the pattern; empty where nothing was measured."""
+    return {str(path.relative_to(RESULTS)): read(str(path.relative_to(RESULTS))) for path in found(pattern)}
 
 
-def a3plus_table() -> str:
-    """Increase in perplexity of a3 and a3+ on SmolLM2."""
-    files = [_read(f"a3plus-{section}") for section in ("uniform", "balanced", "scopes")]
-    dense, texts = files[0]["dense"], list(files[0]["dense"])
-    rows = [
-        f"| method | removed | parts | {' | '.join(texts)} |",
-        "|---|---|---|" + "---|" * len(texts),
-        "| dense | - | - | " + " | ".join(f"{dense[text]:.2f}" for text in texts) + " |",
-    ]
-    for row in (row for file in files for row in file["rows"] if row["settings"]["method"] != "dense"):
-        settings = row["settings"]
-        scope = f", rope scope {settings['rope_scope']}" if "rope_scope" in settings else ""
-        name = f"{settings['method']} {settings.get('allocate', 'uniform')}{scope}"
-        parts = ", ".join(settings.get("parts", ("qk", "ov", "mlp")))
-        rises = " | ".join(f"+{row['perplexity'][text] - dense[text]:.2f}" for text in texts)
-        rows.append(f"| {name} | {settings['ratio']:.1%} | {parts} | {rises} |")
-    return "\n".join(rows)
+def found(pattern: str) -> list[Path]:
+    return sorted(RESULTS.glob(pattern))
 
 
-def position_table() -> str:
-    """Perplexity by position with folded frequencies, QK alone at 25%."""
-    file = _read("a3plus-scopes")
-    edges = file["rows"][0]["by_position"]["edges"]
-    spans = [f"{a}-{b - 1}" for a, b in zip(edges, edges[1:], strict=False)]
-    rows = [f"| | {' | '.join(spans)} |", "|---|" + "---|" * len(spans)]
-    for row in file["rows"]:
-        settings = row["settings"]
-        name = " ".join([settings["method"], settings.get("rope_scope", "")]).strip()
-        rows.append(f"| {name} | " + " | ".join(f"{x:.2f}" for x in row["by_position"]["perplexity"]) + " |")
-    return "\n".join(rows)
+@cache
+def targets() -> Entry:
+    """What was asked for; experiments/targets.json says where that comes from."""
+    told: Entry = json.loads((ROOT / "experiments" / "targets.json").read_text(encoding="utf-8"))
+    return told
 
 
-def tasks_table() -> str:
-    """Zero-shot accuracy of SmolLM2 with a quarter of its decoder removed."""
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in TASKS.glob("*.json")}
-    order = sorted(found, key=lambda name: -found[name]["average"])
-    tasks = list(found[order[0]]["scores"])
-    rows = [f"| method | {' | '.join(tasks)} | average |", "|---|" + "---|" * (len(tasks) + 1)]
-    for name in order:
-        entry = found[name]
-        values = [_percent(entry["scores"][task]["value"], entry["scores"][task]["stderr"]) for task in tasks]
-        average = _percent(entry["average"], entry["average_stderr"])
-        rows.append(f"| {name.replace('plus', '+')} | {' | '.join(values)} | {average} |")
-    return "\n".join(rows)
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _percent(value: float, error: float) -> str:
-    return f"{100 * value:.1f} +- {100 * error:.1f}"
+def provenance(entries: Iterable[Entry]) -> str:
+    """Commits, days, machines and torch of receipts, which stand in a key of their own or are the file."""
+    receipts = [entry.get("receipt", entry) for entry in entries]
+    commits = _several(short_commit(receipt["commit"]) for receipt in receipts)
+    days = _several(receipt["date"][:10] for receipt in receipts)
+    machines = _several(_machine(receipt["hardware"]) for receipt in receipts)
+    versions = _several(f"torch {receipt['versions']['torch']}" for receipt in receipts)
+    return f"Commit {commits}; {days}; {machines}; {versions}."
 
 
-def _read(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+def short_commit(commit: str | None) -> str:
+    if commit is None:
+        return "unknown"
+    return f"`{commit[:12]}`" + (" with changes" if commit.endswith("-dirty") else "")
 
 
-TABLES = {"core": core_table, "a3plus": a3plus_table, "positions": position_table, "tasks": tasks_table}
-DOCUMENTS = (ROOT / "README.md",)
+def _machine(hardware: Entry) -> str:
+    return hardware["gpu"] or f"{hardware['cpu']}, {hardware['cores']} cores"
 
 
-def filled(text: str) -> str:
-    """The document with every table between its markers made anew."""
-    for name, table in TABLES.items():
-        start, end = f"<!-- table:{name} -->\n", f"<!-- end:{name} -->"
-        if start in text:
-            head, _, rest = text.partition(start)
-            _, _, tail = rest.partition(end)
-            text = f"{head}{start}{table()}\n{end}{tail}"
-    return text
+def _several(words: Iterable[str]) -> str:
+    return ", ".join(sorted(set(words)))
+
+
+def verdict(value: float, limit: float, *, shown: str, asked: str) -> str:
+    """A measured figure beside the most it was to be."""
+    return f"{shown} (asked: at most {asked}, {'met' if value <= limit else '**missed**'})"
+
+
+def filled(text: str, blocks: Blocks) -> str:
+    """The document with every known block and every number made anew."""
+
+    def block(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in blocks:
+            return match[0]
+        made = blocks[name]()
+        return f"<!-- table:{name} -->\n" + (f"{made}\n" if made else "") + f"<!-- end:{name} -->"
+
+    return NUMBER.sub(_number, BLOCK.sub(block, text))
+
+
+def _number(match: re.Match[str]) -> str:
+    file, path, form, _ = match.groups()
+    value = read(file)
+    for key in path.split("."):
+        value = value[int(key) if isinstance(value, list) else key]
+    shown = f"{value / 1e9:.2f} GB" if form == "GB" else format(value, form)
+    return f"<!-- n: {file}#{path}|{form} -->{shown}<!-- /n -->"
 
 
 if __name__ == "__main__":
-    for document in DOCUMENTS:
-        document.write_text(filled(document.read_text(encoding="utf-8")), encoding="utf-8")
+    from results_page import main
+
+    main()

@@ -1,14 +1,20 @@
-"""The three calls most people need, with every kind of goal and of calibration they take."""
+"""The Python interface: three calls with every kind of goal, and the same flow one step at a time."""
 
 import copy
+import inspect
+import xml.etree.ElementTree as xml
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from transformers.utils import logging
 
 import trisect
-from tiny_models import LLAMA, shake, tiny, tokens
+from tiny_models import LLAMA, character_tokenizer, shake, tiny, tokens
+from trisect import api
 from trisect.curves import held_out
 from trisect.data import tokens_from_tensor
 from trisect.evaluate.perplexity import perplexity
@@ -77,3 +83,167 @@ def test_the_goal_is_one_and_has_to_be_named() -> None:
         trisect.compress(model, 0.5, max_ppl_increase="5%", calibration=ids)
     with pytest.raises(trisect.TrisectError, match="no widths to search over"):
         trisect.compress(model, max_ppl_increase="5%", method="svd", calibration=ids)
+
+
+def config_for(method: str, **settings: Any) -> trisect.CompressConfig:
+    return trisect.CompressConfig(**{"ratio": 0.25, "method": method, "align": None, **settings})
+
+
+def same_weights(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    mine, theirs = a.state_dict(), b.state_dict()
+    return mine.keys() == theirs.keys() and all(mine[key].equal(theirs[key]) for key in mine)
+
+
+@pytest.mark.parametrize("method", ["a3", "a3+", "svd-llm", "svd-llm-sequential"])
+def test_solving_and_rewriting_make_the_model_that_compress_makes(method: str) -> None:
+    ids, config = tokens(6, 30), config_for(method)
+    whole = trisect.compress(tiny("llama-gqa"), config=config, calibration=ids)
+    model = tiny("llama-gqa")
+    plan = api.plan(model, config, tokens=ids)
+    result = api.rewrite(model, config, plan, api.solve(model, config, plan, tokens=ids))
+    assert result.model is model
+    assert same_weights(model, whole)
+    for key in ("recipe", "plan", "losses", "token_hash"):
+        assert model.receipt[key] == whole.receipt[key], key
+
+
+def test_steps_from_stored_moments_wait_in_a_list_and_change_nothing_until_rewritten(tmp_path: Path) -> None:
+    ids, config, model = tokens(6, 30), config_for("a3"), tiny("llama-gqa")
+    before = copy.deepcopy(model)
+    info = api.calibrate(model, config, tmp_path / "moments.safetensors", tokens=ids)
+    assert (info.num_layers, info.num_tokens) == (3, 180)
+    plan = api.plan(model, config)
+    steps = list(api.solve(model, config, plan, moments=tmp_path / "moments.safetensors"))
+    assert [(step.layer, step.component) for step in steps] == [
+        (layer, part) for layer in range(3) for part in ("qk", "ov", "mlp")
+    ]
+    assert all(0 < step.solution.loss < step.solution.total for step in steps)
+    assert same_weights(model, before)
+    result = api.rewrite(model, config, plan, steps)
+    assert same_weights(model, trisect.compress(before, config=config, calibration=ids))
+    folder = trisect.save(result.model, tmp_path / "out")
+    with torch.no_grad():
+        assert trisect.load(folder)(ids).logits.equal(model(ids).logits)
+
+
+def test_steps_that_build_on_each_other_cannot_be_hoarded() -> None:
+    ids, config, model = tokens(6, 30), config_for("a3+"), tiny("llama-gqa")
+    plan = api.plan(model, config)
+    with pytest.raises(trisect.TrisectError, match=r"apply every step before you take the next.*rewrite"):
+        list(api.solve(model, config, plan, tokens=ids))
+    with pytest.raises(trisect.TrisectError, match="no stored moments can hold"):
+        api.solve(model, config, plan, moments="moments.safetensors")
+
+
+def test_rewrite_refuses_steps_of_another_model_and_steps_already_in() -> None:
+    ids, config, model = tokens(6, 30), config_for("a3", parts=("mlp",)), tiny("gpt2")
+    plan = api.plan(model, config)
+    steps = list(api.solve(model, config, plan, tokens=ids))
+    with pytest.raises(trisect.TrisectError, match="another model object"):
+        api.rewrite(copy.deepcopy(model), config, plan, steps)
+    steps[0].apply()
+    with pytest.raises(trisect.TrisectError, match="applies steps itself"):
+        api.rewrite(model, config, plan, steps)
+
+
+@pytest.mark.parametrize("method", ["a3", "a3+"])
+def test_progress_is_told_in_order_and_to_the_end(method: str) -> None:
+    seen: dict[str, list[tuple[int, int]]] = {}
+    trisect.compress(
+        tiny("gpt2"),
+        config=config_for(method),
+        calibration=tokens(6, 30),
+        progress=lambda stage, done, total: seen.setdefault(stage, []).append((done, total)),
+    )
+    assert seen
+    for told in seen.values():
+        assert told == sorted(told)
+        assert told[-1][0] == told[-1][1]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    tiny("llama-gqa").save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_brings_its_tokenizer_and_the_result_keeps_it(checkpoint: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a small text that is long enough " * 20, encoding="utf-8")
+    calibration = trisect.CalibrationConfig(source=str(text), samples=4, length=30)
+    model = trisect.compress(checkpoint, config=config_for("a3"), calibration=calibration)
+    again = trisect.load(trisect.save(model, tmp_path / "out"))
+    assert again.tokenizer("a small text").input_ids == model.tokenizer("a small text").input_ids
+
+
+def test_nothing_is_printed_and_no_setting_is_left_changed(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def settings() -> tuple[Any, ...]:
+        bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+        numbers = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()
+        return bars, level, *numbers, torch.get_rng_state().tolist()
+
+    logging.set_verbosity_warning()
+    before = settings()
+    capfd.readouterr()
+    for method in ("a3", "a3+"):
+        model = trisect.compress(str(checkpoint), config=config_for(method), calibration=tokens(6, 30))
+        trisect.load(trisect.save(model, tmp_path / method))
+        api.perplexity(model, tokens(2, 30))
+        api.summary(model)
+    assert capfd.readouterr() == ("", "")
+    assert settings() == before
+
+
+def test_a_summary_counts_what_is_there() -> None:
+    dense = tiny("llama-gqa")
+    assert api.summary(dense).change.parameters == 0
+    assert api.summary(dense).method is None
+    small = trisect.compress(copy.deepcopy(dense), config=config_for("a3"), calibration=tokens(6, 30))
+    summary = api.summary(small)
+    assert summary.before.parameters == sum(p.numel() for p in dense.parameters())
+    assert summary.after.parameters == sum(p.numel() for p in small.parameters())
+    table = xml.fromstring(summary._repr_html_())
+    cells = [[cell.text or "" for cell in row] for row in table.iter("tr")]
+    assert ["whole model", *(f"{b.parameters:,}" for b in (summary.before, summary.after))] == cells[2][:3]
+    assert [line.split()[-1] for line in str(summary).splitlines()[1:]] == [row[-1] for row in cells]
+    assert repr(summary) == str(summary)
+
+
+def test_perplexity_is_the_mean_loss_of_the_stock_model_exponentiated() -> None:
+    model, ids = tiny("gpt2"), tokens(3, 20)
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(
+            model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        )
+    measured = api.perplexity(model, ids)
+    assert measured.perplexity == pytest.approx(loss.exp().item(), rel=1e-5)
+    assert measured.tokens == 3 * 19
+
+
+@pytest.mark.parametrize("name", [name for name in api.__all__ if name[0].islower()])
+def test_public_functions_say_what_they_take_and_give(name: str) -> None:
+    function = getattr(api, name)
+    signature = inspect.signature(function)
+    assert inspect.getdoc(function)
+    assert signature.return_annotation is not inspect.Signature.empty
+    assert all(entry.annotation is not inspect.Parameter.empty for entry in signature.parameters.values())
+
+
+def test_names_that_are_taken_are_refused() -> None:
+    from trisect.methods import METHODS, register_method
+    from trisect.models import FAMILIES, Family, register_family
+
+    with pytest.raises(trisect.TrisectError, match="a method 'a3' already"):
+        register_method(replace(METHODS["a3"], summary="another"))
+    with pytest.raises(trisect.TrisectError, match="a family 'llama' already"):
+        register_family(replace(FAMILIES["llama"], o="dense"))
+    with pytest.raises(trisect.TrisectError, match="a family 'mistral3' already"):
+        register_family(replace(FAMILIES["llama"], name="mistral3"))
+    assert register_method(METHODS["a3"]) is METHODS["a3"]  # as when a notebook's cell is run again
+    with pytest.raises(trisect.TrisectError, match="no 'NoSuchForCausalLM'"):
+        register_family(Family(name="nosuch", model="NoSuchForCausalLM"))
+    assert "nosuch" not in FAMILIES

@@ -1,17 +1,36 @@
-"""The three calls most people need."""
+"""The Python interface: compress, save, load; or calibrate, plan, solve and rewrite one by one (docs/api.md).
 
+Nothing is printed, and no setting of torch or transformers is left changed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from trisect import moments as moment_files
 from trisect import pipeline
+from trisect.calibrate import MomentsInfo, Progress
+from trisect.clock import timing
 from trisect.config import CalibrationConfig, CompressConfig
-from trisect.data import Tokens, load_tokens
+from trisect.data import Tokens, load_tokens, tokens_from_tensor
 from trisect.errors import TrisectError
-from trisect.models import load_model, save_model
+from trisect.evaluate import perplexity as measure
+from trisect.evaluate.perplexity import Perplexity
+from trisect.hush import hushed
+from trisect.methods import get_method
+from trisect.methods.method import options_of
+from trisect.models import load_model, original_shape, original_widths, save_model, shape_of
+from trisect.models.check import check_finite, check_tokens
+from trisect.pipeline import Compressed, Step
+from trisect.plan import Plan
+from trisect.summary import Summary, summarise
 from trisect.target import compress_within
+
+Calibration = str | CalibrationConfig | Tensor | Tokens
+"""The name of a source or a text file, a record with more settings, or token ids (windows, length)."""
 
 
 def compress(
@@ -20,50 +39,217 @@ def compress(
     *,
     max_ppl_increase: str | float | None = None,
     method: str = "a3+",
-    calibration: str | CalibrationConfig | Tensor | Tokens | None = None,
+    calibration: Calibration | None = None,
     tokenizer: Any = None,
     config: CompressConfig | None = None,
     device: str = "cpu",
+    progress: Progress | None = None,
 ) -> Any:
-    """Compress a model (an object, or anything `trisect ls models` and folders can name).
+    """Compress a model: a transformers object, or the name of anything that `load` takes.
 
     The goal is a `ratio` to remove, and then an object is compressed in place; or `max_ppl_increase` ("5%"),
     and then the smallest copy that was found inside this bound comes back, the model given staying as it is.
-    `calibration` is a source name or file, a CalibrationConfig, or token ids of shape (windows, length).
-    `config` replaces goal and `method` where more is to be said. The result has a `receipt`.
+    `config` replaces goal and `method` where more is to be said. `progress` is called with (stage, done,
+    total). Gives the model, with its `tokenizer` and its `receipt`.
     """
     if isinstance(model, str | Path):
-        loaded = load_model(str(model), device=device)
-        model, tokenizer = loaded.model, tokenizer or loaded.tokenizer
-    if config is None:
-        if ratio is None and max_ppl_increase is None:
-            raise TrisectError(
-                "Say how much to remove, compress(model, ratio=0.25), or how much perplexity may rise, "
-                "compress(model, max_ppl_increase='5%')."
-            )
-        config = CompressConfig(ratio=ratio, max_ppl_increase=max_ppl_increase, method=method)
-    tokens = None
+        model = load(model, device=device)
+    config = config or _config_for(ratio, max_ppl_increase, method)
     if isinstance(calibration, str):
-        config = replace(config, calibration=replace(config.calibration, source=calibration))
-    elif isinstance(calibration, CalibrationConfig):
-        config = replace(config, calibration=calibration)
-    elif calibration is not None:
-        c = config.calibration
-        tokens = load_tokens(calibration, tokenizer, samples=c.samples, length=c.length)
+        calibration = replace(config.calibration, source=calibration)
+    if isinstance(calibration, CalibrationConfig):
+        config, calibration = replace(config, calibration=calibration), None
+    tokenizer, tokens = _tokenizer(model, tokenizer), _ready(calibration)
     carry_out = pipeline.compress if config.max_ppl_increase is None else compress_within
-    result = carry_out(model, config, tokenizer=tokenizer, tokens=tokens)
+    result = carry_out(model, config, tokenizer=tokenizer, tokens=tokens, progress=progress)
     result.model.tokenizer = tokenizer
     return result.model
 
 
 def save(model: Any, out: str | Path, *, tokenizer: Any = None) -> Path:
-    """Write a compressed model as a Hugging Face folder with its plan and receipt."""
-    tokenizer = tokenizer if tokenizer is not None else getattr(model, "tokenizer", None)
-    return save_model(model, tokenizer, out, receipt=model.receipt or {})
+    """Write a compressed model as a Hugging Face folder with its plan and receipt; gives the folder."""
+    with hushed():
+        return save_model(model, _tokenizer(model, tokenizer), out, receipt=model.receipt or {})
 
 
-def load(folder: str | Path, *, dtype: str | None = None, device: str = "cpu") -> Any:
-    """Load a folder that `save` wrote (or any model trisect knows)."""
-    loaded = load_model(str(folder), dtype=dtype, device=device)
+def load(
+    name: str | Path, *, dtype: str | None = None, device: str = "cpu", trust_remote_code: bool = False
+) -> Any:
+    """Load a folder that `save` wrote, or any model trisect knows: a folder, a hub id, a GGUF file.
+
+    Gives a transformers model in evaluation mode; its `tokenizer` is None where the checkpoint has none.
+    """
+    with hushed():
+        loaded = load_model(str(name), dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     loaded.model.tokenizer = loaded.tokenizer
     return loaded.model
+
+
+def calibrate(
+    model: Any,
+    config: CompressConfig,
+    out: str | Path,
+    *,
+    tokens: Tensor | Tokens | None = None,
+    tokenizer: Any = None,
+    progress: Progress | None = None,
+) -> MomentsInfo:
+    """Collect the statistics that `config.method` reads and write them to the safetensors file `out`.
+
+    Text comes from `config.calibration`, or is there already as `tokens` (windows, length). For methods that
+    read the dense model alone: a3 does, a3+ does not. Gives what the file says of itself.
+    """
+    moment_files.refuse_stored_moments(get_method(config.method))
+    found = _tokens(model, config, tokens, tokenizer)
+    return moment_files.calibrate(model, config, out, tokens=found, progress=progress)
+
+
+def plan(
+    model: Any,
+    config: CompressConfig,
+    *,
+    tokens: Tensor | Tokens | None = None,
+    tokenizer: Any = None,
+    curves: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """The widths of every layer that a config comes to; the model stays as it is.
+
+    Uniform plans follow from sizes alone. Those that look at text ("balanced", "search") read it as
+    `calibrate` does; loss curves come from the file `curves`, or are measured and written there.
+    """
+    method = get_method(config.method)
+    config = pipeline.checked(config, method)
+    looks = config.allocate != "uniform"
+    found = _tokens(model, config, tokens, tokenizer) if looks else None
+    return pipeline.make_plan(
+        model, method, config, found, options=options_of(config), curves=curves, progress=progress
+    )
+
+
+def solve(
+    model: Any,
+    config: CompressConfig,
+    plan: Plan,
+    *,
+    moments: str | Path | None = None,
+    tokens: Tensor | Tokens | None = None,
+    tokenizer: Any = None,
+    progress: Progress | None = None,
+) -> Iterator[Step]:
+    """The solutions for a plan one after the other, from the file `moments` or from text as for `calibrate`.
+
+    A step has a `layer`, `component`, `width` and `solution`, which says its own `loss` and `total`. The
+    model changes only when `rewrite` puts a step in. Methods such as a3+ solve each part behind those before
+    it: their steps have to be put in as they come.
+    """
+    method = get_method(config.method)
+    config = pipeline.checked(config, method)
+    check_finite(model)
+    found = None
+    if moments is not None:
+        moment_files.refuse_stored_moments(method)
+    else:
+        found = _tokens(model, config, tokens, tokenizer)
+    return pipeline.steps(model, config, plan, tokens=found, moments=moments, progress=progress)
+
+
+def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step]) -> Compressed:
+    """Put solutions into the model, in place, and make it one that `save` takes.
+
+    Gives a record with the `model`, the `plan` with the widths it really has, the `losses` and the `receipt`.
+    """
+    config = pipeline.checked(config, get_method(config.method))
+    original, losses, hashes = original_widths(model), [], set()
+    with timing(next(model.parameters()).device) as clock:
+        for step in steps:
+            _check_untouched(model, step)
+            step.apply()
+            losses.append(step.entry())
+            hashes.add(step.token_hash)
+        plan = pipeline.marked(model, config, plan, original)
+    token_hash = hashes.pop() if len(hashes) == 1 else None
+    return pipeline.received(model, config, plan, losses, token_hash=token_hash, seconds=clock.seconds())
+
+
+def perplexity(
+    model: Any,
+    data: str | Tensor | Tokens,
+    *,
+    length: int = 2048,
+    windows: int | None = None,
+    tokenizer: Any = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Perplexity:
+    """Perplexity on consecutive windows of a source, a text file or token ids (windows, length).
+
+    `windows` None takes all of them; `progress` is called with (windows done, windows in all).
+    """
+    found = load_tokens(
+        data,
+        _tokenizer(model, tokenizer),
+        samples=windows,
+        length=length,
+        sampling="first",
+        split="evaluation",
+    )
+    return measure.perplexity(model, found, progress=progress)
+
+
+def summary(model: Any) -> Summary:
+    """Sizes before any compression and now; prints as a table, and shows as one in a notebook."""
+    return summarise(original_shape(model), shape_of(model), getattr(model.config, "trisect", None))
+
+
+def _config_for(ratio: float | None, max_ppl_increase: str | float | None, method: str) -> CompressConfig:
+    if ratio is None and max_ppl_increase is None:
+        raise TrisectError(
+            "Say how much to remove, compress(model, ratio=0.25), or how much perplexity may rise, "
+            "compress(model, max_ppl_increase='5%')."
+        )
+    return CompressConfig(ratio=ratio, max_ppl_increase=max_ppl_increase, method=method)
+
+
+def _tokenizer(model: Any, given: Any) -> Any:
+    """The tokenizer given, or the one that came with the model."""
+    return given if given is not None else getattr(model, "tokenizer", None)
+
+
+def _check_untouched(model: Any, step: Step) -> None:
+    """A step carries its layer with it: written elsewhere, or twice, it would go unnoticed."""
+    if all(step.view.layer is not module for module in model.modules()):
+        raise TrisectError("These steps were solved for another model object; solve for the one you rewrite.")
+    if step.applied:
+        raise TrisectError("rewrite applies steps itself; give it those of solve() untouched.")
+
+
+def _ready(tokens: Tensor | Tokens | None) -> Tokens | None:
+    return tokens_from_tensor(tokens) if isinstance(tokens, Tensor) else tokens
+
+
+def _tokens(model: Any, config: CompressConfig, tokens: Tensor | Tokens | None, tokenizer: Any) -> Tokens:
+    """Those given, or those that the config asks for, fit for the model."""
+    found = _ready(tokens) or moment_files.calibration_tokens(config, _tokenizer(model, tokenizer))
+    check_tokens(model, found.ids)
+    return found
+
+
+__all__ = [
+    "Calibration",
+    "Compressed",
+    "MomentsInfo",
+    "Perplexity",
+    "Plan",
+    "Progress",
+    "Step",
+    "Summary",
+    "calibrate",
+    "compress",
+    "load",
+    "perplexity",
+    "plan",
+    "rewrite",
+    "save",
+    "solve",
+    "summary",
+]

@@ -2,50 +2,68 @@
 
 import importlib
 import logging
+import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from trisect import commands
+from trisect.commands._config import blame
+from trisect.commands._screen import is_verbose, one_command
+from trisect.commands._verb import Interrupted, command_of, epilog_of, in_order
 from trisect.errors import TrisectError
 from trisect.receipt import package_version
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+UNTOUCHED = "no half-written output was left behind."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; unexpected exceptions keep their traceback."""
     _show_warnings()
+    if argv is None and not sys.stderr.isatty():
+        _keep_bars_out_of_pipes()
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    try:
-        code = build_app()(args=arguments, prog_name="trisect", standalone_mode=False)
-    except TrisectError as error:
-        return _fail(str(error), code=BAD_INPUT)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except Exception as error:
-        # Usage errors of typer, whose class moved when it took click in; this is what they share.
-        if not hasattr(error, "format_message"):
-            raise
-        return _fail(f"{error.format_message().rstrip('.')}. See `trisect --help`.", code=BAD_INPUT)
-    if code == INTERRUPTED:
-        return _fail("interrupted; no half-written output was left behind.", code=INTERRUPTED)
+    with one_command():
+        try:
+            code = build_app()(args=arguments, prog_name="trisect", standalone_mode=False)
+        except TrisectError as error:
+            if is_verbose():
+                traceback.print_exc()
+            return _fail(str(error), code=BAD_INPUT)
+        except (Interrupted, KeyboardInterrupt) as error:
+            return _fail(f"interrupted: {str(error) or UNTOUCHED}", code=INTERRUPTED)
+        except Exception as error:
+            # Usage errors of typer, whose class moved when it took click in; this is what they share.
+            if not hasattr(error, "format_message"):
+                raise
+            return _fail(_usage(error), code=BAD_INPUT)
+    if code == INTERRUPTED:  # typer's own answer to Ctrl-C, while it still parses
+        return _fail(f"interrupted: {UNTOUCHED}", code=INTERRUPTED)
     return code or 0
 
 
 def build_app() -> typer.Typer:
     """One verb per module of `trisect.commands`: its name is the verb, `run` its function."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(pretty_exceptions_enable=False)
     app.callback()(_root)
-    for module in pkgutil.iter_modules(commands.__path__):
-        if not module.name.startswith("_"):
-            verb = importlib.import_module(f"{commands.__name__}.{module.name}")
-            app.command(name=module.name)(verb.run)
+    for name, verb in verbs().items():
+        add = app.command(name=name, epilog=epilog_of(verb), rich_help_panel=verb.PANEL)
+        add(command_of(verb.run))
     return app
+
+
+def verbs() -> dict[str, ModuleType]:
+    """The modules of `trisect.commands` that are verbs."""
+    found = (module.name for module in pkgutil.iter_modules(commands.__path__))
+    names = [name for name in found if not name.startswith("_")]
+    return in_order({name: importlib.import_module(f"{commands.__name__}.{name}") for name in names})
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,6 +88,21 @@ def _show_warnings() -> None:
         handler.setFormatter(logging.Formatter("warning: %(message)s"))
         logger.addHandler(handler)
         logger.propagate = False
+
+
+def _keep_bars_out_of_pipes() -> None:
+    """Other libraries draw bars into files too, unless told before they are imported."""
+    for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
+
+
+def _usage(error: Exception) -> str:
+    """What typer refuses, where it stood, and which help to read."""
+    context = getattr(error, "ctx", None)
+    place = "trisect" if context is None else context.command_path
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    message = message if message.endswith(("?", ".")) else f"{message}."
+    return f"{blame(error)}{message} See `{place} --help`."
 
 
 def _fail(message: str, *, code: int) -> int:

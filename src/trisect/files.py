@@ -92,6 +92,16 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def after_others(path: Path) -> Iterator[None]:
+    """Wait until no other process is in here under the same name."""
+    import fcntl
+
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
 def remove_leftovers(path: str | Path) -> None:
     """Remove what a process that was killed while writing `path` left beside it."""
     path = Path(path).resolve()

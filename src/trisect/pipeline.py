@@ -1,5 +1,6 @@
 """The whole flow on one screen: calibrate -> plan -> solve -> rewrite."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from trisect.curves import curves_for
 from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.gather import rounds
-from trisect.journal import open_ledger
+from trisect.journal import Ledger, open_ledger
 from trisect.methods import get_method, solve
 from trisect.methods.a3plus import check_pieces
 from trisect.methods.method import Method, Options, options_of
@@ -25,7 +26,34 @@ from trisect.parts import COMPONENTS, Solution
 from trisect.plan import Plan, check_plannable, plan_for
 from trisect.ranks import linear_plan
 from trisect.receipt import build_receipt
-from trisect.shapes import widths_of
+from trisect.shapes import LayerWidths, widths_of
+
+
+@dataclass(kw_only=True)
+class Step:
+    """What one component, or linear map, of one layer becomes: solved, and not yet in the model."""
+
+    view: LayerView
+    component: str
+    width: int
+    solution: Solution
+    token_hash: str
+    """Of the tokens that it was solved on."""
+    applied: bool = False
+
+    @property
+    def layer(self) -> int:
+        return self.view.index
+
+    def apply(self) -> None:
+        """Write the solution into the layer."""
+        self.view.apply(self.solution)
+        self.applied = True
+
+    def entry(self) -> dict[str, Any]:
+        """The step as it stands in a receipt."""
+        outcome = {name: getattr(self.solution, name) for name in ("loss", "total", "clipped", "note")}
+        return {"layer": self.layer, "component": self.component, "width": self.width, **outcome}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +93,7 @@ def compress(
             check_tokens(model, tokens.ids)
         else:
             refuse_stored_moments(method)
-        token_hash = tokens.hash if tokens is not None else read_info(str(moments)).token_hash
+        token_hash = hash_of(tokens, moments)
 
         original, options = original_widths(model), options_of(config)
         ledger, known = open_ledger(model, config, token_hash, work)
@@ -79,34 +107,78 @@ def compress(
                 )
             ledger.settle(plan)
 
-        gathered = rounds(
-            model,
-            method,
-            plan,
-            config,
-            tokens=tokens,
-            moments=moments,
-            options=options,
-            ledger=ledger,
-            progress=progress,
-        )
-        for view, components, statistics in gathered:
-            for number, component in enumerate(components):
-                width = plan.width(view.index, component)
-                owner = (view.index * len(COMPONENTS) + number) % workers.count()
-                with stage(component):
-                    solution = solved_by(owner, method, view, component, statistics, width, options)
-                view.apply(solution)
-                ledger.note(view.index, _loss_entry(view.index, component, width, solution))
+        solved = steps(model, config, plan, tokens=tokens, moments=moments, ledger=ledger, progress=progress)
+        for step in solved:
+            step.apply()
+            ledger.note(step.layer, step.entry())
+        plan = marked(model, config, plan, original)
+    losses = [entry for _, entries in sorted(ledger.losses.items()) for entry in entries]
+    return received(model, config, plan, losses, token_hash=token_hash, seconds=clock.seconds())
 
-        mark_compressed(model, original=original, method=config.method, ratio=plan.ratio)
-        plan = replace(plan, layers=tuple(widths_of(view.shape()) for view in layer_views(model)))
-    seconds = clock.seconds()
+
+def steps(
+    model: Any,
+    config: CompressConfig,
+    plan: Plan,
+    *,
+    tokens: Tokens | None,
+    moments: str | Path | None,
+    ledger: Ledger | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Step]:
+    """One solution after the other; whoever takes them applies them."""
+    method, options, token_hash = get_method(config.method), options_of(config), hash_of(tokens, moments)
+    gathered = rounds(
+        model,
+        method,
+        plan,
+        config,
+        tokens=tokens,
+        moments=moments,
+        options=options,
+        ledger=ledger,
+        progress=progress,
+    )
+    for view, components, statistics in gathered:
+        for number, component in enumerate(components):
+            width = plan.width(view.index, component)
+            owner = (view.index * len(COMPONENTS) + number) % workers.count()
+            with stage(component):
+                solution = solved_by(owner, method, view, component, statistics, width, options)
+            step = Step(view=view, component=component, width=width, solution=solution, token_hash=token_hash)
+            yield step
+            if not step.applied and (method.repairs or method.sequential):
+                raise TrisectError(
+                    f"{method.name} solves each part behind those solved before it: apply every step before "
+                    "you take the next, as api.rewrite does; --method a3 can solve without rewriting."
+                )
+
+
+def marked(model: Any, config: CompressConfig, plan: Plan, original: list[LayerWidths]) -> Plan:
+    """Make a rewritten model one of the compressed classes; gives the plan with the widths it really has."""
+    mark_compressed(model, original=original, method=config.method, ratio=plan.ratio)
+    return replace(plan, layers=tuple(widths_of(view.shape()) for view in layer_views(model)))
+
+
+def received(
+    model: Any,
+    config: CompressConfig,
+    plan: Plan,
+    losses: list[dict[str, Any]],
+    *,
+    token_hash: str | None,
+    seconds: dict[str, float],
+) -> Compressed:
+    """The model with its receipt."""
     timings = {"compress": sum(seconds.values()), **seconds}
     receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=token_hash, timings=timings)
-    losses = [entry for _, entries in sorted(ledger.losses.items()) for entry in entries]
     model.receipt = {**receipt, "plan": plan.to_dict(), "losses": losses}
     return Compressed(model=model, plan=plan, losses=losses, receipt=model.receipt)
+
+
+def hash_of(tokens: Tokens | None, moments: str | Path | None) -> str:
+    """Of the calibration tokens, whether they are here or only their moments are."""
+    return tokens.hash if tokens is not None else read_info(str(moments)).token_hash
 
 
 def checked(config: CompressConfig, method: Method) -> CompressConfig:
@@ -155,15 +227,3 @@ def make_plan(
         )
     found = curves_for(model, config, tokens, options=options, path=curves, progress=progress)
     return plan_for(shape_of(model), config, found)
-
-
-def _loss_entry(layer: int, component: str, width: int, solution: Any) -> dict[str, Any]:
-    return {
-        "layer": layer,
-        "component": component,
-        "width": width,
-        "loss": solution.loss,
-        "total": solution.total,
-        "clipped": solution.clipped,
-        "note": solution.note,
-    }

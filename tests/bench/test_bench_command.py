@@ -1,13 +1,17 @@
 """`trisect bench` as a user meets it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bench_help import CEILINGS
+from torch.nn import Linear
+from torch.nn.modules.module import register_module_forward_hook
 
 from tiny_models import tiny
-from trisect.bench import run
+from trisect.bench import run, timing
+from trisect.bench.timing import Laps
 from trisect.cli import main
 
 QUICK = ["--length", "8", "--new", "3", "--repeats", "2", "--align", "none", "-q"]
@@ -65,7 +69,26 @@ def test_bench_measures_three_models_writes_them_and_resumes(
     assert "Runtime table" in (out / "table.md").read_text()
 
 
-def test_widths_are_benched_as_they_are_given(model_folder: Path, tmp_path: Path) -> None:
+def counted_laps(work: Callable[[], object], count: int) -> Laps:
+    """A lap takes as many seconds as linear maps were called in it: no clock, so no noise."""
+    seconds = []
+    for _ in range(count):
+        calls: list[object] = []
+        handle = register_module_forward_hook(
+            lambda module, args, output, calls=calls: (
+                calls.append(module) if isinstance(module, Linear) else None
+            )
+        )
+        work()
+        handle.remove()
+        seconds.append(float(len(calls)))
+    return Laps(seconds=tuple(seconds))
+
+
+def test_widths_are_benched_as_they_are_given(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "_cpu_laps", counted_laps)
     measurement = tmp_path / "bench.json"
     command = [
         "bench",

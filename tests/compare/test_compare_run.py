@@ -1,6 +1,7 @@
 """Running a recipe: each cell at most once, failures written down, nothing lost when it stops."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import trisect.compare.bench as bench_module
 import trisect.compare.cache as cache
 from trisect.cli import main
 from trisect.compare import Folder, Tally, load_recipe, run_recipe
+from trisect.compare.cells import cells_of
 from trisect.compare.run import explain
 from trisect.errors import TrisectError
 
@@ -153,11 +155,36 @@ def test_a_model_that_cannot_be_loaded_fails_all_its_cells(bench: Path) -> None:
     assert (len(tally.failed), len(tally.ran)) == (2, 2)
 
 
-def test_two_runs_do_not_write_the_same_folder(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Folder(path=finished).locked():
-        assert main(["compare", "small.yaml", "--quiet"]) == 2
-    assert "Another run is writing" in capsys.readouterr().err
-    assert main(["compare", "small.yaml", "--keep-errors", "--quiet", "--no-figures"]) == 1
+def test_two_processes_share_a_recipe_and_no_cell_is_run_twice(bench: Path) -> None:
+    """The second comes in the middle of each cell of the first, and finds it taken."""
+    write_recipe(bench, methods=[{"name": "clover", "parts": "qk,ov"}], ratios=[0.25, 0.5])
+    recipe, folder = load_recipe("small.yaml"), Folder(path=bench / "out")
+    cells = {cell.key for cell in cells_of(recipe)}
+    folder.prepare()
+    taken = sorted(cells)[0]
+    with folder.claimed(taken) as mine:
+        assert mine
+        other = run_recipe(recipe, folder)
+    assert (set(other.ran), other.elsewhere) == (cells - {taken}, 1)
+    last = run_recipe(recipe, folder)
+    assert (last.ran, last.done, last.elsewhere) == ([taken], len(cells) - 1, 0)
+
+
+def test_what_cells_share_is_waited_for(tmp_path: Path) -> None:
+    folder, order = Folder(path=tmp_path), []
+    folder.prepare()
+
+    def second() -> None:
+        with folder.waiting("moments"):
+            order.append("second")
+
+    with folder.waiting("moments"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(timeout=0.2)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
 
 
 def test_the_cache_hides_itself_from_git(first_run: tuple[Path, Tally]) -> None:

@@ -53,7 +53,9 @@ def test_compress_quantize_eval_inspect(
     assert main(["eval", str(out), *windows, "--json", str(facts), "--quiet"]) == 0
     assert json.loads(facts.read_text())["perplexity"] == said["perplexity"]["after"]["perplexity"]
     assert main(["inspect", str(out), "--json", str(facts)]) == 0
+    assert " linear maps in 4 bits (hqq)" in capsys.readouterr().out.replace("\n", " ")
     shape = json.loads(facts.read_text())
+    assert set(shape["quantization"]["modules_by_bits"]) == {"4"}
     assert shape["kv_bytes_per_token"] <= 0.5 * shape["original"]["kv_bytes_per_token"]
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)

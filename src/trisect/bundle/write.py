@@ -41,16 +41,23 @@ def _shared_text() -> str:
     return HEADER + merged(sources, without=left_out) + FOOTER
 
 
-def bundle_text(family: str, model_class: str, config_class: str) -> str:
-    """The whole file: the modules that build compressed models, and the two classes of one family."""
+def bundle_text(family: str, model_class: str, config_class: str, record: str | None = None) -> str:
+    """The whole file: the modules that build compressed models, and the two classes of one family.
+
+    A family from outside the package comes with its `record`, as Python writes it.
+    """
+    added = "" if record is None else f'\n\nFAMILIES["{family}"] = {record}\n'
     return (
         _shared_text()
+        + added
         + f'\n\n{model_class} = compressed_class("{family}")\n'
         + f"{config_class} = {model_class}.config_class\n"
     )
 
 
-def write_bundle(folder: Path, *, family: str, model_class: str, config_class: str) -> None:
+def write_bundle(
+    folder: Path, *, family: str, model_class: str, config_class: str, record: str | None = None
+) -> None:
     """Put the modelling file into a saved folder, and say in its config.json what is in it."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -60,5 +67,5 @@ def write_bundle(folder: Path, *, family: str, model_class: str, config_class: s
         "AutoConfig": f"{MODULE}.{config_class}",
         "AutoModelForCausalLM": f"{MODULE}.{model_class}",
     }
-    atomic_write_text(folder / f"{MODULE}.py", bundle_text(family, model_class, config_class))
+    atomic_write_text(folder / f"{MODULE}.py", bundle_text(family, model_class, config_class, record))
     write_json(path, config)

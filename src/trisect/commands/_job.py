@@ -35,8 +35,8 @@ class Job:
 def carry_out(job: Job, *, json: Path | None) -> None:
     """Everything that can be refused is refused first."""
     from trisect import workers
-    from trisect.commands._screen import stdout
-    from trisect.files import check_new_folder, check_writable, write_json
+    from trisect.commands._screen import keep_measurement, quoted, say_next, say_saved
+    from trisect.files import check_new_folder
     from trisect.journal import unfinished
     from trisect.methods import get_method
     from trisect.models import save_model
@@ -48,8 +48,6 @@ def carry_out(job: Job, *, json: Path | None) -> None:
             "--max-ppl-increase is measured on calibration windows, which moments do not hold; "
             "leave --moments out."
         )
-    if json is not None:
-        check_writable(json)
     with workers.joined(job.load_options["device"]) as device, unfinished(job.out, fresh=job.fresh) as work:
         job = replace(job, load_options={**job.load_options, "device": device})
         job = job if workers.leads() else replace(job, quiet=True)
@@ -60,9 +58,11 @@ def carry_out(job: Job, *, json: Path | None) -> None:
             layers = sorted(work.glob("layer-*")) if hasattr(model, "layer_store") else None
             save_model(model, loaded.tokenizer, job.out, receipt=_receipt(job, outcome), layers=layers)
             outcome.show()
-            stdout().print(f"Saved to {job.out}", soft_wrap=True)
-            if json is not None:
-                write_json(json, {"model": job.model, "out": str(job.out), **outcome.to_dict()})
+            say_saved(job.out)
+            keep_measurement(json, {"model": job.model, "out": str(job.out), **outcome.to_dict()})
+            name = quoted(job.out)
+            lines = (f"trisect eval {name}", f"trisect report {name}", f"trisect export {name} -o OUT")
+            say_next(*lines, quiet=job.quiet)
         workers.wait()
 
 
@@ -115,8 +115,8 @@ def _smaller_batches(config: "CompressConfig", error: Exception) -> "CompressCon
     if workers.count() > 1:
         # The other processes are in the middle of the same step: starting over is for all of them.
         raise TrisectError(
-            f"Process {workers.rank()} ran out of memory with batches of {size} windows; start all again with "
-            f"--batch-size {max(1, size // 2)}: finished layers are kept."
+            f"Process {workers.rank()} ran out of memory with batches of {size} windows; start all again "
+            f"with --batch-size {max(1, size // 2)}: finished layers are kept."
         ) from error
     if size == 1:
         raise TrisectError(
@@ -147,8 +147,7 @@ def _evaluation(job: Job, tokenizer: Any) -> "Tokens | None":
 def _explained_interrupt(work: Path) -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         done = len(list(work.glob("layer-*")))
-        if done:
-            print(f"{done} finished layers are kept: the same command goes on after them.", file=sys.stderr)
-        raise
+        kept = f"{done} finished layers are kept: the same command goes on after them."
+        raise KeyboardInterrupt(kept if done else "") from error

@@ -5,62 +5,119 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trisect.errors import TrisectError
+from trisect.commands._names import allocation_names, completed, method_names, one_of, piece_names
 
 if TYPE_CHECKING:
     from trisect.config import CompressConfig
 
-Ratio = Annotated[float | None, typer.Option(help="Fraction of the decoder's weights to remove, e.g. 0.25.")]
+GOAL, CUT = "Goal", "How to cut"
+
+Ratio = Annotated[
+    float | None,
+    typer.Option(help="Fraction of the decoder's weights to remove, e.g. 0.25.", rich_help_panel=GOAL),
+]
 KvRatio = Annotated[
-    float | None, typer.Option(help="Instead: fraction of the KV cache to remove, from attention alone.")
+    float | None,
+    typer.Option(
+        help="Instead: fraction of the KV cache to remove, from attention alone.", rich_help_panel=GOAL
+    ),
 ]
 TargetParams = Annotated[
-    str | None, typer.Option(metavar="N", help="Instead: parameters of the whole model, e.g. 100M or 1.2B.")
+    str | None,
+    typer.Option(
+        metavar="N",
+        help="Instead: parameters of the whole model, e.g. 100M or 1.2B.",
+        rich_help_panel=GOAL,
+    ),
 ]
 TargetKvBytes = Annotated[
     str | None,
-    typer.Option(metavar="N", help="Instead: KV cache bytes per token, e.g. 20K (20,000) or 20KiB (20,480)."),
+    typer.Option(
+        metavar="N",
+        help="Instead: KV cache bytes per token, e.g. 20K (20,000) or 20KiB (20,480).",
+        rich_help_panel=GOAL,
+    ),
 ]
 MaxPplIncrease = Annotated[
     str | None,
     typer.Option(
         metavar="5%|1.5",
         help="Instead: the smallest model whose perplexity on held-out calibration windows rises by no more.",
+        rich_help_panel=GOAL,
     ),
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(metavar="params|kv|flops|latency", help="What --ratio is a fraction of. (default: params)"),
+    typer.Option(
+        metavar="params|kv|flops|latency",
+        help="What --ratio is a fraction of. (default: params)",
+        autocompletion=one_of("params", "kv", "flops", "latency"),
+        rich_help_panel=GOAL,
+    ),
 ]
 LatencyTable = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Measured times, for --budget latency.")
+    str | None,
+    typer.Option(metavar="FILE", help="Measured times, for --budget latency.", rich_help_panel=GOAL),
 ]
 Floor = Annotated[
     str | None,
-    typer.Option(metavar="SHARE", help="Of its width that nothing goes below: 0.25, or qk=0.5,mlp=0.3."),
+    typer.Option(
+        metavar="SHARE|PART=SHARE,...",
+        help="Of its width that nothing goes below: 0.25, or qk=0.5,mlp=0.3.",
+        rich_help_panel=GOAL,
+    ),
 ]
-Method = Annotated[str | None, typer.Option(help="See `trisect ls methods`. (default: a3+)")]
-Parts = Annotated[str | None, typer.Option(metavar="LIST", help="What to narrow. (default: qk,ov,mlp)")]
-Layers = Annotated[str | None, typer.Option(metavar="LIST", help="E.g. 4-27 or 0,3,5-7. (default: all)")]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="See `trisect ls methods`. (default: a3+)",
+        autocompletion=completed(method_names),
+        rich_help_panel=CUT,
+    ),
+]
+Parts = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="What to narrow. (default: qk,ov,mlp)", rich_help_panel=CUT),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", help="E.g. 4-27 or 0,3,5-7. (default: all)", rich_help_panel=CUT),
+]
 Align = Annotated[
     str | None,
-    typer.Option(metavar="16|8|none", help="Head widths in multiples; none = exact. (default: 16)"),
+    typer.Option(
+        metavar="32|16|8|none",
+        help="Head widths in multiples; none = exact. (default: 16)",
+        autocompletion=one_of("32", "16", "8", "none"),
+        rich_help_panel=CUT,
+    ),
 ]
 Allocate = Annotated[
     str | None,
     typer.Option(
         metavar="uniform|search|balanced",
-        help="Widths: the same share off each; by loss curves per layer; or per layer and part.",
+        help="Widths: the same share off each; by loss curves per layer; or per layer and part. "
+        "(default: as the method has it)",
+        autocompletion=completed(allocation_names),
+        rich_help_panel=CUT,
     ),
 ]
 Curves = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Loss curves for search and balanced: read, or measured and written."),
+    typer.Option(
+        metavar="FILE",
+        help="Loss curves for search and balanced: read, or measured and written.",
+        rich_help_panel=CUT,
+    ),
 ]
 RopeScope = Annotated[
     str | None,
     typer.Option(
-        metavar="head|layer|model", help="Who shares one set of RoPE frequencies, in a3+. (default: head)"
+        metavar="head|layer|model",
+        help="Who shares one set of RoPE frequencies, in a3+. (default: head)",
+        autocompletion=one_of("head", "layer", "model"),
+        rich_help_panel=CUT,
     ),
 ]
 Portable = Annotated[
@@ -69,30 +126,33 @@ Portable = Annotated[
         "--portable",
         help="For `trisect export` without padding: --rope-scope model, one head width that kernels know "
         "(multiples of 16 from half the old width on), one MLP width. --align 32 also suits K-quants.",
+        rich_help_panel=CUT,
     ),
 ]
 Without = Annotated[
     str | None,
-    typer.Option(metavar="LIST", help="Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`."),
+    typer.Option(
+        metavar="LIST",
+        help="Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.",
+        autocompletion=completed(piece_names),
+        rich_help_panel=CUT,
+    ),
 ]
-Config = Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON; options typed here win.")]
+QkNormTolerance = Annotated[
+    float | None,
+    typer.Option(
+        help="Models with QK-norm: how far a narrow layer's norm may be off before its QK stays whole. "
+        "(default: 0.1)",
+        rich_help_panel=CUT,
+    ),
+]
 
 
-def build_config(
-    path: Path | None, *, run_options: dict[str, Any], calibration_options: dict[str, Any]
-) -> "CompressConfig":
-    """The file's settings, overridden by what was typed; a goal that was typed replaces the file's."""
-    from trisect.config import CompressConfig, read_mapping
-    from trisect.goals import GOALS
+def build_config(*, run_options: dict[str, Any], calibration_options: dict[str, Any]) -> "CompressConfig":
+    """The configuration that the options given come to."""
+    from trisect.config import CompressConfig
 
-    data = read_mapping(path) if path is not None else {}
-    calibration = data.get("calibration") or {}
-    if not isinstance(calibration, dict):
-        raise TrisectError(f"calibration in {path} must be a mapping such as {{samples: 128}}.")
-    if any(name in run_options for name in GOALS):
-        data = {name: value for name, value in data.items() if name not in GOALS}
-    merged = {**data, **run_options, "calibration": {**calibration, **calibration_options}}
-    config = CompressConfig.from_dict(merged)
+    config = CompressConfig.from_dict({**run_options, "calibration": calibration_options})
     if config.without:
         from trisect.methods.a3plus import check_pieces
 

@@ -1,16 +1,64 @@
-"""What a user sees: results on stdout, progress on stderr."""
+"""What a user sees: results on stdout, progress on stderr; no colour and no bars where it is piped."""
 
+import logging
+import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from trisect.files import write_json
 
 Report = Callable[[str, int, int], None]
 """(stage, done, total): called again and again while a stage lasts."""
 
 PIPED_WIDTH = 120
+
+
+@dataclass(kw_only=True)
+class _Command:
+    """The command that is being run, and what to put back when it ends."""
+
+    verbose: bool = False
+    endings: ExitStack = field(default_factory=ExitStack)
+
+
+_running: ContextVar[_Command | None] = ContextVar("_running", default=None)
+
+
+@contextmanager
+def one_command() -> Iterator[None]:
+    """Settings that a command changes, in here or in other libraries, are as before when it ends."""
+    command = _Command()
+    token = _running.set(command)
+    try:
+        with command.endings:
+            yield
+    finally:
+        _running.reset(token)
+
+
+def set_verbose(verbose: bool) -> None:
+    """Say more, or not, until the command ends."""
+    command = _running.get()
+    if command is not None and verbose:
+        command.verbose = True
+        command.endings.callback(_say_what_it_took, time.perf_counter())
+        command.endings.callback(logging.getLogger("trisect").setLevel, logging.getLogger("trisect").level)
+        logging.getLogger("trisect").setLevel(logging.DEBUG)
+
+
+def is_verbose() -> bool:
+    """Whether --verbose was given."""
+    command = _running.get()
+    return command is not None and command.verbose
 
 
 def stdout() -> Console:
@@ -22,21 +70,50 @@ def stdout() -> Console:
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
+def stderr(*, quiet: bool) -> Console:
+    """The console for what is being done; nothing of it when quiet."""
+    return Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+def say_saved(path: Path) -> None:
+    """Where a result is."""
+    stdout().print(f"Saved to {path}", soft_wrap=True)
+
+
+def keep_measurement(path: Path | None, measured: Mapping[str, Any]) -> None:
+    """What --json asks for; `trisect.commands._verb` has checked beforehand that it can be written."""
+    if path is not None:
+        write_json(path, measured)
+        stdout().print(f"Measurement in {path}", soft_wrap=True)
+
+
+def say_next(*lines: str, quiet: bool) -> None:
+    """What a user would type next."""
+    if quiet:
+        return
+    for line in lines:
+        stdout().print(f"Next: {line}", soft_wrap=True)
+
+
+def quoted(name: str | Path) -> str:
+    """A name as a word of a command line."""
+    return shlex.quote(str(name))
+
+
 @contextmanager
 def hushed() -> Iterator[None]:
-    """Keep transformers from writing between our own lines while it loads something."""
-    from transformers import modeling_gguf_pytorch_utils as gguf
-    from transformers.utils import logging
+    """Keep transformers from writing between our own lines, unless --verbose.
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    # The one bar that asks nobody: its tqdm is not the one that the switch above governs.
-    loud = gguf.tqdm
-    gguf.tqdm = lambda entries, **_: entries
-    try:
+    In a command it stays so to the end: saving and generating have things to say too.
+    """
+    from trisect.hush import hushed as quiet_transformers
+
+    command = _running.get()
+    with ExitStack() as here:
+        if not is_verbose():
+            stack = here if command is None else command.endings
+            stack.enter_context(quiet_transformers())
         yield
-    finally:
-        gguf.tqdm = loud
 
 
 @contextmanager
@@ -66,3 +143,11 @@ def progress(*, quiet: bool) -> Iterator[Report]:
 def of_stage(report: Report, stage: str) -> Callable[[int, int], None]:
     """A two-number callback that reports as one stage."""
     return lambda done, total: report(stage, done, total)
+
+
+def _say_what_it_took(start: float) -> None:
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    line = f"took {time.perf_counter() - start:.1f} s, at most {peak / 1e9:.2f} GB of memory"
+    print(line, file=sys.stderr)

@@ -6,12 +6,33 @@ from typing import Annotated
 import typer
 
 from trisect.commands import _options as options
+from trisect.commands._names import completed, method_names
+
+PANEL = "Compress"
+EXAMPLES = (
+    ("Collect once", "trisect calibrate smollm2-135m -o moments.safetensors"),
+    (
+        "... and cut at any ratio",
+        "trisect compress smollm2-135m -o small --ratio 0.3 --method a3 --moments moments.safetensors",
+    ),
+    (
+        "With your own text and fewer windows",
+        "trisect calibrate models/llama -o moments.safetensors --calibration text.txt --samples 32",
+    ),
+)
 
 
 def run(
     model: options.Model,
-    out: Annotated[Path, typer.Option("--out", "-o", help="E.g. moments.safetensors.")],
-    method: Annotated[str, typer.Option(help="Whose moments: `trisect ls methods`.")] = "a3",
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="E.g. moments.safetensors.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Whose moments: `trisect ls methods`.",
+            autocompletion=completed(method_names),
+        ),
+    ] = "a3",
     calibration: options.Calibration = None,
     samples: options.Samples = None,
     length: options.Length = None,
@@ -25,7 +46,7 @@ def run(
 ) -> None:
     """Run the calibration tokens through a model and save its moments."""
     from trisect.commands._flow import load
-    from trisect.commands._screen import progress, stdout
+    from trisect.commands._screen import progress, quoted, say_next, stdout
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.files import check_writable
     from trisect.methods import get_method
@@ -50,3 +71,5 @@ def run(
     with progress(quiet=quiet) as report:
         info = calibrate(loaded.model, config, out, tokenizer=loaded.tokenizer, progress=report)
     stdout().print(f"Moments of {info.num_tokens:,} tokens saved to {out}", soft_wrap=True)
+    cut = f"trisect compress {quoted(model)} -o OUT --ratio 0.25"
+    say_next(f"{cut} --method {method} --moments {quoted(out)}", quiet=quiet)

@@ -10,13 +10,20 @@ from trisect.commands import _options as options
 if TYPE_CHECKING:
     from trisect.compare import Folder, Recipe, Tally
 
+PANEL = "Measure"
+EXAMPLES = (
+    ("What a recipe would run", "trisect compare experiments/recipes/main-stories15m.yaml --dry-run"),
+    ("Run what is missing, on a GPU", "trisect compare recipe.yaml -o results --device cuda"),
+    ("Only the table, from the receipts there are", "trisect compare recipe.yaml -o results --no-run"),
+)
 FAILED_CELLS = 1
 
 
 def run(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML; see docs/comparison.md.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of results. (default: ../results/NAME)")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Folder of results. (default: ../results/NAME)"),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Run this method or model only; may be repeated.")
@@ -36,7 +43,6 @@ def run(
     """Run every cell of a recipe that has no receipt yet, and write one table and figures."""
     from trisect.compare import Folder, load_recipe
     from trisect.compare.run import check_only
-    from trisect.files import check_writable
 
     loaded = load_recipe(recipe)
     check_only(loaded, only or ())
@@ -44,14 +50,12 @@ def run(
     if dry_run:
         show_cells(loaded, folder)
         return
-    if json is not None:
-        check_writable(json)
     tally = None
     if not no_run:
         tally = carry_out(
             loaded, folder, device=device, only=only or (), keep_errors=keep_errors, quiet=quiet
         )
-    finish(loaded, folder, recipe, tally, figures=not no_figures, json=json)
+    finish(loaded, folder, recipe, tally, figures=not no_figures, json=json, quiet=quiet)
 
 
 def default_folder(recipe: Path, name: str) -> Path:
@@ -69,12 +73,10 @@ def carry_out(
     quiet: bool,
 ) -> "Tally":
     """Run what is missing, saying on stderr what is being done."""
-    from rich.console import Console
-
-    from trisect.commands._screen import hushed, progress
+    from trisect.commands._screen import hushed, progress, stderr
     from trisect.compare import run_recipe
 
-    console = Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False)
+    console = stderr(quiet=quiet)
     with hushed(), progress(quiet=quiet) as report:
         return run_recipe(
             recipe,
@@ -83,7 +85,7 @@ def carry_out(
             only=only,
             keep_errors=keep_errors,
             progress=report,
-            say=lambda text: console.print(text, markup=False),
+            say=console.print,
         )
 
 
@@ -95,13 +97,13 @@ def finish(
     *,
     figures: bool,
     json: Path | None,
+    quiet: bool,
 ) -> None:
     """Write table and figures, say what was done, and end with code 1 if a cell failed."""
-    from trisect.commands._screen import stdout
+    from trisect.commands._screen import keep_measurement, say_next, stdout
     from trisect.compare import write_results
     from trisect.compare.outcomes import outcomes_of
     from trisect.compare.values import measurements
-    from trisect.files import write_json
 
     console = stdout()
     written = write_results(recipe, folder, source, figures=figures)
@@ -110,16 +112,17 @@ def finish(
     )
     if tally is not None:
         console.print(
-            f"{recipe.name}: {len(tally.ran)} cells run, {tally.done} done before, {failed} failed",
+            f"{recipe.name}: {len(tally.ran)} cells run, {tally.done} done before, {failed} failed"
+            + (f", {tally.elsewhere} run by other processes" if tally.elsewhere else ""),
             markup=False,
         )
     place = folder.path / "table.md"
     console.print(f"Table: {place}" + ("" if written else " (unchanged)"), soft_wrap=True, markup=False)
-    if json is not None:
-        rows = list(measurements(outcomes_of(recipe, folder)))
-        counts = {} if tally is None else {"ran": len(tally.ran), "done": tally.done}
-        write_json(json, {"recipe": recipe.name, **counts, "failed": failed, "measurements": rows})
+    rows = list(measurements(outcomes_of(recipe, folder)))
+    counts = {} if tally is None else {"ran": len(tally.ran), "done": tally.done}
+    keep_measurement(json, {"recipe": recipe.name, **counts, "failed": failed, "measurements": rows})
     if failed:
+        say_next("the same command tries the failed cells again (--keep-errors leaves them)", quiet=quiet)
         raise typer.Exit(code=FAILED_CELLS)
 
 

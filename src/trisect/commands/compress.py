@@ -8,13 +8,27 @@ import typer
 from trisect.commands import _options as options
 from trisect.commands import _recipe as recipe
 from trisect.commands._job import Job, carry_out
+from trisect.commands._names import completed, data_names
 from trisect.commands.plan import show_plan
 from trisect.errors import TrisectError
+
+PANEL = "Compress"
+EXAMPLES = (
+    ("Remove a quarter of the decoder", "trisect compress smollm2-135m -o small --ratio 0.25"),
+    (
+        "As small as 5% more perplexity allows, on your own text",
+        "trisect compress models/llama -o small --max-ppl-increase 5% --calibration text.txt",
+    ),
+    (
+        "Halve the KV cache of a large model, on a GPU",
+        "trisect compress meta-llama/Llama-3.1-8B -o small --kv-ratio 0.5 --device cuda",
+    ),
+)
 
 
 def run(
     model: options.Model,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="New folder.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="New folder.")] = None,
     ratio: recipe.Ratio = None,
     kv_ratio: recipe.KvRatio = None,
     target_params: recipe.TargetParams = None,
@@ -43,14 +57,20 @@ def run(
     rope_scope: recipe.RopeScope = None,
     without: recipe.Without = None,
     portable: recipe.Portable = None,
+    qk_norm_tolerance: recipe.QkNormTolerance = None,
     moments: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Moments from `trisect calibrate`.")
     ] = None,
     evaluate: Annotated[
-        str, typer.Option("--eval", metavar="NAME|FILE", help="Text for perplexity; none to skip.")
+        str,
+        typer.Option(
+            "--eval",
+            metavar="NAME|FILE|none",
+            help="Text for perplexity before and after; none to skip.",
+            autocompletion=completed(data_names),
+        ),
     ] = "builtin",
     eval_windows: Annotated[int, typer.Option(help="Windows of that text.")] = 8,
-    config: recipe.Config = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
     json: options.Json = None,
     quiet: options.Quiet = False,
@@ -58,7 +78,6 @@ def run(
 ) -> None:
     """Narrow a model to a goal, usually --ratio, and save it as a Hugging Face folder."""
     chosen = recipe.build_config(
-        config,
         run_options=options.given(
             ratio=ratio,
             kv_ratio=kv_ratio,
@@ -76,6 +95,7 @@ def run(
             rope_scope=rope_scope,
             without=without,
             portable=portable,
+            qk_norm_tolerance=qk_norm_tolerance,
             seed=seed,
         ),
         calibration_options=options.given(

@@ -5,10 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trisect.commands import _options as options
+from trisect.commands._names import completed, method_names
 
 if TYPE_CHECKING:
     from trisect.models import Loaded
 
+PANEL = "Start here"
+EXAMPLES = (
+    ("The whole flow on a small real model", "trisect demo"),
+    ("The paper's method, and more removed", "trisect demo --method a3 --ratio 0.4"),
+)
 MODEL = "smollm2-135m"
 PROMPT = "A function in Python is"
 NEW_TOKENS = 40
@@ -18,16 +24,20 @@ SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
 
 def run(
     ratio: Annotated[float, typer.Option(help="Fraction of the decoder's weights to remove.")] = 0.25,
-    method: Annotated[str, typer.Option(help="See `trisect ls methods`.")] = "a3+",
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="See `trisect ls methods`.", autocompletion=completed(method_names)
+        ),
+    ] = "a3+",
     json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a small model, compress it, and show what it cost."""
     from trisect.commands._flow import compress_and_measure, load
-    from trisect.commands._screen import progress, stdout
+    from trisect.commands._screen import keep_measurement, progress, say_next, stdout
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.data import REGISTRY_MODELS, load_tokens
-    from trisect.files import write_json
     from trisect.methods import get_method
 
     calibration = CalibrationConfig(samples=SAMPLES, length=LENGTH)
@@ -55,9 +65,9 @@ def run(
     console.print(f"({MODEL}: {REGISTRY_MODELS[MODEL].note}; text: {evaluation.source})")
     console.print(f"before:     {dense_text}", soft_wrap=True, markup=False)
     console.print(f"compressed: {narrow_text}", soft_wrap=True, markup=False)
-    if json is not None:
-        texts = {"prompt": PROMPT, "before": dense_text, "after": narrow_text}
-        write_json(json, {"model": MODEL, **outcome.to_dict(), "texts": texts})
+    texts = {"prompt": PROMPT, "before": dense_text, "after": narrow_text}
+    keep_measurement(json, {"model": MODEL, **outcome.to_dict(), "texts": texts})
+    say_next(f"trisect compress {MODEL} -o small --ratio {ratio} --method {method}", quiet=quiet)
 
 
 def continue_prompt(loaded: "Loaded") -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trisect.commands import _options as options
+from trisect.commands._names import completed, data_names, one_of
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from trisect.evaluate.tasks import Request, TaskResults
     from trisect.models import Loaded
 
+PANEL = "Measure"
+EXAMPLES = (
+    ("Perplexity on the text that is always there", "trisect eval small"),
+    ("On your own text, kept as a file", "trisect eval small --data text.txt --length 1024 --json eval.json"),
+    ("The paper's tasks, 100 questions of each", "trisect eval small --tasks paper --limit 100"),
+)
+
 
 def run(
     model: options.Model,
@@ -23,11 +31,19 @@ def run(
         typer.Option(
             metavar="NAME|FILE",
             help="Text: `trisect ls data`, or a file. (default: builtin, or none with --tasks)",
+            autocompletion=completed(data_names),
         ),
     ] = None,
     length: Annotated[int, typer.Option(help="Tokens per window.")] = 2048,
     windows: Annotated[int | None, typer.Option(help="Number of windows. (default: all)")] = None,
-    sampling: Annotated[str, typer.Option(metavar="random|first", help="Which windows are taken.")] = "first",
+    sampling: Annotated[
+        str,
+        typer.Option(
+            metavar="random|first",
+            help="Which windows are taken.",
+            autocompletion=one_of("random", "first"),
+        ),
+    ] = "first",
     seed: Annotated[int, typer.Option(help="Seed of random windows.")] = 0,
     by_position: Annotated[
         int | None,
@@ -41,6 +57,7 @@ def run(
         typer.Option(
             metavar="PRESET|TASK[:SHOTS],...",
             help="Tasks of lm-eval-harness: paper, zero-shot, quick, or names such as boolq,winogrande:5.",
+            autocompletion=one_of("paper", "zero-shot", "quick"),
         ),
     ] = None,
     limit: Annotated[
@@ -50,7 +67,12 @@ def run(
         int | None, typer.Option(help="Examples in each prompt. (default: as the preset or the paper has it)")
     ] = None,
     task_source: Annotated[
-        str, typer.Option(metavar="local|hub", help="Task files: local ones, or lm-eval's from the hub.")
+        str,
+        typer.Option(
+            metavar="local|hub",
+            help="Task files: local ones, or lm-eval's from the hub.",
+            autocompletion=one_of("local", "hub"),
+        ),
     ] = "local",
     batch_size: options.BatchSize = None,
     dtype: options.Dtype = None,
@@ -61,12 +83,10 @@ def run(
 ) -> None:
     """Measure the perplexity of a model on a text, its scores on tasks, or both."""
     from trisect.commands._flow import load
+    from trisect.commands._screen import keep_measurement, quoted, say_next
     from trisect.evaluate.positions import check_buckets
     from trisect.evaluate.tasks import check_request, parse_tasks
-    from trisect.files import check_writable, write_json
 
-    if json is not None:
-        check_writable(json)
     requests = [] if tasks is None else parse_tasks(tasks, shots=shots)
     if by_position is not None:
         if data is None and requests:
@@ -85,8 +105,9 @@ def run(
     if requests:
         choice = {"limit": limit, "task_source": task_source}
         measured["tasks"] = _tasks(loaded, requests, choice, batch_size=batch_size, quiet=quiet)
-    if json is not None:
-        write_json(json, measured)
+    keep_measurement(json, measured)
+    kept = "FILE, after --json FILE here" if json is None else quoted(json)
+    say_next(f"trisect report RUN --measured {kept}", quiet=quiet)
 
 
 def _perplexity(

@@ -1,16 +1,23 @@
 """`trisect export`: a compressed model as files that other software reads without trisect."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trisect.commands import _options as options
+from trisect.commands._names import one_of
 from trisect.errors import TrisectError, unknown_name
 
 if TYPE_CHECKING:
     from trisect.models import Loaded
 
+PANEL = "Use"
+EXAMPLES = (
+    ("A stock checkpoint, for transformers and vLLM", "trisect export small -o small-hf"),
+    ("A file for llama.cpp", "trisect export small -o small.gguf --to gguf --dtype q8_0"),
+)
 FORMATS = ("hf", "gguf")
 
 
@@ -21,21 +28,25 @@ def run(
         typer.Option(
             "--out",
             "-o",
-            metavar="OUT",
+            metavar="DIR|FILE",
             help="The new folder, or the GGUF file (NAME.gguf, or a folder for it).",
         ),
     ],
     to: Annotated[
         str,
         typer.Option(
-            metavar="hf|gguf", help="hf: a stock checkpoint, for transformers. gguf: a file, for llama.cpp."
+            metavar="hf|gguf",
+            help="hf: a stock checkpoint, for transformers. gguf: a file, for llama.cpp.",
+            autocompletion=one_of(*FORMATS),
         ),
     ] = "hf",
     dtype: Annotated[
         str | None,
         typer.Option(
+            metavar="DTYPE",
             help="hf: float32, bfloat16 or float16 (default: the folder's own). gguf: f32, f16 or q8_0 "
-            "(default: f16)."
+            "(default: f16).",
+            autocompletion=one_of("float32", "bfloat16", "float16", "f32", "f16", "q8_0"),
         ),
     ] = None,
     as_llama: Annotated[
@@ -43,30 +54,35 @@ def run(
         typer.Option("--as-llama", help="Write a Mistral or Qwen2 model under Llama's architecture. (hf)"),
     ] = False,
     json: options.Json = None,
+    quiet: options.Quiet = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Write a compressed model for transformers (vLLM, SGLang) or llama.cpp, checked against the original."""
-    from trisect.commands._screen import hushed
-    from trisect.files import check_writable, write_json
+    from trisect.commands._screen import hushed, keep_measurement
 
     if to not in FORMATS:
         raise unknown_name("format", to, FORMATS)
     if as_llama and to != "hf":
         raise TrisectError("--as-llama is about --to hf; a GGUF file has Llama's architecture always.")
-    if json is not None:
-        check_writable(json)
+    export = _hf if to == "hf" else _gguf
     with hushed():
-        export = _hf if to == "hf" else _gguf
-        facts = export(folder, out, dtype, as_llama=as_llama, trust_remote_code=trust_remote_code)
-    if json is not None:
-        write_json(json, facts)
+        done = export(folder, out, dtype, as_llama=as_llama, trust_remote_code=trust_remote_code)
+    _show(done, quiet=quiet)
+    keep_measurement(json, done.facts)
 
 
-def _hf(
-    folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool
-) -> dict[str, Any]:
-    from dataclasses import asdict
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """An export, for people and for JSON."""
 
+    title: str
+    rows: dict[str, str]
+    lines: list[str]
+    """How to load it."""
+    facts: dict[str, Any]
+
+
+def _hf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool) -> Done:
     from trisect.export import export_hf
     from trisect.files import check_new_folder
     from trisect.receipt import read_receipt
@@ -82,15 +98,16 @@ def _hf(
         "weights": f"{done.dtype}, {size / 1e6:.1f} MB",
         "logits": _nearness(done.difference, done.rounding, done.dtype),
     }
-    _show(f"Stock checkpoint in {done.path}", rows, done.notes, _hf_lines(done.path, loaded.tokenizer))
-    return {**asdict(done), "path": str(done.path)}
+    return Done(
+        title=f"Stock checkpoint in {done.path}",
+        rows=rows,
+        lines=_hf_lines(done.path, loaded.tokenizer),
+        facts={**asdict(done), "path": str(done.path)},
+    )
 
 
-def _gguf(
-    folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool
-) -> dict[str, Any]:
-    from dataclasses import asdict
-
+def _gguf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool) -> Done:
+    from trisect.commands._screen import quoted
     from trisect.export.gguf import export_gguf
     from trisect.receipt import read_receipt
 
@@ -104,9 +121,12 @@ def _gguf(
         if done.llama_cpp is None
         else f"runs; the next token's probabilities are {done.llama_cpp:.0e} nats apart",
     }
-    lines = [f"llama-cli -m {done.path} -p 'Once upon a time'"]
-    _show(f"GGUF file {done.path}", rows, done.notes, lines)
-    return {**asdict(done), "path": str(done.path)}
+    return Done(
+        title=f"GGUF file {done.path}",
+        rows=rows,
+        lines=[f"llama-cli -m {quoted(done.path)} -p 'Once upon a time'"],
+        facts={**asdict(done), "path": str(done.path)},
+    )
 
 
 def _load(folder: str, trust_remote_code: bool) -> "Loaded":
@@ -147,18 +167,19 @@ def _hf_lines(path: Path, tokenizer: Any) -> list[str]:
     return lines if tokenizer is None else [*lines, f'tokenizer = AutoTokenizer.from_pretrained("{path}")']
 
 
-def _show(title: str, rows: dict[str, str], notes: tuple[str, ...], lines: list[str]) -> None:
+def _show(done: Done, *, quiet: bool) -> None:
     from rich.table import Table
 
     from trisect.commands._screen import stdout
 
     console = stdout()
-    table = Table(title=title, title_justify="left", show_header=False)
-    for name, value in rows.items():
+    table = Table(title=done.title, title_justify="left", show_header=False)
+    for name, value in done.rows.items():
         table.add_row(name, value)
     console.print(table)
-    for note in notes:
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
-    console.print("Load it without trisect:")
-    for line in lines:
-        console.print(f"  {line}", soft_wrap=True, markup=False)
+    for note in done.facts["notes"]:
+        console.print(f"note: {note}", soft_wrap=True)
+    if not quiet:
+        console.print("Load it without trisect:")
+        for line in done.lines:
+            console.print(f"  {line}", soft_wrap=True)

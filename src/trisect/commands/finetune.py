@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trisect.commands import _options as options
+from trisect.commands._names import completed, data_names, one_of
 from trisect.errors import TrisectError
+
+PANEL = "Recover and shrink further"
+EXAMPLES = (
+    ("Tune on instructions", "trisect finetune small --data alpaca.json -o tuned"),
+    (
+        "On plain text, with held-out text measured before and after",
+        "trisect finetune small --data train.txt -o tuned --eval-data held_out.txt --device cuda",
+    ),
+    ("Go on after Ctrl-C", "trisect finetune small --data alpaca.json -o tuned --resume"),
+)
 
 if TYPE_CHECKING:
     from trisect.commands._screen import Report
@@ -19,9 +30,13 @@ def run(
     model: options.Model,
     data: Annotated[
         str,
-        typer.Option(metavar="FILE|NAME", help="Alpaca-style .json or .jsonl, or any text `eval` reads."),
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Alpaca-style .json or .jsonl, or any text `eval` reads.",
+            autocompletion=completed(data_names),
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="New folder.")],
+    out: options.OutFolder,
     rank: Annotated[int, typer.Option(help="Rank of the adapters.")] = 8,
     alpha: Annotated[int, typer.Option(help="Adapters count alpha / rank times.")] = 16,
     targets: Annotated[
@@ -31,14 +46,24 @@ def run(
     max_steps: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-4,
     schedule: Annotated[
-        str, typer.Option(metavar="cosine|linear|constant", help="How the learning rate comes down.")
+        str,
+        typer.Option(
+            metavar="cosine|linear|constant",
+            help="How the learning rate comes down.",
+            autocompletion=one_of("cosine", "linear", "constant"),
+        ),
     ] = "cosine",
     warmup: Annotated[float, typer.Option(help="Share of the steps in which it rises.")] = 0.03,
     batch_size: Annotated[int, typer.Option(help="Examples per forward pass.")] = 4,
     accumulate: Annotated[int, typer.Option(help="Forward passes per step.")] = 4,
     length: Annotated[int, typer.Option(help="Tokens of an example, or of a window of text.")] = 512,
     loss: Annotated[
-        str, typer.Option(metavar="response|all", help="What is learned of instruction data.")
+        str,
+        typer.Option(
+            metavar="response|all",
+            help="What is learned of instruction data.",
+            autocompletion=one_of("response", "all"),
+        ),
     ] = "response",
     weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = 0.0,
     clip: Annotated[float, typer.Option(help="Longest gradient.")] = 1.0,
@@ -52,7 +77,7 @@ def run(
     ] = False,
     eval_data: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE|NAME", help="Held-out text or instructions, measured before and after."),
+        typer.Option(metavar="NAME|FILE", help="Held-out text or instructions, measured before and after."),
     ] = None,
     eval_length: Annotated[int, typer.Option(help="Tokens per held-out window.")] = 1024,
     eval_windows: Annotated[int, typer.Option(help="Held-out windows of each text.")] = 16,
@@ -87,7 +112,7 @@ def run(
         seed=seed,
         gradient_checkpointing=gradient_checkpointing,
     )
-    state = _checked_state(out, resume=resume, save_every=save_every, json=json)
+    state = _checked_state(out, resume=resume, save_every=save_every)
     receipt = read_receipt(model)
     loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     examples = load_examples(data, loaded.tokenizer, length=length, loss=loss)
@@ -112,8 +137,7 @@ def _carry_out(
     quiet: bool,
 ) -> None:
     """Measure, tune, measure, save; the state goes when the folder is there."""
-    from trisect.commands._screen import of_stage, progress, stdout
-    from trisect.files import write_json
+    from trisect.commands._screen import keep_measurement, of_stage, progress, quoted, say_next, say_saved
     from trisect.finetune import Stopped, finetune
     from trisect.finetune.save import extended, save_tuned
 
@@ -123,16 +147,18 @@ def _carry_out(
             tuned = finetune(loaded.model, examples, config, progress=of_stage(report, "tuning"), **tuning)
             after = _measure(loaded.model, held_out, report, "after")
     except Stopped as stopped:
-        _say_how_to_resume(stopped)
-        raise
+        raise KeyboardInterrupt(
+            f"Stopped after step {stopped.step} of {stopped.total}; the run is in {stopped.state}. Give the "
+            "same command with --resume to go on."
+        ) from stopped
     measured = [{"before": was, "after": now} for was, now in zip(before, after, strict=True)]
     entry = {**tuned.receipt, "model": loaded.name, "held_out": measured}
     save_tuned(tuned, loaded.tokenizer, out, receipt=extended(receipt, entry))
     tuning["state"].unlink(missing_ok=True)
     _show(tuned, examples, measured)
-    stdout().print(f"Saved to {out}", soft_wrap=True)
-    if json is not None:
-        write_json(json, {"out": str(out), **entry})
+    say_saved(out)
+    keep_measurement(json, {"out": str(out), **entry})
+    say_next(f"trisect eval {quoted(out)}", f"trisect export {quoted(out)} -o OUT", quiet=quiet)
 
 
 def _measure(model: Any, held_out: "list[HeldOut]", report: "Report", when: str) -> list[dict[str, Any]]:
@@ -152,16 +178,14 @@ def _need_peft() -> None:
         raise TrisectError("Tuning needs peft: pip install 'trisect[finetune]'.") from error
 
 
-def _checked_state(out: Path, *, resume: bool, save_every: int, json: Path | None) -> Path:
+def _checked_state(out: Path, *, resume: bool, save_every: int) -> Path:
     """The file of the run's state; everything about outputs that can be refused is refused here."""
-    from trisect.files import check_new_folder, check_writable
+    from trisect.files import check_new_folder
     from trisect.finetune.state import state_path
 
     if save_every < 1:
         raise TrisectError(f"--save-every must be 1 or more, not {save_every}.")
     check_new_folder(out)
-    if json is not None:
-        check_writable(json)
     state = state_path(out)
     if resume and not state.is_file():
         raise TrisectError(f"There is nothing to resume: no {state}; leave --resume out to start.")
@@ -170,18 +194,6 @@ def _checked_state(out: Path, *, resume: bool, save_every: int, json: Path | Non
             f"{state} is there from a run that was interrupted: add --resume to go on with it, or remove it."
         )
     return state
-
-
-def _say_how_to_resume(stopped: Any) -> None:
-    from rich.console import Console
-
-    Console(stderr=True).print(
-        f"Stopped after step {stopped.step} of {stopped.total}; the run is in {stopped.state}. "
-        "Give the same command with --resume to go on.",
-        soft_wrap=True,
-        markup=False,
-        highlight=False,
-    )
 
 
 def _show(tuned: "Tuned", examples: "Examples", held_out: list[dict[str, Any]]) -> None:

@@ -4,6 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 from trisect.commands import _options as options
 
+PANEL = "Measure"
+EXAMPLES = (
+    ("What was removed from a model", "trisect inspect small"),
+    ("Its numbers as a file", "trisect inspect small --json sizes.json"),
+)
+
 if TYPE_CHECKING:
     from trisect.shapes import ModelShape
 
@@ -11,11 +17,11 @@ if TYPE_CHECKING:
 def run(
     model: options.Model,
     json: options.Json = None,
+    quiet: options.Quiet = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Show a model's widths, parameters, cache and FLOPs; no weights are read."""
-    from trisect.commands._screen import hushed, stdout
-    from trisect.files import write_json
+    from trisect.commands._screen import hushed, keep_measurement, quoted, say_next, stdout
     from trisect.models import read_shape
     from trisect.report.table import compression_table
 
@@ -25,12 +31,26 @@ def run(
     console = stdout()
     console.print(
         f"{model}: family {info.get('family')}, {len(current.layers)} layers, "
-        f"method {info.get('method') or 'none'}",
+        f"method {info.get('method') or 'none'}" + quantised(info.get("quantization")),
         soft_wrap=True,
     )
     console.print(compression_table(original, current, labels=("original", "now")))
-    if json is not None:
-        write_json(json, measurement)
+    keep_measurement(json, measurement)
+    name = quoted(model)
+    compressed = bool(info.get("method"))
+    say_next(
+        f"trisect eval {name}" if compressed else f"trisect compress {name} -o OUT --ratio 0.25", quiet=quiet
+    )
+
+
+def quantised(packing: dict[str, Any] | None) -> str:
+    """The end of the first line: in how many bits the linear maps are held."""
+    if packing is None:
+        return ""
+    held = ", ".join(
+        f"{count} linear maps in {bits} bits" for bits, count in packing["modules_by_bits"].items()
+    )
+    return f"; {held} ({packing['backend']})"
 
 
 def describe(current: "ModelShape", original: "ModelShape") -> dict[str, Any]:

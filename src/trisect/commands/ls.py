@@ -4,15 +4,25 @@ from typing import Annotated
 
 import typer
 
+from trisect.commands._names import one_of
 from trisect.errors import unknown_name
 
+PANEL = "Start here"
+EXAMPLES = (
+    ("Everything there is to choose from", "trisect ls"),
+    ("One table", "trisect ls methods"),
+)
 KINDS = ("methods", "pieces", "families", "data", "models")
 
 
 def run(
     kind: Annotated[
         str | None,
-        typer.Argument(metavar="[methods|pieces|families|data|models]", help="Leave it out for everything."),
+        typer.Argument(
+            metavar="[methods|pieces|families|data|models]",
+            help="Leave it out for everything.",
+            autocompletion=one_of(*KINDS),
+        ),
     ] = None,
 ) -> None:
     """List methods, pieces of a3+, model families, data sources and built-in models."""

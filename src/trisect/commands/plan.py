@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from trisect.plan import Curves, Plan
     from trisect.shapes import ModelShape
 
+PANEL = "Compress"
+EXAMPLES = (
+    ("The widths that a quarter less comes to", "trisect plan smollm2-135m --ratio 0.25"),
+    (
+        "Spread by measured losses, drawn as a picture",
+        "trisect plan smollm2-135m --ratio 0.25 --allocate balanced --curves curves.json --heatmap plan.svg",
+    ),
+    ("What fits 100 million parameters", "trisect plan smollm2-135m --target-params 100M"),
+)
 UNITS = {
     "linear": "decoder weights",
     "params": "parameters",
@@ -45,6 +54,8 @@ def run(
     curves: recipe.Curves = None,
     rope_scope: recipe.RopeScope = None,
     without: recipe.Without = None,
+    portable: recipe.Portable = None,
+    qk_norm_tolerance: recipe.QkNormTolerance = None,
     calibration: options.Calibration = None,
     samples: options.Samples = None,
     length: options.Length = None,
@@ -53,17 +64,16 @@ def run(
     batch_size: options.BatchSize = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
+    states: options.States = None,
     heatmap: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the plan, layers by parts: .png or .svg.")
     ] = None,
-    config: recipe.Config = None,
     json: options.Json = None,
     quiet: options.Quiet = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Show the widths that a goal comes to; weights are read only to measure loss curves."""
     chosen = recipe.build_config(
-        config,
         run_options=options.given(
             ratio=ratio,
             kv_ratio=kv_ratio,
@@ -80,6 +90,8 @@ def run(
             allocate=allocate,
             rope_scope=rope_scope,
             without=without,
+            portable=portable,
+            qk_norm_tolerance=qk_norm_tolerance,
             seed=seed,
         ),
         calibration_options=options.given(
@@ -89,6 +101,7 @@ def run(
             sampling=sampling,
             seed=seed,
             batch_size=batch_size,
+            states=states,
         ),
     )
     show_plan(
@@ -113,8 +126,8 @@ def show_plan(
     load_options: dict[str, Any],
 ) -> None:
     """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
-    from trisect.commands._screen import hushed, stdout
-    from trisect.files import check_writable, write_json
+    from trisect.commands._screen import hushed, keep_measurement, quoted, say_next, stdout
+    from trisect.files import check_writable
     from trisect.methods import get_method
     from trisect.models import read_shape
     from trisect.plan import apply_plan
@@ -142,8 +155,11 @@ def show_plan(
         removed = f"{facts['ratio']:.1%} of the decoder removed"
         title = f"{Path(model).name}: {config.method}, {config.allocate}, {removed}"
         write_heatmap(heatmap, shape, after, title=title)
-    if json is not None:
-        write_json(json, {"model": model, **facts})
+    keep_measurement(json, {"model": model, **facts})
+    say_next(
+        f"trisect compress {quoted(model)} -o OUT {_goal_options(config)}, other options as here",
+        quiet=quiet,
+    )
 
 
 def make_plan(shape: "ModelShape", config: "CompressConfig", curves: "Curves | None") -> "Plan":
@@ -261,3 +277,13 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     elif rise is not None:
         lines.append("predicted from the curves: nothing, the plan goes below them")
     return lines
+
+
+def _goal_options(config: "CompressConfig") -> str:
+    """The goal as it is typed."""
+    from trisect.goals import GOALS
+
+    goals = {name: getattr(config, name) for name in GOALS}
+    return " ".join(
+        f"--{name.replace('_', '-')} {value}" for name, value in goals.items() if value is not None
+    )

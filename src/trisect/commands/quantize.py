@@ -1,12 +1,22 @@
 """`trisect quantize`: the linear weights of a dense or compressed model in fewer bits."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trisect.commands import _options as options
+from trisect.commands._names import completed, data_names, one_of
+
+PANEL = "Recover and shrink further"
+EXAMPLES = (
+    ("Four bits per weight", "trisect quantize small -o small-4bit"),
+    (
+        "Three bits, with perplexity before and after",
+        "trisect quantize small -o small-3bit --bits 3 --data builtin",
+    ),
+    ("Eight bits with torchao's kernels", "trisect quantize small -o small-8bit --bits 8 --backend torchao"),
+)
 
 if TYPE_CHECKING:
     from trisect.evaluate.perplexity import Perplexity
@@ -16,7 +26,7 @@ if TYPE_CHECKING:
 
 def run(
     model: options.Model,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder.")],
+    out: options.OutFolder,
     bits: Annotated[int, typer.Option(metavar="8|4|3|2", help="Bits per weight, before scales.")] = 4,
     group_size: Annotated[
         str,
@@ -26,7 +36,12 @@ def run(
         ),
     ] = "auto",
     backend: Annotated[
-        str, typer.Option(metavar="hqq|torchao", help="torchao: int8 with one scale per output.")
+        str,
+        typer.Option(
+            metavar="hqq|torchao",
+            help="torchao: int8 with one scale per output.",
+            autocompletion=one_of("hqq", "torchao"),
+        ),
     ] = "hqq",
     parts: Annotated[str, typer.Option(metavar="LIST", help="What to quantise.")] = "qk,ov,mlp",
     lm_head: Annotated[
@@ -34,7 +49,11 @@ def run(
     ] = False,
     data: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Text for perplexity before and after. (default: none)"),
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Text for perplexity before and after. (default: none)",
+            autocompletion=completed(data_names),
+        ),
     ] = None,
     length: Annotated[int, typer.Option(help="Tokens per window of that text.")] = 2048,
     windows: Annotated[int, typer.Option(help="Windows of that text.")] = 8,
@@ -46,9 +65,9 @@ def run(
 ) -> None:
     """Hold a model's linear weights in fewer bits, and save it as a folder that loads as it is."""
     from trisect.commands._flow import load
-    from trisect.commands._screen import stdout
+    from trisect.commands._screen import keep_measurement, quoted, say_next, say_saved
     from trisect.data import load_tokens
-    from trisect.files import check_new_folder, check_writable, write_json
+    from trisect.files import check_new_folder
     from trisect.models import save_model
     from trisect.quantize import QuantizeConfig
     from trisect.quantize.backends import require
@@ -62,8 +81,6 @@ def run(
         lm_head=lm_head,
     )
     check_new_folder(out)
-    if json is not None:
-        check_writable(json)
     require(backend)
     loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     tokens = None
@@ -72,9 +89,9 @@ def run(
         tokens = load_tokens(data, loaded.tokenizer, split="evaluation", **choice)
     measured = _carry_out(loaded, config, tokens=tokens, quiet=quiet)
     save_model(loaded.model, loaded.tokenizer, out, receipt=measured["receipt"])
-    stdout().print(f"Saved to {out}", soft_wrap=True)
-    if json is not None:
-        write_json(json, {"model": model, "out": str(out), **measured})
+    say_saved(out)
+    keep_measurement(json, {"model": model, "out": str(out), **measured})
+    say_next(f"trisect eval {quoted(out)}", quiet=quiet)
 
 
 def _carry_out(loaded: "Loaded", config: "QuantizeConfig", *, tokens: Any, quiet: bool) -> dict[str, Any]:

@@ -8,6 +8,16 @@ import typer
 from trisect.commands import _options as options
 from trisect.errors import TrisectError
 
+PANEL = "Measure"
+EXAMPLES = (
+    ("One page about a run", "trisect report small -o report.html"),
+    (
+        "Two runs side by side, with what was measured later",
+        "trisect report small smaller --measured eval.json --figures figures",
+    ),
+    ("What the models write", "trisect report small --sample 'A function in Python is'"),
+)
+
 if TYPE_CHECKING:
     from trisect.plan import Curves
     from trisect.report.records import Run, Sample
@@ -44,7 +54,7 @@ def run(
     quiet: options.Quiet = False,
 ) -> None:
     """Write one self-contained page: what went, what it cost, where the time went, and every receipt."""
-    from trisect.commands._screen import hushed, stdout
+    from trisect.commands._screen import hushed, quoted, say_next, say_saved, stdout
     from trisect.plan import read_curves
     from trisect.report.collect import read_runs
     from trisect.report.page import all_figures, render, report_sections
@@ -66,7 +76,8 @@ def run(
     if figures is not None:
         png = "" if any(path.suffix == ".png" for path in drawn) else " (PNG: pip install 'trisect[plots]')"
         console.print(f"{len(drawn)} figures in {figures}{png}", soft_wrap=True, markup=False)
-    console.print(f"Saved to {out}", soft_wrap=True, markup=False)
+    say_saved(out)
+    say_next(f"open {quoted(out)} in a browser", quiet=quiet)
 
 
 def _check_curves(curves: "Curves | None", runs: "list[Run]", path: Path | None) -> None:

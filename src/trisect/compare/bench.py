@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,17 @@ class Bench:
         # Nobody collects what the cell at hand could not use.
         stored = None if reads_of(cell.config) is None else self.stored(cell.calibration)
         moments = None if stored is None else stored.path_for(cell.config)
-        tokenizer = self.loaded.tokenizer
-        result = compress(
-            self._fresh(),
-            cell.config,
-            tokenizer=tokenizer,
-            tokens=tokens,
-            moments=moments,
-            curves=self._curves(cell),
-            progress=self.progress,
-        )
+        tokenizer, curves = self.loaded.tokenizer, self._curves(cell)
+        with nullcontext() if curves is None or curves.exists() else self.folder.waiting(curves.stem):
+            result = compress(
+                self._fresh(),
+                cell.config,
+                tokenizer=tokenizer,
+                tokens=tokens,
+                moments=moments,
+                curves=curves,
+                progress=self.progress,
+            )
         receipt = cell_receipt(
             cell,
             result,
@@ -116,15 +118,16 @@ class Bench:
         if torch.device(self.device).type != "cpu":
             return None
         if calibration.name not in self._stored:
-            self._stored[calibration.name] = stored_moments(
-                self.loaded.model,
-                self.tokens(calibration),
-                [cell for cell in self.cells if cell.calibration == calibration],
-                folder=self.folder.cache,
-                batch_size=calibration.config.batch_size,
-                progress=self.progress,
-                say=self.say,
-            )
+            with self.folder.waiting("moments"):
+                self._stored[calibration.name] = stored_moments(
+                    self.loaded.model,
+                    self.tokens(calibration),
+                    [cell for cell in self.cells if cell.calibration == calibration],
+                    folder=self.folder.cache,
+                    batch_size=calibration.config.batch_size,
+                    progress=self.progress,
+                    say=self.say,
+                )
         return self._stored[calibration.name]
 
     def release(self) -> None:

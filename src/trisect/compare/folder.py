@@ -1,13 +1,13 @@
-"""The folder of one recipe's results: receipts, errors, what is cached, and a lock."""
+"""The folder of one recipe's results: receipts, errors, what is cached, and who runs what."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.files import atomic_write_text, check_writable, locked, write_json
+from trisect.files import after_others, atomic_write_text, check_writable, locked, write_json
 from trisect.untrusted import read_json
 
 
@@ -39,15 +39,27 @@ class Folder:
     def keep_error(self, key: str, entry: dict[str, Any]) -> None:
         write_json(self.error_path(key), entry)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep a second run out."""
+    def prepare(self) -> None:
         check_writable(self.path / "cells")
         self.cache.mkdir(parents=True, exist_ok=True)
         # The folder hides itself from git: nobody commits gigabytes of moments by accident.
         atomic_write_text(self.cache / ".gitignore", "*\n")
-        refusal = f"Another run is writing to {self.path}; wait for it, or name another folder with -o."
-        with locked(self.cache / "lock", refusal):
+
+    @contextmanager
+    def claimed(self, key: str) -> Iterator[bool]:
+        """Whether a cell is this process's to run: several may work on one recipe, a cell is for one."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.cache / f"{key}.lock", "a cell of another process"))
+            except TrisectError:
+                yield False
+            else:
+                yield True
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """What many cells share is made by one process, while the others wait for it."""
+        with after_others(self.cache / f"{name}.lock"):
             yield
 
 

@@ -27,6 +27,8 @@ class Tally:
     """Cells that had a receipt already."""
     ran: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    elsewhere: int = 0
+    """Cells that another process is running or has just run."""
 
 
 def run_recipe(
@@ -44,19 +46,19 @@ def run_recipe(
     tally = Tally()
     every = list({cell.key: cell for cell in cells_of(recipe)}.values())
     wanted = [cell for cell in every if _chosen(recipe, cell, only)]
-    with folder.locked():
-        missing = [cell for cell in wanted if not folder.receipt_path(cell.key).exists()]
-        if keep_errors:
-            missing = [cell for cell in missing if not folder.error_path(cell.key).exists()]
-        tally.done = len(wanted) - len(missing)
-        if missing:
-            make_texts(recipe)
-        for model in recipe.models:
-            mine = [cell for cell in missing if cell.model == model]
-            if mine:
-                same = [cell for cell in every if cell.model == model]
-                bench = Bench(model, same, folder=folder, device=device, progress=progress, say=say)
-                _run_model(model, mine, bench, folder=folder, tally=tally, total=len(missing), say=say)
+    folder.prepare()
+    missing = [cell for cell in wanted if not folder.receipt_path(cell.key).exists()]
+    if keep_errors:
+        missing = [cell for cell in missing if not folder.error_path(cell.key).exists()]
+    tally.done = len(wanted) - len(missing)
+    if missing:
+        make_texts(recipe)
+    for model in recipe.models:
+        mine = [cell for cell in missing if cell.model == model]
+        if mine:
+            same = [cell for cell in every if cell.model == model]
+            bench = Bench(model, same, folder=folder, device=device, progress=progress, say=say)
+            _run_model(model, mine, bench, folder=folder, tally=tally, total=len(missing), say=say)
     return tally
 
 
@@ -99,12 +101,16 @@ def _run_model(
             _fail(cell, error, folder=folder, tally=tally, say=say)
         return
     for cell in cells:
-        say(f"cell {len(tally.ran) + len(tally.failed) + 1} of {total}: {cell.describe()}")
-        try:
-            folder.keep_receipt(cell.key, bench.run(cell))
-            tally.ran.append(cell.key)
-        except Exception as error:  # whatever it is, the other cells are worth having
-            _fail(cell, error, folder=folder, tally=tally, say=say)
+        with folder.claimed(cell.key) as mine:
+            if not mine or folder.receipt_path(cell.key).exists():
+                tally.elsewhere += 1
+                continue
+            say(f"cell {len(tally.ran) + len(tally.failed) + 1} of {total}: {cell.describe()}")
+            try:
+                folder.keep_receipt(cell.key, bench.run(cell))
+                tally.ran.append(cell.key)
+            except Exception as error:  # whatever it is, the other cells are worth having
+                _fail(cell, error, folder=folder, tally=tally, say=say)
         bench.release()
 
 

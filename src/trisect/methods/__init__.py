@@ -1,6 +1,6 @@
 """Methods: what each reads from the calibration and how it solves each part. Never imports models."""
 
-from trisect.errors import unknown_name
+from trisect.errors import TrisectError, unknown_name
 from trisect.methods.a3 import A3, A3_K_ONLY, A3_OV_OVERALL, A3_Q_ONLY, A3_XKV
 from trisect.methods.a3plus import A3_PLUS
 from trisect.methods.clover import CLOVER
@@ -25,4 +25,15 @@ def get_method(name: str) -> Method:
     return METHODS[name]
 
 
-__all__ = ["METHODS", "Method", "get_method", "solve"]
+def register_method(method: Method) -> Method:
+    """Add a method from outside the package, for this process; a name that is taken is refused."""
+    if METHODS.get(method.name, method) != method:
+        raise TrisectError(
+            f"There is a method {method.name!r} already; give yours another name, or take an earlier one of "
+            f"yours out with METHODS.pop({method.name!r})."
+        )
+    METHODS[method.name] = method
+    return method
+
+
+__all__ = ["METHODS", "Method", "get_method", "register_method", "solve"]

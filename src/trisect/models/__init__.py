@@ -9,7 +9,7 @@ from trisect.models.checkpoint import (
     read_shape,
     save_model,
 )
-from trisect.models.compressed import mark_compressed, original_widths, register
+from trisect.models.compressed import mark_compressed, original_widths, register, register_family
 from trisect.models.families import FAMILIES, WRAPPERS, Family, family_for
 from trisect.models.fingerprint import fingerprint
 from trisect.models.view import LayerView, layer_views, shape_of, zeros_of
@@ -36,6 +36,7 @@ __all__ = [
     "original_widths",
     "read_shape",
     "register",
+    "register_family",
     "save_model",
     "shape_of",
     "zeros_of",

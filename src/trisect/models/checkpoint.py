@@ -13,11 +13,12 @@ from trisect.data.registry import REGISTRY_MODELS, fetch_model
 from trisect.errors import TrisectError
 from trisect.files import check_disk_space, new_folder, write_json
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
-from trisect.models.families import PREFIX, family_for
+from trisect.models.families import BUILT_IN, PREFIX, WRAPPERS, family_for
 from trisect.models.generation import mend_generation
 from trisect.models.limits import check_config, check_fits, check_heads, check_layers, check_position_scale
 from trisect.models.load_streamed import load_layers_later, to_be_streamed
 from trisect.models.paths import warn_of_slow_paths
+from trisect.models.quantized import packing_summary
 from trisect.models.save_streamed import write_shards
 from trisect.models.source import Source, Weights, check_weights, read_raw_config, resolve
 from trisect.models.verify import check_saved
@@ -114,6 +115,7 @@ def read_shape(
         "family": family_for(config).name,
         "method": entry.get("method"),
         "asked_ratio": entry.get("ratio"),
+        "quantization": packing_summary(entry.get("quantization")),
     }
     return shape_of(model), original_shape(model), info
 
@@ -163,7 +165,9 @@ def save_model(
 def _add_company(folder: Path, model: Any, receipt: dict[str, Any]) -> None:
     """What people without trisect need: a modelling file that transformers can run, and a card to read."""
     names = {"model_class": type(model).__name__, "config_class": type(model.config).__name__}
-    write_bundle(folder, family=family_for(model.config).name, **names)
+    family = family_for(model.config)
+    record = None if family.name in (*BUILT_IN, *WRAPPERS) else repr(family)
+    write_bundle(folder, family=family.name, record=record, **names)
     sizes = Sizes(before=original_shape(model), after=shape_of(model))
     write_card(folder, receipt, sizes=sizes, entry=model.config.trisect, name=model.name_or_path)
 

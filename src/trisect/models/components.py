@@ -129,5 +129,6 @@ def _write_norms(layer: LayerMaps, part: QK) -> None:
         old = getattr(layer.attention, name)
         new = HeadNorm(weight.shape[0], weight.shape[1], eps=eps_of(old))
         stored = from_canonical(weight, part.num_pairs, layer.family.rotary)
-        new.weight = nn.Parameter(stored.contiguous(), requires_grad=old.weight.requires_grad)
+        stored = stored.to(old.weight.dtype).contiguous()
+        new.weight = nn.Parameter(stored, requires_grad=old.weight.requires_grad)
         setattr(layer.attention, name, new)

@@ -13,7 +13,7 @@ from torch import nn
 
 from trisect.errors import TrisectError
 from trisect.models.entry import FACTORED_FORMAT, FORMAT, QUANTIZED_FORMAT, checked_layers
-from trisect.models.families import FAMILIES, PREFIX, WRAPPERS, family_for
+from trisect.models.families import FAMILIES, PREFIX, WRAPPERS, Family, family_for
 from trisect.models.quantized import make_room, packing_entry
 from trisect.models.view import layer_views
 from trisect.shapes import LayerShape, LayerWidths, LinearShape, widths_of
@@ -53,9 +53,29 @@ def compressed_class(name: str) -> type[Any]:
 def register() -> None:
     """Teach AutoConfig and AutoModelForCausalLM about compressed checkpoints."""
     for name in (*FAMILIES, *WRAPPERS):
-        model = compressed_class(name)
-        transformers.AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
-        transformers.AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
+        _register(name)
+
+
+def register_family(record: Family) -> Family:
+    """Add a family from outside the package, for this process; a name that is taken is refused."""
+    if record.name in WRAPPERS or FAMILIES.get(record.name, record) != record:
+        raise TrisectError(
+            f"There is a family {record.name!r} already; an earlier one of yours is taken out with "
+            f"FAMILIES.pop({record.name!r})."
+        )
+    if not hasattr(transformers, record.model):
+        raise TrisectError(
+            f"transformers has no {record.model!r}; name its class with a language-model head."
+        )
+    FAMILIES[record.name] = record
+    _register(record.name)
+    return record
+
+
+def _register(name: str) -> None:
+    model = compressed_class(name)
+    transformers.AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
+    transformers.AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
 
 
 def mark_compressed(model: Any, *, original: list[LayerWidths], method: str, ratio: float) -> Any:

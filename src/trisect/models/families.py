@@ -1,6 +1,6 @@
 """Model families as records: where each projection lives and how its channels are laid out.
 
-Nothing here computes. A new family is one more record; CONTRIBUTING.md, 'A new family', has the steps.
+Nothing here computes. A new family is one more record; docs/extend.md, 'A new family', has the steps.
 Paths are relative to the decoder layer, except `layers`, which is relative to the model.
 """
 
@@ -129,6 +129,8 @@ _RECORDS = (
 )
 
 FAMILIES: dict[str, Family] = {record.name: record for record in _RECORDS}
+BUILT_IN = frozenset(FAMILIES)
+"""Those of this table, and not of `register_family`."""
 
 WRAPPERS: dict[str, Wrapper] = {
     "mistral3": Wrapper(
@@ -154,7 +156,7 @@ def family_for(config: Any) -> Family:
             "model family",
             model_type,
             [*FAMILIES, *WRAPPERS],
-            "To add one, write a Family record in trisect/models/families.py: "
-            "CONTRIBUTING.md, 'A new family', has the steps.",
+            "To add one, write a Family record in trisect/models/families.py or register it from outside: "
+            "docs/extend.md has the steps, CONTRIBUTING.md the rest.",
         )
     return FAMILIES[model_type]

@@ -138,6 +138,17 @@ def packing_entry(model: nn.Module, *, backend: str) -> dict[str, Any]:
     }
 
 
+def packing_summary(entry: Any) -> dict[str, Any] | None:
+    """How many modules are held in how many bits, of a `quantization` entry."""
+    if entry is None:
+        return None
+    bits = [packing.bits for packing in _checked(entry).values()]
+    return {
+        "backend": entry.get("backend"),
+        "modules_by_bits": {str(b): bits.count(b) for b in sorted({*bits})},
+    }
+
+
 def _checked(entry: Any) -> dict[str, Packing]:
     """The packings of a config that anybody may have written."""
     modules = entry.get("modules") if isinstance(entry, Mapping) else None

@@ -1,0 +1,83 @@
+"""Accuracy of the paper's A3 on small models beside the reference figures, and of every method on tasks."""
+
+from tables import found, read, read_all, table, targets, verdict
+
+
+def core_table() -> str:
+    """The paper's A3 on the small real models, beside the reference figures."""
+    asked = targets()["core"]
+    header = ["model", "removed", "parts", "perplexity", "reference", "KV bytes per token"]
+    rows = []
+    for file, receipt in read_all("core-*.json").items():
+        name = file.removeprefix("core-").removesuffix(".json")
+        before, after = receipt["perplexity"]["before"], receipt["perplexity"]["after"]
+        recipe, cache = receipt["receipt"]["recipe"], "kv_bytes_per_token"
+        there = asked.get(name)
+        rows.append(
+            [
+                name.rpartition("-25")[0] or name.rpartition("-")[0],
+                f"{recipe['ratio']:.1%}",
+                ", ".join(recipe["parts"]),
+                f"{before['perplexity']:.2f} -> {after['perplexity']:.2f}",
+                "" if there is None else f"{there:.2f} ({after['perplexity'] / there - 1:+.2%})",
+                f"{receipt['before'][cache]:,} -> {receipt['after'][cache]:,}",
+            ]
+        )
+    return table(header, rows)
+
+
+def core_short() -> list[str]:
+    asked, within = targets()["core"], targets()["core_within"]
+    names = [name for name in asked if found(f"core-{name}.json")]
+    apart = [
+        abs(read(f"core-{name}.json")["perplexity"]["after"]["perplexity"] / asked[name] - 1)
+        for name in names
+    ]
+    worst = max(apart)
+    return [
+        "Furthest from the reference figures: "
+        + verdict(worst, within, shown=f"{worst:.2%}", asked=f"{within:.0%}")
+        + ".",
+        "The model is dequantised from 4 bits, and small models lose more than large ones.",
+    ]
+
+
+def tasks_table() -> str:
+    """Zero-shot accuracy of SmolLM2 with a quarter of its decoder removed, best average first."""
+    entries = read_all("tasks-smollm2-25/*.json")
+    order = sorted(entries.values(), key=lambda entry: -entry["average"])
+    names = {id(entry): name.partition("/")[2] for name, entry in entries.items()}
+    tasks = list(order[0]["scores"])
+    lines = []
+    for entry in order:
+        scores = [_percent(entry["scores"][task]["value"], entry["scores"][task]["stderr"]) for task in tasks]
+        name = (
+            names[id(entry)].removesuffix(".json").replace("plusbalanced", "+ balanced").replace("plus", "+")
+        )
+        lines.append([name, *scores, _percent(entry["average"], entry["average_stderr"])])
+    return table(["accuracy, %", *tasks, "average"], lines)
+
+
+def tasks_short() -> list[str]:
+    entries = {
+        name.partition("/")[2].removesuffix(".json"): entry
+        for name, entry in read_all("tasks-smollm2-25/*.json").items()
+    }
+    lines = [
+        "The dense model itself is near chance on most of these and below it on BoolQ, where cut models "
+        "answer the majority's way. Only LAMBADA and PIQA, where the dense model is well above chance, "
+        "say much."
+    ]
+    if {"a3", "a3plus"} <= entries.keys():
+        ours, paper = entries["a3plus"], entries["a3"]
+        apart = ours["average"] - paper["average"]
+        error = (ours["average_stderr"] ** 2 + paper["average_stderr"] ** 2) ** 0.5
+        lines.append(
+            f"The average of a3+ is {100 * apart:+.1f} points from a3's, with a standard error of "
+            f"{100 * error:.1f} points for the difference."
+        )
+    return lines
+
+
+def _percent(value: float, error: float) -> str:
+    return f"{100 * value:.1f} +- {100 * error:.1f}"

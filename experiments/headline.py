@@ -1,0 +1,56 @@
+"""What the README says of the results: as little as a newcomer needs."""
+
+import a3plus_tables as a3plus
+import speed_tables as speed
+from tables import found, read, table
+
+
+def accuracy_table() -> str:
+    """For the README: one ratio, two texts, the paper's method and ours, and what the others do."""
+    dense, rows = a3plus.a3plus_rows()
+    chosen = [row for row in rows if row["settings"]["ratio"] == 0.25]
+    order = {"a3+ balanced": 0, "a3+ uniform": 1, "a3 uniform": 2, "svd-llm uniform": 3}
+    shown = sorted(
+        (r for r in chosen if a3plus.row_name(r) in order), key=lambda r: order[a3plus.row_name(r)]
+    )
+    names = {
+        "a3+ balanced": "a3+, `--allocate balanced`",
+        "a3+ uniform": "a3+",
+        "a3 uniform": "a3, the paper",
+    }
+    lines = [["dense", "-", f"{dense[a3plus.WIKITEXT]:.1f}", f"{dense[a3plus.C4]:.1f}"]]
+    for row in shown:
+        name = a3plus.row_name(row)
+        values = [f"{row['perplexity'][text]:.1f}" for text in (a3plus.WIKITEXT, a3plus.C4)]
+        lines.append([names.get(name, name.removesuffix(" uniform")), f"{row['removed']:.1%}", *values])
+    return table(["method", "removed", "perplexity, WikiText-2", "perplexity, C4"], lines)
+
+
+def machine_lines() -> str:
+    """Speed of the narrow model, and memory that compressing takes, wherever they were measured."""
+    lines = [f"- {line}" for bench in speed.BENCHES for line in _gains(bench)]
+    if found("stream-cpu.json"):
+        file = read("stream-cpu.json")
+        lines.append(
+            f"- Compressing a checkpoint of {file['model_bytes'] / 1e9:.2f} GB layer by layer took "
+            f"{file['streamed']['peak_bytes'] / 1e9:.2f} GB of memory at its peak, "
+            f"{file['in_memory']['peak_bytes'] / 1e9:.2f} GB without `--stream`."
+        )
+    return "\n".join(lines)
+
+
+def _gains(bench: str) -> list[str]:
+    """One line per model and ratio: each phase against the dense model, and its limit."""
+    told: dict[str, list[str]] = {}
+    if not found(f"{bench}/rows.json"):
+        return []
+    for row in speed.rows_of(bench):
+        case = row["case"]
+        if case["kind"] == "trisect" and row.get("against_dense") and not row.get("extrapolated"):
+            size = f"{case['batch']} x {case['length']}" + (f" + {case['new']}" if case["new"] else "")
+            gain, limit = row["against_dense"]["speedup"], row["against_dense"]["limit"]
+            name = f"{case['subject']}, {row['removed']:.0%} removed, {case['device']}"
+            told.setdefault(name, []).append(
+                f"{case['phase']} ({size}) {gain:.2f}x as fast as dense, limit {limit:.2f}x"
+            )
+    return [f"{name}: {'; '.join(gains)}." for name, gains in told.items()]

@@ -1,0 +1,102 @@
+"""Figures of docs/results.md as SVG: the same receipts give the same bytes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import a3plus_tables as a3plus
+import machine_tables as machine
+from tables import read
+
+from trisect.compare.figures import MARKERS
+from trisect.plots import as_svg, file_name, one_plot
+
+STAGE_COLOURS = {stage: f"C{number}" for number, stage in enumerate(machine.STAGES)}
+
+
+def a3plus_pictures() -> dict[str, bytes]:
+    """Increase in perplexity against what was removed, a figure for each of two texts."""
+    return {file_name("a3plus", text): _increase(text) for text in (a3plus.WIKITEXT, a3plus.C4)}
+
+
+def _increase(text: str) -> bytes:
+    dense, rows = a3plus.a3plus_rows()
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row["settings"]["method"] in ("a3", "a3+", "svd-llm"):
+            point = 100 * row["removed"], row["perplexity"][text] - dense[text]
+            lines.setdefault(a3plus.row_name(row), []).append(point)
+    figure, axes = one_plot()
+    for at, (name, points) in enumerate(lines.items()):
+        axes.plot(*zip(*sorted(points), strict=True), marker=MARKERS[at], label=name)
+    axes.set_yscale("log")
+    axes.set_xlabel("removed from the decoder (%)")
+    axes.set_ylabel("increase in perplexity")
+    axes.set_title(f"SmolLM2-135M, {text}")
+    axes.legend(frameon=False)
+    return as_svg(figure)
+
+
+def without_pictures() -> dict[str, bytes]:
+    """What is lost when a piece of a3+ is left out."""
+    dense = read("a3plus-without.json")["dense"]
+    rows = a3plus.without_rows()
+    figure, axes = one_plot()
+    figure.subplots_adjust(left=0.28)
+    values = [row["perplexity"][a3plus.WIKITEXT] - dense[a3plus.WIKITEXT] for _, row in rows]
+    bars = axes.barh(range(len(rows)), values, color="C0")
+    axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=2)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"increase in perplexity, {a3plus.WIKITEXT}")
+    return {"a3plus-pieces.svg": as_svg(figure)}
+
+
+def ranks_pictures() -> dict[str, bytes]:
+    """Where the time goes with one, two and four processes."""
+    return {"ranks.svg": _stacked(machine.time_rows(), "seconds; method, number of processes")}
+
+
+def shapes_pictures() -> dict[str, bytes]:
+    """Where the time goes at true shapes, for one layer."""
+    rows = [
+        (
+            f"{entry['shape']}, {entry['method']}",
+            {stage: s / entry["layers"] for stage, s in entry["receipt"]["timings"].items()},
+        )
+        for entry in machine.shapes()
+    ]
+    return {"scale-shapes.svg": _stacked(rows, "seconds a layer")}
+
+
+def _stacked(rows: Sequence[tuple[str, Mapping[str, Any]]], label: str) -> bytes:
+    figure, axes = one_plot()
+    figure.subplots_adjust(left=0.28, top=0.86)
+    ends = [0.0] * len(rows)
+    for stage in machine.STAGES:
+        widths = [float(seconds.get(stage, 0.0)) for _, seconds in rows]
+        if any(widths):
+            axes.barh(range(len(rows)), widths, left=ends, color=STAGE_COLOURS[stage], label=stage)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.legend(frameon=False, fontsize=7, ncols=5, loc="lower center", bbox_to_anchor=(0.4, 1.0))
+    return as_svg(figure)
+
+
+def growth_pictures() -> dict[str, bytes]:
+    """Seconds against each size, relative to the smallest."""
+    figure, axes = one_plot()
+    styles = {"a3": "-", "a3+": "--"}
+    for at, (size, methods) in enumerate(read(machine.GROWTH)["growth"].items()):
+        for method, entry in methods.items():
+            first = entry["rows"][0]
+            points = [(r["value"] / first["value"], r["seconds"] / first["seconds"]) for r in entry["rows"]]
+            label = f"{size}, {method}"
+            axes.plot(*zip(*points, strict=True), styles[method], color=f"C{at}", marker="o", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("size, times the smallest")
+    axes.set_ylabel("seconds, times the smallest")
+    axes.legend(frameon=False, fontsize=7)
+    return {"cost-growth.svg": as_svg(figure)}

@@ -1,0 +1,271 @@
+"""The sections of docs/results.md in their order: what was run, by which command, and what falls short."""
+
+from functools import partial
+
+import a3plus_tables as a3plus
+import accuracy_tables as accuracy
+import machine_tables as machine
+import portable_tables as portable
+import quantise_tables as quantise
+import results_figures as figures
+import speed_tables as speed
+from results_section import Section, files
+from tables import Entry, found
+
+PROTOCOL = "python experiments/a3plus_protocol.py"
+
+
+def _tasks() -> list[Entry]:
+    return files("a3plus-tasks.json")() if found("tasks-smollm2-25/*.json") else []
+
+
+def _quantise_pictures() -> dict[str, bytes]:
+    drawn = [s for s in quantise.STUDIES if any(p.setting != "whole" for p in quantise.points(s))]
+    return {f"quantise-{study}.svg": quantise.figure(study) for study in drawn}
+
+
+def _quantise() -> str:
+    tables = [
+        f"{quantise.STUDIES[s]}:\n\n{quantise.pareto_table(s)}"
+        for s in quantise.STUDIES
+        if quantise.points(s)
+    ]
+    cost = f"What four bits cost a dense and a narrow model:\n\n{quantise.orthogonal_table('stories15m')}"
+    return "\n\n".join([cost, *tables])
+
+
+def _finetune() -> str:
+    from finetune_smollm2 import table
+
+    return table()
+
+
+ACCURACY = (
+    Section(
+        name="core",
+        title="The paper's A3 on small real models",
+        what=(
+            "Method `a3` with the paper's exact ranks. SmolLM2-135M is calibrated and evaluated on the "
+            "first 16 windows of 1024 tokens of WikiText-2 valid and test; the story models on windows of "
+            "256 tokens of one half of TinyStories each."
+        ),
+        command="python experiments/core_protocol.py",
+        entries=files("core-*.json"),
+        body=accuracy.core_table,
+        short=accuracy.core_short,
+    ),
+    Section(
+        name="a3plus",
+        title="a3+ against a3 and the baselines",
+        what=(
+            "Increase in perplexity of SmolLM2-135M, calibrated on 64 windows of 2048 tokens of WikiText-2 "
+            "valid, on WikiText-2 test and on three texts of other domains. `balanced` spreads the budget "
+            "by measured loss curves."
+        ),
+        command=f"{PROTOCOL} uniform|balanced|tasks --device cuda",
+        entries=lambda: [*files("a3plus-uniform.json")(), *files("a3plus-balanced.json")()],
+        body=a3plus.a3plus_table,
+        short=a3plus.a3plus_short,
+        pictures=figures.a3plus_pictures,
+    ),
+    Section(
+        name="from-c4",
+        title="Calibrated on another text",
+        what="The same with calibration windows from C4: what overfits its calibration text shows here.",
+        command=f"{PROTOCOL} from-c4 --device cuda",
+        entries=files("a3plus-from-c4.json"),
+        body=a3plus.from_c4_table,
+    ),
+    Section(
+        name="without",
+        title="What each piece of a3+ brings",
+        what="SmolLM2-135M, the protocol of a3+, one piece left out at a time. Increase in perplexity.",
+        command=f"{PROTOCOL} without --device cuda",
+        entries=files("a3plus-without.json"),
+        body=a3plus.without_table,
+        pictures=figures.without_pictures,
+    ),
+    Section(
+        name="scopes",
+        title="Who shares rotation frequencies",
+        what=(
+            "QK alone on SmolLM2-135M, the protocol of a3+: frequencies per key head, per layer, or one set "
+            "for the whole model, which a stock checkpoint needs. Increase in perplexity, then perplexity "
+            "by position in the context."
+        ),
+        command=f"{PROTOCOL} scopes --device cuda",
+        entries=files("a3plus-scopes.json"),
+        body=lambda: f"{a3plus.scopes_table()}\n\n{a3plus.position_table()}",
+        short=a3plus.scopes_short,
+    ),
+    Section(
+        name="tasks",
+        title="Zero-shot tasks",
+        what=(
+            "SmolLM2-135M at 25%, uniform widths, the first 300 questions of each task, the same for all, "
+            "through lm-eval; accuracy with its standard error."
+        ),
+        command=f"{PROTOCOL} tasks --device cuda --requests FILE; python experiments/device_tasks.py score",
+        entries=_tasks,
+        body=accuracy.tasks_table,
+        short=accuracy.tasks_short,
+    ),
+)
+APPLICATIONS = (
+    Section(
+        name="quantise",
+        title="Fewer bits",
+        what=(
+            "HQQ on dense and narrow models: bits per weight of the dense decoder, scales and zeros "
+            "included, against perplexity. docs/quantize.md says what is counted."
+        ),
+        command="python experiments/quantise_pareto.py stories15m|smollm2",
+        entries=lambda: [entry for s in quantise.STUDIES for entry in files(f"quantise-{s}/*.json")()],
+        body=_quantise,
+        pictures=_quantise_pictures,
+        short=lambda: [
+            "SmolLM2-135M is dequantised from 4 bits, so its dense weights lie on a grid already; how "
+            "much that favours either side was not measured. Weights are dequantised for every call: "
+            "what is saved is memory, not time."
+        ],
+    ),
+    Section(
+        name="quantise-kv",
+        title="Fewer bits and a narrow KV cache",
+        what=(
+            "stories-mpt-20m in the form of the paper's table of MPT-30B: attention's weights and the KV "
+            "cache in the same number of bits, the MLP whole. Factors are against the dense model in 16 "
+            "bits."
+        ),
+        command="python experiments/quantise_stories_mpt.py",
+        entries=files("quantise-stories-mpt/*.json"),
+        body=quantise.kv_table,
+    ),
+    Section(
+        name="finetune",
+        title="Recovery by fine-tuning",
+        what=(
+            "LoRA on compressed models and, as a control, on dense ones. Held-out text is not the tuning "
+            "text."
+        ),
+        command="python experiments/finetune_smollm2.py",
+        entries=files("finetune-*.json"),
+        body=_finetune,
+        short=lambda: [
+            "A dense row that gains as much as a narrow one says that tuning got used to the text: "
+            "compare rows, not the two ends of one row. Steps are few, and settings were not searched."
+        ],
+    ),
+    Section(
+        name="export",
+        title="Exports",
+        what=(
+            "Models compressed with `--portable`, run where trisect is not: stock transformers in a process "
+            "that cannot import trisect, and llama.cpp."
+        ),
+        command="python experiments/export_smollm2.py stories15m|smollm2",
+        entries=lambda: list(portable.exports().values()),
+        body=portable.export_table,
+        short=portable.export_short,
+    ),
+)
+MACHINES = (
+    Section(
+        name="stream",
+        title="A model larger than the memory it is given",
+        what="Compressed layer by layer (`--stream on`) and in memory, each in a process of its own.",
+        command="python experiments/stream_cpu.py",
+        entries=files("stream-cpu.json"),
+        body=machine.stream_table,
+        short=machine.stream_short,
+    ),
+    Section(
+        name="ranks",
+        title="Several processes",
+        what=(
+            "stories15m at 25% on 128 windows of 256 tokens with one thread per process (gloo). Stages in "
+            "seconds; `share` is waiting for other processes."
+        ),
+        command="python experiments/ranks.py",
+        entries=files("ranks.json"),
+        body=machine.ranks_table,
+        short=machine.ranks_short,
+        pictures=figures.ranks_pictures,
+    ),
+    Section(
+        name="kills",
+        title="Runs that are killed",
+        what=(
+            "stories15m, `kill -9` at random moments; the same command goes on, and the bytes are compared "
+            "with those of a run that nobody disturbed."
+        ),
+        command="python experiments/kill_and_resume.py",
+        entries=files("kill-and-resume.json"),
+        body=machine.kills_table,
+    ),
+    Section(
+        name="fuzz",
+        title="Hostile files",
+        what=(
+            "Good files of every kind with something made wrong, read by what a user would call "
+            "(docs/security.md)."
+        ),
+        command="python experiments/fuzz.py",
+        entries=files("fuzz.json"),
+        body=machine.fuzz_table,
+        short=machine.fuzz_short,
+    ),
+    Section(
+        name="shapes",
+        title="What compressing costs at true shapes",
+        what=(
+            "Random weights in main memory, layers streamed to one GPU, forward passes included: right for "
+            "time and memory, and nothing about accuracy. A case of a few layers says what the whole model "
+            "would take."
+        ),
+        command="python experiments/scale_shapes.py --device cuda",
+        entries=machine.shapes,
+        body=machine.shapes_table,
+        pictures=figures.shapes_pictures,
+    ),
+    Section(
+        name="growth",
+        title="How the cost grows",
+        what=(
+            "One size at a time is doubled from a common start; the power is the slope of a straight line "
+            "through the logarithms."
+        ),
+        command="python experiments/cost_growth.py --device cuda",
+        entries=machine.growth_entries,
+        body=machine.growth_table,
+        pictures=figures.growth_pictures,
+    ),
+    *(
+        Section(
+            name=bench,
+            title=f"Speed: {title}",
+            what=(
+                "Dense, narrow and factored (SVD-LLM) models in one run, beside what their FLOPs and bytes "
+                "allow; docs/bench.md explains the columns."
+            ),
+            command=command,
+            entries=partial(speed.receipts_of, bench),
+            body=partial(speed.bench_tables, bench),
+            short=partial(speed.bench_short, bench),
+            pictures=partial(speed.pictures, bench),
+        )
+        for bench, (title, command) in speed.BENCHES.items()
+    ),
+    Section(
+        name="rotary",
+        title="Speed: the rotary kernel",
+        what=(
+            "Queries and keys of one layer turned, each key head at its own frequencies: the kernel, plain "
+            "operations, and a compiler."
+        ),
+        command="python benchmarks/rotary.py --device cuda --json experiments/results/rotary.json",
+        entries=lambda: list(speed.rotary_files().values()),
+        body=speed.rotary_table,
+    ),
+)
+SECTIONS = (*ACCURACY, *APPLICATIONS, *MACHINES)

@@ -1,0 +1,108 @@
+"""Speed of narrow models: rows of `trisect bench`, and of the rotary kernel."""
+
+from typing import Any
+
+from tables import Entry, found, read, read_all, table, targets
+
+from trisect.bench.figures import draw
+from trisect.bench.relate import failures, related
+from trisect.bench.rows import PHASES
+from trisect.bench.table import MEMORY, SPEED, cells, markdown, notes_for
+
+BENCHES = {
+    "bench-cpu-smollm2": ("SmolLM2-135M on a CPU", "python benchmarks/cpu_smollm2.py"),
+    "bench-h200": ("One GPU", "python benchmarks/h200.py --out experiments/results/bench-h200"),
+}
+"""Folder of results -> its title and its command."""
+GAIN = "gain"
+
+
+def rows_of(bench: str) -> list[Entry]:
+    """With what each row is beside the dense one."""
+    return [dict(row) for row in related(read(f"{bench}/rows.json")["rows"])]
+
+
+def receipts_of(bench: str) -> list[Entry]:
+    return list(read(f"{bench}/rows.json")["receipts"]) if found(f"{bench}/rows.json") else []
+
+
+def bench_tables(bench: str) -> str:
+    """Speed and memory of both phases."""
+    rows, pieces = rows_of(bench), []
+    for phase in PHASES:
+        for name, columns in (("speed", SPEED), ("memory", MEMORY)):
+            header, lines = cells(rows, phase, columns)
+            if lines:
+                pieces.append(f"{phase.capitalize()}, {name}:\n\n{markdown(header, lines).strip()}")
+    return "\n\n".join(pieces)
+
+
+def bench_short(bench: str) -> list[str]:
+    """Notes, what failed, and where narrow models stand beside their limit."""
+    rows = rows_of(bench)
+    lines = [str(note) for note in notes_for(rows)]
+    for phase in PHASES:
+        shares = [
+            row["against_dense"]["share_of_limit"]
+            for row in rows
+            if row["case"]["phase"] == phase and row["case"]["kind"] == "trisect" and "against_dense" in row
+        ]
+        known = [share for share in shares if share is not None]
+        if known:
+            least, asked = min(known), targets()[f"{phase}_share_of_limit"]
+            met = "met" if least >= asked else "**missed**"
+            line = f"{phase.capitalize()}: narrow models are at {least:.3f} of their limit or more"
+            lines.append(
+                line
+                + (f" (asked on a GPU: {asked:g})." if "cpu" in bench else f" (asked: {asked:g}, {met}).")
+            )
+    lines += _beaten(rows)
+    failed = len(failures(rows))
+    return [*lines, f"Rows that failed: {failed}."] if failed else lines
+
+
+def _beaten(rows: list[Entry]) -> list[str]:
+    """Where the narrow model is slower than the factored one, or our runtime than the stock one."""
+    lines = []
+    by_setting: dict[tuple[Any, ...], dict[tuple[str, str], Entry]] = {}
+    for row in rows:
+        case = row["case"]
+        setting = tuple(case[key] for key in ("subject", "phase", "attention", "mode", "batch", "length"))
+        if "error" not in row and not case["folded"]:
+            by_setting.setdefault(setting, {})[case["kind"], case["asked"]] = row
+    for (subject, phase, *_, batch, length), found_rows in by_setting.items():
+        for (kind, asked), row in found_rows.items():
+            other = {"trisect": ("svd-llm", asked), "owned": ("dense", "")}.get(kind)
+            rival = found_rows.get(other) if other else None
+            if rival is not None and other is not None and rival["times"]["p50"] < row["times"]["p50"]:
+                slower = row["times"]["p50"] / rival["times"]["p50"]
+                name = f"{subject}, {phase} {batch} x {length}: {kind} {asked}".rstrip()
+                lines.append(f"{name} takes {slower:.2f} times as long as {other[0]}.")
+    return lines
+
+
+def pictures(bench: str) -> dict[str, bytes]:
+    """Gains over the dense model with their limits."""
+    made = draw(rows_of(bench))
+    return {f"{bench}-{name}": svg for name, svg in made.items() if name.startswith(GAIN)}
+
+
+def rotary_files() -> dict[str, Any]:
+    """What benchmarks/rotary.py wrote, wherever it was put below the results."""
+    files = {**read_all("rotary*.json"), **read_all("bench-*/rotary*.json")}
+    return {name: file for name, file in files.items() if "copy_bytes_per_second" in file}
+
+
+def rotary_table() -> str:
+    header = ["size", "way", "microseconds", "GB/s", "share of the copy bandwidth"]
+    lines = [
+        [row["name"], row["way"], f"{1e6 * row['seconds']:.1f}", f"{row['bytes_per_second'] / 1e9:,.0f}"]
+        + [f"{row['share_of_copy']:.2f}"]
+        for file in rotary_files().values()
+        for row in file["rows"]
+    ]
+    asked = targets()["rotary_share_of_copy"]
+    return (
+        table(header, lines)
+        + f"\n\nAsked of the kernel at prefill size: at least {asked:g} of the copy bandwidth."
+    )

@@ -1,0 +1,51 @@
+"""Compressed checkpoints are made known to transformers when it is imported, not when trisect is.
+
+Both orders work: `import trisect` before transformers waits for it, after it registers at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+TRANSFORMERS, MODELS = "transformers", "trisect.models"
+
+
+def register_with_transformers() -> None:
+    """Register now where transformers is there, else as soon as it is."""
+    if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+    if TRANSFORMERS in sys.modules:
+        import_module(MODELS)
+
+
+class _Watch(MetaPathFinder):
+    """Finds what the other finders find, and acts when two of those modules have been executed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in (TRANSFORMERS, MODELS):
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        loader = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_and_act(module: ModuleType) -> None:
+                execute(module)
+                _act(fullname)
+
+            loader.exec_module = execute_and_act  # type: ignore[method-assign]
+        return spec
+
+
+def _act(name: str) -> None:
+    if name == MODELS:
+        sys.modules[MODELS].register()
+    elif MODELS not in sys.modules:  # else it is being imported, and what asked for transformers
+        import_module(MODELS)
