@@ -1,9 +1,10 @@
-"""a3+ on SmolLM2-135M, 64 windows of 2048 tokens: what it costs in perplexity, and what each piece brings.
+"""a3+ on SmolLM2-135M, 64 windows of 2048 tokens: what it costs in perplexity.
 
     .venv/bin/python experiments/a3plus_protocol.py SECTION [--device cuda] [--out DIR]
 
-Sections: uniform, balanced, scopes (who shares rotation frequencies), without (pieces left out), from-c4
-(calibrated on another domain), tasks. On one H200 a row takes about half a minute; on a CPU, hours.
+Sections: uniform, balanced, scopes (who shares rotation frequencies), from-c4 (calibrated on another domain),
+tasks. What each piece brings is the recipe experiments/recipes/pieces.yaml. On one H200 a row takes about
+half a minute; on a CPU, hours.
 
 Calibration: random windows of WikiText-2 valid (seed 0). Evaluation: first windows of WikiText-2 test and of
 texts of other domains. The model is dequantised from 4 bits. Every finished row is written at once, and rows
@@ -26,7 +27,6 @@ from trisect.data import load_tokens
 from trisect.evaluate.perplexity import perplexity
 from trisect.evaluate.positions import perplexity_by_position
 from trisect.files import write_json
-from trisect.methods.a3plus import PIECES
 from trisect.models import load_model, shape_of
 from trisect.pipeline import compress
 from trisect.plan import budget_of, compare
@@ -49,11 +49,11 @@ SECTIONS: dict[str, list[dict[str, Any]]] = {
     "uniform": [{"method": m, "ratio": r, **EXACT} for m in ("a3", "a3+") for r in RATIOS],
     "balanced": [{"method": "a3+", "ratio": r, "align": 8, "allocate": "balanced"} for r in RATIOS],
     "scopes": [
-        {"method": "a3+", "ratio": 0.25, "parts": ("qk",), "rope_scope": scope, **EXACT}
+        {"method": "a3+", "ratio": ratio, "parts": ("qk",), "rope_scope": scope, **EXACT}
+        for ratio in RATIOS
         for scope in ("head", "layer", "model")
     ]
-    + [{"method": "a3", "ratio": 0.25, "parts": ("qk",), **EXACT}],
-    "without": [{"method": "a3+", "ratio": 0.25, "without": (piece,), **EXACT} for piece in PIECES],
+    + [{"method": "a3", "ratio": ratio, "parts": ("qk",), **EXACT} for ratio in RATIOS],
     "from-c4": [{"method": m, "ratio": 0.25, **EXACT} for m in ("a3", "a3+")],
     "tasks": [{"method": m, "ratio": 0.25, **EXACT} for m in ("a3", "a3+", *BASELINES)]
     + [{"method": "a3+", "ratio": 0.25, "align": 8, "allocate": "balanced"}],

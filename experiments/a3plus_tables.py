@@ -136,28 +136,6 @@ def scopes_short() -> list[str]:
     return lines
 
 
-def without_rows() -> list[tuple[str, Entry]]:
-    """Piece left out -> its row; all of a3+ and a3 first where they were measured on the same protocol."""
-    rows = [
-        (f"without {', '.join(row['settings']['without'])}", row)
-        for row in read("a3plus-without.json")["rows"]
-    ]
-    ratio = rows[0][1]["settings"]["ratio"]
-    whole = read("a3plus-uniform.json")["rows"] if _there("uniform") else []
-    same = [(row["settings"]["method"], row) for row in whole if row["settings"]["ratio"] == ratio]
-    return [*same, *rows]
-
-
-def without_table() -> str:
-    """What each piece of a3+ brings: the increase when it is left out."""
-    dense = read("a3plus-without.json")["dense"]
-    lines = [
-        [name, f"{row['removed']:.1%}", *(f"{row['perplexity'][text] - dense[text]:+.2f}" for text in dense)]
-        for name, row in without_rows()
-    ]
-    return table(["a3+", "removed", *dense], lines)
-
-
 def from_c4_table() -> str:
     """Calibrated on C4 instead of WikiText-2."""
     file = read("a3plus-from-c4.json")

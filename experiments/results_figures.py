@@ -36,21 +36,6 @@ def _increase(text: str) -> bytes:
     return as_svg(figure)
 
 
-def without_pictures() -> dict[str, bytes]:
-    """What is lost when a piece of a3+ is left out."""
-    dense = read("a3plus-without.json")["dense"]
-    rows = a3plus.without_rows()
-    figure, axes = one_plot()
-    figure.subplots_adjust(left=0.28)
-    values = [row["perplexity"][a3plus.WIKITEXT] - dense[a3plus.WIKITEXT] for _, row in rows]
-    bars = axes.barh(range(len(rows)), values, color="C0")
-    axes.bar_label(bars, fmt="%.2f", fontsize=7, padding=2)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.invert_yaxis()
-    axes.set_xlabel(f"increase in perplexity, {a3plus.WIKITEXT}")
-    return {"a3plus-pieces.svg": as_svg(figure)}
-
-
 def ranks_pictures() -> dict[str, bytes]:
     """Where the time goes with one, two and four processes."""
     return {"ranks.svg": _stacked(machine.time_rows(), "seconds; method, number of processes")}

@@ -77,15 +77,6 @@ ACCURACY = (
         body=a3plus.from_c4_table,
     ),
     Section(
-        name="without",
-        title="What each piece of a3+ brings",
-        what="SmolLM2-135M, the protocol of a3+, one piece left out at a time. Increase in perplexity.",
-        command=f"{PROTOCOL} without --device cuda",
-        entries=files("a3plus-without.json"),
-        body=a3plus.without_table,
-        pictures=figures.without_pictures,
-    ),
-    Section(
         name="scopes",
         title="Who shares rotation frequencies",
         what=(

@@ -22,7 +22,7 @@ from trisect.goals import Limit as Limit
 from trisect.goals import Share as Share
 from trisect.parts import COMPONENTS
 from trisect.portable import portable_settings
-from trisect.untrusted import read_json, read_yaml
+from trisect.untrusted import is_number, read_settings
 
 SAMPLINGS = ("random", "first")
 STATES = ("auto", "device", "host", "disk")
@@ -68,10 +68,12 @@ class CalibrationConfig:
             raise unknown_name("place for hidden states", str(self.states), STATES)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, ready for JSON or YAML."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "CalibrationConfig":
+        """The inverse of `to_dict`; keys that are left out have their default."""
         _refuse_unknown_keys(data, cls, where="calibration")
         return cls(**data)
 
@@ -131,7 +133,7 @@ class CompressConfig:
             raise TrisectError(
                 f"Cannot align widths to {self.align!r}; use 8, 16, 32, or none for exact ranks."
             )
-        if not _is_number(self.qk_norm_tolerance) or self.qk_norm_tolerance < 0:
+        if not is_number(self.qk_norm_tolerance) or self.qk_norm_tolerance < 0:
             raise TrisectError(
                 f"qk_norm_tolerance must be 0 or more, not {self.qk_norm_tolerance!r}; try 0.1."
             )
@@ -200,8 +202,7 @@ class CompressConfig:
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
     """The mapping in a YAML or JSON file, not yet checked against any record."""
-    path = Path(path)
-    data = read_json(path) if path.suffix == ".json" else read_yaml(path)
+    data = read_settings(path)
     if not isinstance(data, dict):
         raise TrisectError(f"{path} must hold a mapping such as `ratio: 0.25`, not {type(data).__name__}.")
     return data
@@ -266,10 +267,6 @@ def _refuse_unknown_keys(data: Mapping[str, Any], record: type, *, where: str) -
     for key in data:
         if key not in known:
             raise unknown_name(f"{where} key", str(key), known)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_integer(name: str, value: object, *, minimum: int) -> None:

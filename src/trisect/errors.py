@@ -15,3 +15,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     guess = f" Did you mean {' or '.join(near)}?" if near else ""
     tail = f" {hint}" if hint else ""
     return TrisectError(f"Unknown {kind} {name!r}.{guess} Known: {', '.join(names)}.{tail}")
+
+
+def option_name(name: str) -> str:
+    """A setting as it is typed: kv_ratio -> --kv-ratio."""
+    return "--" + name.replace("_", "-")

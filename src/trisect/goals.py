@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, option_name, unknown_name
 from trisect.parts import COMPONENTS
+from trisect.untrusted import is_number
 
 BUDGETS = ("params", "kv", "flops", "latency")
 """What a plan can be counted in."""
@@ -18,8 +19,9 @@ CACHED = ("qk", "ov")
 """The components that the KV cache holds something of."""
 
 COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-NUMBER = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)\s*([a-z]*)")
 BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+NUMBER = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e\+?[0-9]{1,2})?)\s*([a-z]*)")
+"""A number and its unit, in lower case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +76,10 @@ def goal_of(settings: Mapping[str, Any], *, budget: str) -> Goal:
     if not given:
         raise TrisectError(
             "No ratio was given; choose how much to remove, e.g. --ratio 0.25, or another goal: "
-            f"{', '.join(_option(name) for name in GOALS[1:])}."
+            f"{', '.join(map(option_name, GOALS[1:]))}."
         )
     if len(given) > 1:
-        names = " and ".join(_option(name) for name in given)
+        names = " and ".join(map(option_name, given))
         raise TrisectError(f"{names} were given together; a run has one goal: keep one of them.")
     if budget not in BUDGETS:
         raise unknown_name("budget", str(budget), BUDGETS)
@@ -85,7 +87,7 @@ def goal_of(settings: Mapping[str, Any], *, budget: str) -> Goal:
     own = {"kv_ratio": "kv", "target_params": "params", "target_kv_bytes": "kv"}.get(name, budget)
     if budget not in ("params", own):
         raise TrisectError(
-            f"{_option(name)} has a budget of its own; leave --budget {budget} out, or use --ratio."
+            f"{option_name(name)} has a budget of its own; leave --budget {budget} out, or use --ratio."
         )
     if name in ("ratio", "kv_ratio"):
         return Share(budget=own, removed=_checked_ratio(value))
@@ -127,13 +129,14 @@ class Floors:
     def __post_init__(self) -> None:
         for component in COMPONENTS:
             share = self.of(component)
-            if not _is_number(share) or not 0 <= share <= 1:
+            if not is_number(share) or not 0 <= share <= 1:
                 raise TrisectError(
                     f"A floor is the share of a width to keep, from 0 to 1, not {share!r} for {component}; "
                     "write e.g. --floor 0.25 or --floor qk=0.5,mlp=0.3."
                 )
 
     def of(self, component: str) -> float:
+        """The share of one component."""
         return {"qk": self.qk, "ov": self.ov, "mlp": self.mlp}[component]
 
 
@@ -204,9 +207,7 @@ def _scaled(
     refusal = TrisectError(f"Cannot read {shown!r} as a number of {what}; write e.g. {example}.")
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise refusal
-    match = re.fullmatch(
-        r"([0-9][0-9_,]*\.?[0-9]*(?:e\+?[0-9]{1,2})?)\s*([a-z]*)", str(value).strip().lower()
-    )
+    match = NUMBER.fullmatch(str(value).strip().lower())
     if match is None or match[2] not in units:
         raise refusal
     number = Fraction(match[1].replace("_", "").replace(",", "")) * units[match[2]]
@@ -215,18 +216,10 @@ def _scaled(
     return math.floor(number)
 
 
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _checked_ratio(ratio: Any) -> float:
     # Written so that NaN is refused as well.
-    if not _is_number(ratio) or not 0 < ratio < 1:
+    if not is_number(ratio) or not 0 < ratio < 1:
         raise TrisectError(
             f"The ratio is the fraction to remove, above 0 and below 1, not {ratio!r}; try 0.25."
         )
     return float(ratio)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

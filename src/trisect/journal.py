@@ -28,7 +28,7 @@ from trisect.models.view import LayerView
 from trisect.plan import Plan
 from trisect.receipt import package_version
 from trisect.shapes import LayerShape, LinearShape
-from trisect.untrusted import parse_json, read_json
+from trisect.untrusted import parse_json, read_record
 
 MANIFEST = "manifest.json"
 SUFFIX = ".unfinished"
@@ -210,14 +210,7 @@ def _deciding(config: CompressConfig) -> dict[str, Any]:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    try:
-        known = read_json(path)
-    except TrisectError as error:
-        raise TrisectError(f"{error} Add --fresh to start anew.") from error
-    if not isinstance(known, dict):
-        raise TrisectError(f"{path} is no manifest of a run; add --fresh to start anew.")
-    return known
+    return read_record(folder / MANIFEST, what="manifest of a run", instead="add --fresh to start anew")
 
 
 def _prefix(view: LayerView) -> str:

@@ -9,6 +9,7 @@ h = query heads, h_kv = key/value heads, D = d_model, d = head width, I = MLP in
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -124,6 +125,32 @@ Part = QK | OV | MLP | Linear
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spectrum:
+    """What a part's channels or neurons carry, the largest first: a cut keeps the left of it."""
+
+    of: str
+    """What the energies are those of."""
+    length: int
+    """Channels of a head, or neurons."""
+    values: tuple[float, ...]
+    """Shares of all energy, at `even_ranks` where there are more channels than numbers."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """The place of each value, from 0."""
+        return even_ranks(self.length, len(self.values))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in a receipt."""
+        return {"of": self.of, "length": self.length, "values": list(self.values)}
+
+
+def even_ranks(length: int, points: int) -> list[int]:
+    """`points` places among `length`, the first and the last among them, as evenly as they come."""
+    return [round(n * (length - 1) / max(1, points - 1)) for n in range(points)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What every solution says about itself."""
 
@@ -135,6 +162,8 @@ class Outcome:
     """Share of directions that fell below the numerical floor and were treated as silent."""
     note: str = ""
     """What the user should know, e.g. why a component was left as it was."""
+    spectrum: Spectrum | None = None
+    """What the cut was made on, where the solver has it."""
 
 
 @dataclass(frozen=True, kw_only=True)

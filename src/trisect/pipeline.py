@@ -53,7 +53,9 @@ class Step:
     def entry(self) -> dict[str, Any]:
         """The step as it stands in a receipt."""
         outcome = {name: getattr(self.solution, name) for name in ("loss", "total", "clipped", "note")}
-        return {"layer": self.layer, "component": self.component, "width": self.width, **outcome}
+        carried = self.solution.spectrum
+        seen = {} if carried is None else {"spectrum": carried.to_dict()}
+        return {"layer": self.layer, "component": self.component, "width": self.width, **outcome, **seen}
 
 
 @dataclass(frozen=True, kw_only=True)

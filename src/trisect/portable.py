@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trisect.errors import TrisectError
+from trisect.errors import TrisectError, option_name
 from trisect.goals import read_floors
+from trisect.parts import COMPONENTS
 
 FIXED = {"method": "a3+", "rope_scope": "model", "allocate": "uniform", "layers": None}
 STEPS = (16, 32)
@@ -21,10 +22,10 @@ def portable_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a portable run; what was `given` may add to the preset, not contradict it."""
     for name, value in FIXED.items():
         if given.get(name, value) != value:
-            raise _contradiction(name, given[name], f"{_option(name)} {value}" if value else "every layer")
+            raise _contradiction(name, given[name], f"{option_name(name)} {value}" if value else "every layer")
     if given.get("align", STEPS[0]) not in STEPS:
         raise _contradiction("align", given["align"] or "none", "--align 16 or 32")
-    parts = given.get("parts", ("qk", "ov", "mlp"))
+    parts = given.get("parts", COMPONENTS)
     if ("qk" in parts) != ("ov" in parts):
         raise _contradiction("parts", ",".join(parts), "qk and ov together: stock heads have one width")
     floor = read_floors(given.get("floor"))
@@ -34,9 +35,5 @@ def portable_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _contradiction(name: str, value: Any, means: str) -> TrisectError:
     return TrisectError(
-        f"--portable means {means}, and {_option(name)} {value} was given; leave one of the two out."
+        f"--portable means {means}, and {option_name(name)} {value} was given; leave one of the two out."
     )
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")

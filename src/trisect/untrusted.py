@@ -30,6 +30,11 @@ def shown(value: object) -> str:
     return _short.repr(value)
 
 
+def is_number(value: object) -> bool:
+    """Whether a value is an integer or a float; to Python, true and false are integers too."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def read_text(path: str | Path, *, largest: int) -> str:
     """A UTF-8 file of a size that a person or a program would have written."""
     path = Path(path)
@@ -76,6 +81,22 @@ def parse_json(text: str, *, where: str) -> Any:
 def read_yaml(path: str | Path) -> Any:
     """What a YAML file says."""
     return parse_yaml(read_text(path, largest=LARGEST_YAML), where=str(path))
+
+
+def read_settings(path: str | Path) -> Any:
+    """What a file of settings says: JSON by its suffix, YAML otherwise."""
+    return read_json(path) if Path(path).suffix == ".json" else read_yaml(path)
+
+
+def read_record(path: str | Path, *, what: str, instead: str) -> dict[str, Any]:
+    """A mapping that trisect wrote as JSON; where the file holds no such thing, `instead` says what to do."""
+    try:
+        data = read_json(path)
+    except TrisectError as error:
+        raise TrisectError(f"{error} {instead[0].upper()}{instead[1:]}.") from error
+    if not isinstance(data, dict):
+        raise TrisectError(f"{path} is no {what}; {instead}.")
+    return data
 
 
 def parse_yaml(text: str, *, where: str) -> Any:

@@ -52,7 +52,6 @@ def _growth() -> dict[str, Any]:
 def write_results(folder: Path, *, bench_rows: dict[str, Any]) -> None:
     """One receipt for every section that may be empty."""
     a3 = {"method": "a3", "ratio": 0.25, "align": None}
-    pieces = [{**a3, "method": "a3+", "without": [piece]} for piece in ("streams", "ridge")]
     kills = {"kills": 50, "byte_identical": 50, "layers_finished_when_killed": [0, 3, 6], "receipt": RECEIPT}
     turned = {
         "name": "prefill",
@@ -63,7 +62,6 @@ def write_results(folder: Path, *, bench_rows: dict[str, Any]) -> None:
     }
     files: dict[str, Any] = {
         "a3plus-uniform.json": _rows(a3, {**a3, "method": "a3+"}),
-        "a3plus-without.json": _rows(*pieces),
         "a3plus-from-c4.json": _rows(a3, {**a3, "method": "a3+"}),
         "kill-and-resume.json": kills,
         "scale-8b-a3.json": _shape("8b-a3", 50.0),

@@ -123,8 +123,6 @@ def test_receipts_that_land_appear_with_their_tables_figures_and_verdicts(
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(script("results_section"), "drawn", lambda section: section.pictures())
     said = {section.name: section.text() for section in sections.SECTIONS}
-    assert "| without ridge | 25.0% | +4.00 | +4.00 |" in said["without"]
-    assert "pictures/results/a3plus-pieces.svg" in said["without"]
     assert "| a3+ uniform | 25.0% | +4.00 | +4.00 |" in said["from-c4"]
     assert "| 50 | 50 | 0 to 6 |" in said["kills"]
     assert "60 s, met" in said["shapes"]
@@ -134,4 +132,4 @@ def test_receipts_that_land_appear_with_their_tables_figures_and_verdicts(
     assert "| prefill | kernel | 10.0 | 3,000 | 0.90 |" in said["rotary"]
     assert "asked: 0.97, met" in said["bench-h200"]
     assert "At 25.0%, a3+ uniform: 0.267 (asked: at most 0.25, **missed**)" in said["a3plus"]
-    assert all("Commit `0123456789ab`" in said[name] for name in ("without", "kills", "shapes", "growth"))
+    assert all("Commit `0123456789ab`" in said[name] for name in ("kills", "shapes", "growth"))

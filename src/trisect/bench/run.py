@@ -16,11 +16,11 @@ from trisect.bench.subject import Subject
 from trisect.bench.timing import Lapping, device_name, is_cuda, laps_on, release
 from trisect.bench.variants import Variant
 from trisect.errors import TrisectError, unknown_name
+from trisect.models.checkpoint import DTYPES
 from trisect.plan import budget_of
 from trisect.receipt import build_receipt
 
 ATTENTIONS = ("eager", "sdpa")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TRACEBACK_LINES = 12
 LARGE = 10_000_000
 """Parameters of a model that is not left to Python to free when it likes."""

@@ -58,12 +58,10 @@ def subject_of_shape(name: str) -> Subject:
 
 def subject_of_model(name: str, *, trust_remote_code: bool = False) -> Subject:
     """A hub id, folder, GGUF file or built-in name: its config is read, its weights are not."""
-    from trisect.data.registry import REGISTRY_MODELS, fetch_model
-    from trisect.models.checkpoint import read_config
+    from trisect.models.checkpoint import fetched, read_config
     from trisect.models.source import resolve
 
-    source = resolve(str(fetch_model(name)) if name in REGISTRY_MODELS else name)
-    config = read_config(source, trust_remote_code=trust_remote_code)
+    config = read_config(resolve(fetched(name)), trust_remote_code=trust_remote_code)
     if family_for(config).name not in FAMILIES:
         raise TrisectError(
             f"{name} is a {config.model_type} model, of which only the text part could be timed; "

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.untrusted import read_json, read_yaml, shown
+from trisect.untrusted import read_settings, shown
 
 CONFIG, CALIBRATION = "config", "calibration"
 NOT_IN_FILES = (CONFIG, "help")
@@ -123,7 +123,7 @@ def _source(context: typer.Context, name: str) -> str:
 
 
 def _mapping(path: Path) -> dict[str, Any]:
-    data = read_json(path) if path.suffix == ".json" else read_yaml(path)
+    data = read_settings(path)
     if data is None:  # every line of a fresh `trisect init` may be a comment
         return {}
     if not isinstance(data, dict):

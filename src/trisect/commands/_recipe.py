@@ -1,11 +1,14 @@
 """What `compress` and `plan` share: the options that make a configuration."""
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trisect.commands._names import allocation_names, completed, method_names, one_of, piece_names
+from trisect.commands._options import given
 
 if TYPE_CHECKING:
     from trisect.config import CompressConfig
@@ -148,13 +151,24 @@ QkNormTolerance = Annotated[
 ]
 
 
-def build_config(*, run_options: dict[str, Any], calibration_options: dict[str, Any]) -> "CompressConfig":
-    """The configuration that the options given come to."""
-    from trisect.config import CompressConfig
+def build_config(options: Mapping[str, Any]) -> "CompressConfig":
+    """The configuration that the options given to a verb come to; those that are no part of it are passed over.
 
-    config = CompressConfig.from_dict({**run_options, "calibration": calibration_options})
+    Options have the names of the settings, but for the text to calibrate on: it is the `source` of its record.
+    """
+    from trisect.config import CalibrationConfig, CompressConfig
+
+    calibration = {**options, "source": options["calibration"]}
+    run = {**options, "calibration": _of_record(CalibrationConfig, calibration)}
+    config = CompressConfig.from_dict(_of_record(CompressConfig, run))
     if config.without:
         from trisect.methods.a3plus import check_pieces
 
         check_pieces(config.without)
     return config
+
+
+def _of_record(record: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given and are fields of a record."""
+    names = {entry.name for entry in fields(record)}
+    return given(**{name: value for name, value in options.items() if name in names})

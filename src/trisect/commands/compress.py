@@ -77,37 +77,7 @@ def run(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Narrow a model to a goal, usually --ratio, and save it as a Hugging Face folder."""
-    chosen = recipe.build_config(
-        run_options=options.given(
-            ratio=ratio,
-            kv_ratio=kv_ratio,
-            target_params=target_params,
-            target_kv_bytes=target_kv_bytes,
-            max_ppl_increase=max_ppl_increase,
-            budget=budget,
-            latency_table=latency_table,
-            floor=floor,
-            method=method,
-            parts=parts,
-            layers=layers,
-            align=align,
-            allocate=allocate,
-            rope_scope=rope_scope,
-            without=without,
-            portable=portable,
-            qk_norm_tolerance=qk_norm_tolerance,
-            seed=seed,
-        ),
-        calibration_options=options.given(
-            source=calibration,
-            samples=samples,
-            length=length,
-            sampling=sampling,
-            seed=seed,
-            batch_size=batch_size,
-            states=states,
-        ),
-    )
+    chosen = recipe.build_config(locals())  # every option above, by its name
     load_options = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
     if dry_run:
         show_plan(model, chosen, curves=curves, json=json, quiet=quiet, load_options=load_options)

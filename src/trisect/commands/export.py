@@ -2,16 +2,13 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trisect.commands import _options as options
 from trisect.commands._names import one_of
 from trisect.errors import TrisectError, unknown_name
-
-if TYPE_CHECKING:
-    from trisect.models import Loaded
 
 PANEL = "Use"
 EXAMPLES = (
@@ -83,13 +80,14 @@ class Done:
 
 
 def _hf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool) -> Done:
+    from trisect.commands._flow import load
     from trisect.export import export_hf
     from trisect.files import check_new_folder
     from trisect.receipt import read_receipt
 
     check_new_folder(out)
     kind = _dtype(folder, dtype, trust_remote_code)
-    loaded = _load(folder, trust_remote_code)
+    loaded = load(folder, dtype="float32", device="cpu", trust_remote_code=trust_remote_code)
     receipt = read_receipt(folder)
     done = export_hf(loaded.model, loaded.tokenizer, out, dtype=kind, as_llama=as_llama, receipt=receipt)
     size = sum(file.stat().st_size for file in done.path.rglob("*"))
@@ -107,11 +105,12 @@ def _hf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remo
 
 
 def _gguf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool) -> Done:
+    from trisect.commands._flow import load
     from trisect.commands._screen import quoted
     from trisect.export.gguf import export_gguf
     from trisect.receipt import read_receipt
 
-    loaded = _load(folder, trust_remote_code)
+    loaded = load(folder, dtype="float32", device="cpu", trust_remote_code=trust_remote_code)
     done = export_gguf(loaded.model, loaded.tokenizer, out, kind=dtype or "f16", receipt=read_receipt(folder))
     rows = {
         "architecture": f"{done.architecture}, head width {done.head_width}, {_widths(done.mlp_widths)}",
@@ -129,24 +128,16 @@ def _gguf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_re
     )
 
 
-def _load(folder: str, trust_remote_code: bool) -> "Loaded":
-    from trisect.models import load_model
-
-    return load_model(folder, dtype="float32", trust_remote_code=trust_remote_code)
-
-
 def _dtype(folder: str, dtype: str | None, trust_remote_code: bool) -> Any:
-    import torch
-
-    from trisect.models.checkpoint import read_config
+    from trisect.models.checkpoint import DTYPES, read_config
     from trisect.models.source import resolve
 
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype is not None:
-        if dtype not in known:
-            raise unknown_name("dtype", dtype, known, "f32, f16 and q8_0 are for --to gguf.")
-        return known[dtype]
-    return read_config(resolve(folder), trust_remote_code=trust_remote_code).dtype or torch.float32
+    if dtype is None:
+        config = read_config(resolve(folder), trust_remote_code=trust_remote_code)
+        return config.dtype or DTYPES["float32"]
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES, "f32, f16 and q8_0 are for --to gguf.")
+    return DTYPES[dtype]
 
 
 def _widths(mlp: tuple[int, ...]) -> str:

@@ -73,37 +73,7 @@ def run(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Show the widths that a goal comes to; weights are read only to measure loss curves."""
-    chosen = recipe.build_config(
-        run_options=options.given(
-            ratio=ratio,
-            kv_ratio=kv_ratio,
-            target_params=target_params,
-            target_kv_bytes=target_kv_bytes,
-            max_ppl_increase=max_ppl_increase,
-            budget=budget,
-            latency_table=latency_table,
-            floor=floor,
-            method=method,
-            parts=parts,
-            layers=layers,
-            align=align,
-            allocate=allocate,
-            rope_scope=rope_scope,
-            without=without,
-            portable=portable,
-            qk_norm_tolerance=qk_norm_tolerance,
-            seed=seed,
-        ),
-        calibration_options=options.given(
-            source=calibration,
-            samples=samples,
-            length=length,
-            sampling=sampling,
-            seed=seed,
-            batch_size=batch_size,
-            states=states,
-        ),
-    )
+    chosen = recipe.build_config(locals())  # every option above, by its name
     show_plan(
         model,
         chosen,
@@ -281,9 +251,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 
 def _goal_options(config: "CompressConfig") -> str:
     """The goal as it is typed."""
+    from trisect.errors import option_name
     from trisect.goals import GOALS
 
     goals = {name: getattr(config, name) for name in GOALS}
-    return " ".join(
-        f"--{name.replace('_', '-')} {value}" for name, value in goals.items() if value is not None
-    )
+    return " ".join(f"{option_name(name)} {value}" for name, value in goals.items() if value is not None)

@@ -39,6 +39,14 @@ def run(
     curves: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Loss curves, from `trisect compress --curves`.")
     ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Layers whose spectra are shown, e.g. 0,4-6 or all. "
+            "(default: five across the depth, and the one that lost most)",
+        ),
+    ] = None,
     sample: Annotated[
         list[str] | None,
         typer.Option(metavar="PROMPT", help="Load the models and let them go on from this text, greedily."),
@@ -65,10 +73,11 @@ def run(
     check_samples(sample or [], sample_tokens)
     with hushed():
         found = read_runs(runs, measured or [])
+        shown = None if layers is None else _layers(layers, found)
         known = None if curves is None else read_curves(curves)
         _check_curves(known, found, curves)
         texts = _samples(found, sample or [], sample_tokens, device=device, quiet=quiet)
-    sections = report_sections(found, curves=known, samples=texts)
+    sections = report_sections(found, curves=known, samples=texts, layers=shown)
     page = render(found, sections)
     drawn = [] if figures is None else write_figures(figures, all_figures(sections))
     write_page(out, page)
@@ -78,6 +87,15 @@ def run(
         console.print(f"{len(drawn)} figures in {figures}{png}", soft_wrap=True, markup=False)
     say_saved(out)
     say_next(f"open {quoted(out)} in a browser", quiet=quiet)
+
+
+def _layers(text: str, runs: "list[Run]") -> tuple[int, ...]:
+    """The layers that were asked for, of the deepest model."""
+    from trisect.config import parse_layers
+
+    deepest = max(len(run.before.layers) for run in runs)
+    chosen = parse_layers(text, deepest)
+    return tuple(range(deepest)) if chosen is None else chosen
 
 
 def _check_curves(curves: "Curves | None", runs: "list[Run]", path: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trisect.errors import TrisectError
 from trisect.files import after_others, atomic_write_text, check_writable, locked, write_json
-from trisect.untrusted import read_json
+from trisect.untrusted import read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +74,4 @@ def write_changed(path: Path, data: bytes) -> bool:
 def _read(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    try:
-        data = read_json(path)
-    except TrisectError as error:
-        raise TrisectError(f"{error} Remove it, and its cell is run again.") from error
-    if not isinstance(data, dict):
-        raise TrisectError(f"{path} is no receipt; remove it, and its cell is run again.")
-    return data
+    return read_record(path, what="receipt", instead="remove it, and its cell is run again")

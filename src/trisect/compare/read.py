@@ -20,6 +20,7 @@ from trisect.compare.recipe import (
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods import get_method
+from trisect.untrusted import is_number
 
 # What a method entry may set, and a recipe for all of them; the rest of a config is the cell's own. A cell is
 # asked for a ratio and for nothing else, or a table could not put two of them side by side.
@@ -197,7 +198,7 @@ def _check_labels(recipe: Recipe) -> None:
 
 def _ratios(data: Any) -> tuple[float, ...]:
     values = data if isinstance(data, list) else [data]
-    if not values or any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+    if not values or not all(map(is_number, values)):
         raise TrisectError(f"ratios must be a list such as [0.1, 0.2], not {data!r}.")
     _unique([f"{value:g}" for value in values], "ratios", "value")
     return tuple(float(value) for value in values)

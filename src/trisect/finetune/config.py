@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, option_name, unknown_name
 
 LOSSES = ("response", "all")
 SCHEDULES = ("cosine", "linear", "constant")
@@ -65,15 +65,11 @@ class TuneConfig:
 
 def _check_count(name: str, value: Any, least: int) -> None:
     if type(value) is not int or value < least:
-        raise TrisectError(f"{_spelling(name)} must be a whole number of {least} or more, not {value!r}.")
+        raise TrisectError(f"{option_name(name)} must be a whole number of {least} or more, not {value!r}.")
 
 
 def _check_number(name: str, value: Any, *, positive: bool) -> None:
     fits = type(value) in (int, float) and math.isfinite(value) and (value > 0 if positive else value >= 0)
     if not fits:
         kind = "above 0" if positive else "of 0 or more"
-        raise TrisectError(f"{_spelling(name)} must be a number {kind}, not {value!r}.")
-
-
-def _spelling(name: str) -> str:
-    return "--" + name.replace("_", "-")
+        raise TrisectError(f"{option_name(name)} must be a number {kind}, not {value!r}.")

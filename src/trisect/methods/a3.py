@@ -14,6 +14,7 @@ from torch import Tensor
 from trisect.errors import TrisectError
 from trisect.methods.fold import head_maps, keep_neurons, like, map_heads, map_rows
 from trisect.methods.method import Method, Options, need
+from trisect.methods.spectra import NEURONS, SINGULAR_VALUES, head_spectrum, spectrum
 from trisect.parts import MLP, OV, QK, Moments, Shrunk
 from trisect.solve import (
     SOLVE_DTYPE,
@@ -53,6 +54,7 @@ def solve_qk(
         loss=(lost.sum() + rest.loss(width - 2 * p).sum()).item(),
         total=(scores.sum() + rest.total.sum()).item(),
         clipped=rest.clipped,
+        spectrum=head_spectrum(scores, rest.values),
     )
     if part.norm_q is None:
         return solution
@@ -77,6 +79,7 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, second
         loss=basis.loss(width).sum().item(),
         total=basis.total.sum().item(),
         clipped=basis.clipped,
+        spectrum=spectrum(SINGULAR_VALUES, basis.values),
     )
 
 
@@ -116,7 +119,12 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     """Keep the neurons with the largest E[x_i^2] |w_i|^2.                                [math.md M-1]"""
     scores = neuron_scores(need(moments, "mlp"), part.W_down)
     kept, lost = top(scores, width)
-    return Shrunk(part=keep_neurons(part, kept), loss=lost.item(), total=scores.sum().item())
+    return Shrunk(
+        part=keep_neurons(part, kept),
+        loss=lost.item(),
+        total=scores.sum().item(),
+        spectrum=spectrum(NEURONS, scores),
+    )
 
 
 def pair_energy(C_q: Tensor, C_k: Tensor, num_pairs: int) -> Tensor:

@@ -14,6 +14,7 @@ from trisect.methods import a3
 from trisect.methods.fold import head_maps, keep_neurons, like, map_heads, map_rows
 from trisect.methods.method import Method, Options, need
 from trisect.methods.slots import PAIR_RIDGES, candidates, choose_pairs, share_rates
+from trisect.methods.spectra import NEURONS, SINGULAR_VALUES, head_spectrum, spectrum
 from trisect.parts import MLP, OV, QK, Moments, Shrunk, Slots
 from trisect.solve import (
     SOLVE_DTYPE,
@@ -26,6 +27,7 @@ from trisect.solve import (
     eliminate_rows,
     held_out_ridge,
     neuron_scores,
+    pooled_basis,
     real_map,
     ridge,
     shared_basis,
@@ -74,9 +76,11 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
         return a3.solve_qk(part, moments, width, options, second_moments=a3.activation_moments)
     C_q, C_k = a3.activation_moments(part, moments)
     rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
+    energy = a3.pair_energy(C_q, C_k, P)
+    carried = head_spectrum(energy, rest.values)
     if "slots0_gram" in moments:
-        return from_slots(part, moments, width, options, rest)
-    p = split_width(a3.pair_energy(C_q, C_k, P), rest.values, width)
+        return replace(from_slots(part, moments, width, options, rest), spectrum=carried)
+    p = split_width(energy, rest.values, width)
     pairs = choose_pairs(part, moments, p, options)
     k_rest, q_rest = rest.maps(width - 2 * p)
     solution = Shrunk(
@@ -89,6 +93,7 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
         loss=pairs.loss.sum().item() + rest.loss(width - 2 * p).sum().item(),
         total=pairs.total.sum().item() + rest.total.sum().item(),
         clipped=rest.clipped,
+        spectrum=carried,
     )
     if part.norm_q is None:
         return solution
@@ -191,12 +196,13 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
     fit, held = regressions(moments, "a")
     both = fit.joined(held)
     prior = part.W_o.to(SOLVE_DTYPE).flatten(0, 1)  # (h d, D)
-    T = None
+    T, carried = None, None
     if width != part.width:
         heads = ridge(both, prior, CHOICE_STRENGTH).unflatten(0, (part.heads, -1))
         kv_heads = part.W_v.shape[0]
         rounds = 0 if "values" in options.without else VALUE_ROUNDS
         T = value_bases(both.gram, heads, kv_heads=kv_heads, rank=width, rounds=rounds)
+        carried = spectrum(SINGULAR_VALUES, pooled_basis(both.gram, heads, kv_heads=kv_heads).values)
         features = stacked(T, part.heads)
         prior = _projected(both, features, prior)
         fit, held, both = (problem.mapped(features) for problem in (fit, held, both))
@@ -211,6 +217,7 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
         ),
         loss=max(0.0, both.error(wanted).item()),
         total=both.energy.item(),
+        spectrum=carried,
     )
 
 
@@ -218,9 +225,10 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     """Neurons by elimination, then one refit of W_down.                          [math.md E-1, F-1, F-2]"""
     fit, held = regressions(moments, "mlp")
     prior = part.W_down.to(SOLVE_DTYPE)
-    narrow = part
+    narrow, carried = part, None
     if width != part.width:
         both = fit.joined(held)
+        carried = spectrum(NEURONS, neuron_scores(both.gram.diagonal(), prior))
         kept = choose_neurons(both, prior, width, options)
         narrow, prior = keep_neurons(part, kept), prior[kept]
         fit, held = fit.chosen(kept), held.chosen(kept)
@@ -230,6 +238,7 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
         part=replace(narrow, W_down=like(part.W_down, wanted)),
         loss=max(0.0, both.error(wanted).item()),
         total=both.energy.item(),
+        spectrum=carried,
     )
 
 

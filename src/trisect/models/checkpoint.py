@@ -26,8 +26,14 @@ from trisect.models.view import shape_of
 from trisect.shapes import ModelShape
 
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What weights can be loaded as, by the names that users type."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
+    """A model, and what came with it."""
+
     model: Any
     tokenizer: Any
     """None where the checkpoint carries none."""
@@ -46,8 +52,7 @@ def load_model(
 
     A streamed model ("on", or "auto" where memory is short) reads its layers one at a time.
     """
-    if name in REGISTRY_MODELS:
-        name = str(fetch_model(name))
+    name = fetched(name)
     source = resolve(name)
     weights = check_weights(source)
     config = read_config(source, trust_remote_code=trust_remote_code)
@@ -79,6 +84,11 @@ def load_model(
     return Loaded(model=model, tokenizer=_tokenizer(source, trust_remote_code), name=name)
 
 
+def fetched(name: str) -> str:
+    """The file of a built-in model, downloaded where it is not yet here; any other name as it is."""
+    return str(fetch_model(name)) if name in REGISTRY_MODELS else name
+
+
 def read_config(source: Source, *, trust_remote_code: bool) -> Any:
     """The config of a known family, or an error that says what is missing."""
     where = f"The config of {source.path}"
@@ -106,8 +116,7 @@ def read_shape(
     name: str, *, trust_remote_code: bool = False
 ) -> tuple[ModelShape, ModelShape, dict[str, Any]]:
     """Current and original shape and a few facts, from the config alone: no weights are read."""
-    if name in REGISTRY_MODELS:
-        name = str(fetch_model(name))
+    name = fetched(name)
     config = read_config(resolve(name), trust_remote_code=trust_remote_code)
     model = _blank(config, name).to(config.dtype or torch.float32)
     entry = getattr(config, "trisect", None) or {}
@@ -214,10 +223,9 @@ def _dtype(dtype: str | torch.dtype | None, source: Source) -> torch.dtype | str
         return torch.float32 if source.gguf else "auto"
     if isinstance(dtype, torch.dtype):
         return dtype
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype not in known:
-        raise TrisectError(f"Unknown dtype {dtype!r}; use one of {', '.join(known)}.")
-    return known[dtype]
+    if dtype not in DTYPES:
+        raise TrisectError(f"Unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
 
 
 def _check_loaded(name: str, info: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from trisect.errors import TrisectError
-from trisect.untrusted import shown
+from trisect.untrusted import is_number, shown
 
 LARGEST = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 512),
@@ -54,9 +54,9 @@ def check_config(raw: Any, *, where: str) -> None:
             continue
         if key in LARGEST:
             _check_count(where, key, value)
-        elif key in POSITIVE and not (_is_number(value) and 0 < value < math.inf):
+        elif key in POSITIVE and not (is_number(value) and 0 < value < math.inf):
             raise TrisectError(f"{where}: {key} must be a number above 0, not {shown(value)}.")
-        elif key in SHARES and not (_is_number(value) and 0 < value <= 1):
+        elif key in SHARES and not (is_number(value) and 0 < value <= 1):
             raise TrisectError(f"{where}: {key} must be above 0 and at most 1, not {shown(value)}.")
         elif key in ("dtype", "torch_dtype"):
             _check_name(where, key, str(value).removeprefix("torch."), DTYPES)
@@ -82,7 +82,7 @@ def check_position_scale(config: Any, *, where: str) -> None:
     """Families that scale queries by position say how with their rotations."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     needed = {"llama_4_scaling_beta", "original_max_position_embeddings"}
-    if not all(_is_number(rope.get(key)) and rope[key] > 0 for key in needed):
+    if not all(is_number(rope.get(key)) and rope[key] > 0 for key in needed):
         raise TrisectError(f"{where}: rope_parameters needs numbers for {' and '.join(sorted(needed))}.")
 
 
@@ -143,7 +143,3 @@ def _check_count(where: str, key: str, value: Any) -> None:
 def _check_name(where: str, key: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
         raise TrisectError(f"{where}: {key} must be one of {', '.join(known)}, not {shown(value)}.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.families import family_for
-from trisect.models.names import names_in_files
+from trisect.models.names import names_in_files, tied_names
 from trisect.models.shards import Shards, Slices
 from trisect.models.source import Source
 from trisect.models.streamed import LayerStore, Read, give_large_blocks_back, layers_of, move_rest
@@ -77,8 +77,7 @@ def load_layers_later(
 
 def _names(model: Any, shards: Shards) -> Names:
     """Where each tensor of the model is in the files, whose names may be those of an older version."""
-    tied = getattr(model, "_tied_weights_keys", None) or () if model.config.tie_word_embeddings else ()
-    state = model.state_dict()
+    tied, state = tied_names(model), model.state_dict()
     known = names_in_files(model, shards.files, state)
     names: Names = {}
     for name, tensor in state.items():

@@ -20,3 +20,9 @@ def names_in_files(model: Any, files: Iterable[str], state: dict[str, Tensor]) -
         if converted is None:
             found[ours] = name
     return found
+
+
+def tied_names(model: Any) -> set[str]:
+    """Tensors that are another's under a second name, and need not be in the files."""
+    tied = getattr(model, "_tied_weights_keys", None) or ()
+    return set(tied) if model.config.tie_word_embeddings else set()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trisect.errors import TrisectError
 from trisect.files import write_json
+from trisect.models.names import tied_names
 from trisect.models.source import INDEX
 
 
@@ -57,9 +58,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _check_complete(model: Any, places: dict[str, str], folder: Path) -> None:
-    tied = (
-        set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
-    )
+    tied = tied_names(model)
     for name, tensor in model.state_dict().items():
         if name not in places:
             if name in tied:

@@ -34,6 +34,8 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
+    """Where a model comes from."""
+
     path: str
     """A folder, or a hub id."""
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -78,10 +80,7 @@ def _resolve_file(path: Path) -> Source:
 
 def read_raw_config(source: Source) -> Any:
     """A local folder's config.json as it stands."""
-    folder = Path(source.path)
-    if not (folder / "config.json").is_file():
-        raise TrisectError(f"{folder} has no config.json; give the folder of a Hugging Face checkpoint.")
-    _check_links(folder)
+    folder = _checkpoint_folder(source)
     return read_json(folder / "config.json", largest=LARGEST_CONFIG)
 
 
@@ -89,10 +88,7 @@ def check_weights(source: Source) -> Weights | None:
     """What a local model's files hold; pickles, missing shards and damaged headers are refused by name."""
     if not source.local or source.gguf:
         return source.weights
-    folder = Path(source.path)
-    if not (folder / "config.json").is_file():
-        raise TrisectError(f"{folder} has no config.json; give the folder of a Hugging Face checkpoint.")
-    _check_links(folder)
+    folder = _checkpoint_folder(source)
     if (folder / ADAPTER).exists():
         raise TrisectError(
             f"{folder} holds an adapter ({ADAPTER}), which loads weights from elsewhere; merge it into its "
@@ -124,6 +120,15 @@ def tensor_files(folder: Path) -> dict[str, str]:
         for shard, names in _shards(folder).items()
         for tensor in (names or read_header(shard)[0])
     }
+
+
+def _checkpoint_folder(source: Source) -> Path:
+    """A local folder that has a config, and no text from elsewhere."""
+    folder = Path(source.path)
+    if not (folder / "config.json").is_file():
+        raise TrisectError(f"{folder} has no config.json; give the folder of a Hugging Face checkpoint.")
+    _check_links(folder)
+    return folder
 
 
 def _read_shard(folder: Path, shard: Path) -> dict[str, StoredTensor]:

@@ -30,7 +30,7 @@ class Point:
     x: float
     y: float
     tip: str
-    """What is shown when the pointer is on it."""
+    """What is shown when the pointer is on it; without any, it is a place on a line and has no mark."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -11,6 +11,7 @@ from trisect.report import figures, relations, sections
 from trisect.report.drawing import Bars, Chart, Figure, HeatMap
 from trisect.report.markup import Markup, tag
 from trisect.report.records import Run, Sample
+from trisect.report.spectra import spectrum_charts
 from trisect.report.svg import svg
 
 TOGGLED = 10
@@ -29,9 +30,13 @@ class Section:
 
 
 def report_sections(
-    runs: Sequence[Run], *, curves: Curves | None = None, samples: Sequence[Sample] = ()
+    runs: Sequence[Run],
+    *,
+    curves: Curves | None = None,
+    samples: Sequence[Sample] = (),
+    layers: Collection[int] | None = None,
 ) -> list[Section]:
-    """All that the page has to say, in order."""
+    """All that the page has to say, in order; `layers` are those whose spectra are shown."""
     maps = [drawn for run in runs for drawn in (figures.plan_map(run), figures.loss_map(run))]
     searched = [drawn for run in runs for drawn in (figures.trial_chart(run), figures.tuning_chart(run))]
     predicted = None if curves is None else relations.prediction_chart(curves, runs)
@@ -40,6 +45,12 @@ def report_sections(
         Section(key="headline", title="Before and after", text=sections.headline(runs)),
         *([Section(key="runs", title="Runs", text=sections.run_table(runs))] if several else []),
         Section(key="plan", title="The plan", figures=_there(maps), text=sections.notes(runs)),
+        Section(
+            key="spectra",
+            title="Spectra",
+            figures=tuple(chart for run in runs for chart in spectrum_charts(run, layers)),
+            missing="The receipts have no spectra: only solvers that cut by one record it.",
+        ),
         Section(
             key="curves",
             title="Loss curves",

@@ -71,6 +71,7 @@ def _chart(chart: Chart, axes: Any) -> None:
             else colour_of(number),
             linestyle="--" if series.guide else "-" if series.line else "none",
             marker=("." if layer else MARKERS[number % len(MARKERS)]) if series.marks else "none",
+            markevery=[place for place, point in enumerate(series.points) if point.tip],
             label=None if layer else _plain(series.label),
         )
         number += not layer

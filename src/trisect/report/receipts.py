@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
+from trisect.parts import Spectrum
 from trisect.report.records import Loss, Trial
 from trisect.untrusted import read_json, shown
 
@@ -15,6 +16,7 @@ KINDS = {
 LONGEST_CHAIN = 8
 """Receipts inside one another: compressed, then quantised, perhaps more than once."""
 LAYERS = 10_000
+LONGEST_SPECTRUM = 1000
 SUMS = ("compress",)
 """Timings that are the sum of the others."""
 
@@ -61,9 +63,25 @@ def losses_of(receipt: dict[str, Any], where: Path) -> tuple[Loss, ...]:
                 loss=number(entry.get("loss"), what),
                 total=number(entry.get("total"), what),
                 note=text(entry.get("note", ""), what),
+                spectrum=_spectrum_of(entry.get("spectrum"), what),
             )
         )
     return tuple(found)
+
+
+def _spectrum_of(entry: Any, what: str) -> Spectrum | None:
+    """What a cut was made on; None where nothing is recorded, or nothing that could be drawn."""
+    if entry is None:
+        return None
+    what = f"{what}: its spectrum"
+    entry = mapping(entry, what)
+    length, values = count(entry.get("length"), what), entry.get("values")
+    if not isinstance(values, list) or not 0 < len(values) <= min(length, LONGEST_SPECTRUM):
+        raise TrisectError(f"{what} has {shown(values)} where some numbers belong, at most one per channel.")
+    shares = tuple(number(value, what) for value in values)
+    if any(not later <= share <= 1 for share, later in zip(shares, (*shares[1:], 0.0), strict=True)):
+        raise TrisectError(f"{what} has {shown(values)}, which are no shares that fall from 1 to 0.")
+    return Spectrum(of=text(entry.get("of"), what), length=length, values=shares) if shares[0] > 0 else None
 
 
 def trials_of(receipt: dict[str, Any], where: Path) -> tuple[Trial, ...]:

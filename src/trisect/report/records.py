@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trisect.parts import Spectrum
 from trisect.shapes import ModelShape
 
 SIZE, PERPLEXITY, TASK, SPEED, LATENCY = "size", "perplexity", "task", "speed", "latency"
@@ -54,6 +55,7 @@ class Loss:
     loss: float
     total: float
     note: str
+    spectrum: Spectrum | None = None
 
     @property
     def share(self) -> float | None:

@@ -180,6 +180,8 @@ def _series(series: Series, number: int | None, x: Axis, y: Axis, inner: tuple[i
         size = " scale(0.6)" if number is None else ""
         css = "mark" if number is None else f"mark f{number % 10}"
         for point, (across, down) in zip(series.points, places, strict=True):
+            if not point.tip:
+                continue
             move = f"translate({across},{down}){size}"
             tip = tag("title", point.tip)
             pieces.append(tag("path", tip, d=shape, transform=move, fill=colour, class_=css))

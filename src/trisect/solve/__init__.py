@@ -9,7 +9,7 @@ from trisect.solve.lowrank import InputWeight, LowRank, diagonal_weight, gram_we
 from trisect.solve.psd import SOLVE_DTYPE, Factor, factor
 from trisect.solve.ridge import STRENGTHS, Regression, held_out_ridge, ridge
 from trisect.solve.select import neuron_scores, pair_scores, split_width, top
-from trisect.solve.values import stacked, value_bases
+from trisect.solve.values import pooled_basis, stacked, value_bases
 
 __all__ = [
     "SOLVE_DTYPE",
@@ -37,6 +37,7 @@ __all__ = [
     "low_rank",
     "neuron_scores",
     "pair_scores",
+    "pooled_basis",
     "real_map",
     "ridge",
     "shared_basis",

@@ -6,7 +6,7 @@ h = query heads, k = value heads, g = h / k, d = head width, r = rank, D = d_mod
 import torch
 from torch import Tensor
 
-from trisect.solve.basis import shared_basis
+from trisect.solve.basis import Basis, shared_basis
 
 CONJUGATE_STEPS = 20
 
@@ -19,14 +19,19 @@ def value_bases(gram: Tensor, W: Tensor, *, kv_heads: int, rank: int, rounds: in
     system in T has (k d r)^2 entries and is never formed).
     """
     h, d, _ = W.shape
-    blocks = gram.unflatten(0, (h, d)).unflatten(-1, (h, d)).diagonal(dim1=0, dim2=2).movedim(-1, 0)
-    pooled = _sum_groups(blocks, kv_heads)
-    T, _ = shared_basis(pooled, _sum_groups(W @ W.mT, kv_heads)).maps(rank)
+    T, _ = pooled_basis(gram, W, kv_heads=kv_heads).maps(rank)
     T = torch.linalg.qr(T).Q
     goal = (gram @ W.flatten(0, 1)).unflatten(0, (h, d))  # C W, (h, d, D)
     for _ in range(rounds):
         T = torch.linalg.qr(_improve(T, _outputs(T, gram, goal), gram, goal)).Q
     return T
+
+
+def pooled_basis(gram: Tensor, W: Tensor, *, kv_heads: int) -> Basis:
+    """Each value head by itself, from the blocks of `gram` that its query heads have on the diagonal."""
+    h, d, _ = W.shape
+    blocks = gram.unflatten(0, (h, d)).unflatten(-1, (h, d)).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+    return shared_basis(_sum_groups(blocks, kv_heads), _sum_groups(W @ W.mT, kv_heads))
 
 
 def stacked(T: Tensor, heads: int) -> Tensor:
