@@ -1,7 +1,10 @@
 """Fixtures shared by all tests."""
 
+import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -11,6 +14,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 # The same examples on every machine: what passes here passes there. HYPOTHESIS_PROFILE=default searches anew.
 settings.register_profile("same", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """A module of experiments/ by its name."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "experiments"))
+    return importlib.import_module
 
 
 @pytest.fixture(scope="session")

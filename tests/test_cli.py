@@ -3,15 +3,13 @@
 The model is tiny and random, with a character tokenizer; the text is the built-in one or a file.
 """
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tiny_models import character_tokenizer, tiny
-from trisect.cli import main
+from command_line import read, run
+from tiny_models import save_tiny, tiny
 from trisect.models import load_model
 
 FAST = ["--samples", "4", "--length", "32", "--eval-windows", "2", "--align", "none", "--quiet"]
@@ -19,10 +17,7 @@ FAST = ["--samples", "4", "--length", "32", "--eval-windows", "2", "--align", "n
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    tiny("llama-gqa").save_pretrained(folder)
-    character_tokenizer().save_pretrained(folder)
-    return folder
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture
@@ -30,14 +25,6 @@ def text(tmp_path: Path) -> Path:
     file = tmp_path / "text.txt"
     file.write_text("the quick brown fox jumps over the lazy dog. " * 40)
     return file
-
-
-def run(*words: object) -> int:
-    return main([str(word) for word in words])
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
 
 
 def test_compress_writes_a_folder_that_inspect_and_eval_understand(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.main import get_command
 
-from tiny_models import character_tokenizer, tiny
+from tiny_models import save_tiny
 from trisect.cli import build_app, main, verbs
 from trisect.commands._config import by_key, is_flag, takes_many
 
@@ -181,8 +181,7 @@ def test_calibration_settings_may_stand_together(tmp_path: Path) -> None:
 
 def test_a_whole_run_can_come_from_a_file(tmp_path: Path) -> None:
     model, text, out = tmp_path / "model", tmp_path / "text.txt", tmp_path / "out"
-    tiny("llama-gqa").save_pretrained(model)
-    character_tokenizer().save_pretrained(model)
+    save_tiny(model)
     text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
     settings = {"model": str(model), "out": str(out), "ratio": 0.5, "calibration": str(text), "eval": "none"}
     settings |= {"samples": 4, "length": 32, "align": "none", "method": "a3", "layers": [0, 2], "quiet": True}

@@ -51,7 +51,8 @@ import sys
 from trisect.cli import main
 codes = [main(["--help"]), main(["--version"]), main(["ls", "--help"]), main(["compress", "--rato", "1"])]
 codes += [main(["compress", "m", "--samples", "many"]), main(["export", "--help"]), main(["compres"])]
-assert codes == [0, 0, 0, 2, 2, 0, 2], codes
+codes += [main([verb, "m", "--ratio", "1.5"]) for verb in ("plan", "compress")]
+assert codes == [0, 0, 0, 2, 2, 0, 2, 2, 2], codes
 assert not [name for name in {HEAVY} if name in sys.modules]
 """
     done = python(code)

@@ -1,15 +1,18 @@
 """`trisect plan`, and `compress` with goals other than a ratio, as a user meets them."""
 
-import json
 import math
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 import transformers
 
+from command_line import read, run
 from tiny_models import LLAMA, character_tokenizer
-from trisect.cli import main
+from trisect.commands import compress, plan
+from trisect.config import CalibrationConfig, CompressConfig
 from trisect.models import read_shape
 from trisect.plan import budget_of
 
@@ -39,14 +42,6 @@ def curves(model_folder: Path, text: Path, tmp_path_factory: pytest.TempPathFact
     arguments = ["--ratio", 0.2, "--allocate", "balanced", "--method", "a3", "--align", 8, *QUICK]
     assert run("plan", model_folder, "--curves", path, "--calibration", text, *arguments) == 0
     return path
-
-
-def run(*words: object) -> int:
-    return main([str(word) for word in words])
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
 
 
 def test_measured_curves_say_by_which_method_and_from_which_loss(curves: Path) -> None:
@@ -213,6 +208,9 @@ def test_compress_finds_the_smallest_model_within_a_bound(
         (["--ratio", "0.2", "--heatmap", "plan.jpg"], ".png or .svg"),
         (["--ratio", "0.2", "--method", "asvd"], "looks at calibration text"),
         (["--max-ppl-increase", "5%", "--method", "svd"], "--ratio 0.25"),
+        (["--ratio", "0.2", "--method", "clover"], "no solution for mlp; use --parts qk,ov"),
+        (["--ratio", "0.2", "--method", "svd", "--floor", "0.5"], "leave --floor out"),
+        (["--ratio", "0.2", "--method", "a3", "--rope-scope", "model"], "for a3+, not for a3"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -222,6 +220,29 @@ def test_bad_input_is_one_line(
     error = capsys.readouterr().err.strip()
     assert error.count("\n") == 0
     assert message in error
+
+
+@pytest.mark.parametrize("verb", [compress, plan])
+def test_every_setting_is_an_option_of_both_verbs(verb: ModuleType) -> None:
+    """Options become settings by their names: one that is spelt otherwise would do nothing."""
+    settings = {entry.name for record in (CompressConfig, CalibrationConfig) for entry in fields(record)}
+    assert settings - {"source"} <= signature(verb.run).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "clover"], "use --parts qk,ov"),
+        (["--method", "a3", "--without", "fold"], "for a3+, not for a3"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused_before_the_model_is_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    out = tmp_path / "out"
+    assert run("compress", tmp_path / "no-model", "-o", out, "--ratio", 0.2, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bound_is_not_measured_on_moments(

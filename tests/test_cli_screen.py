@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from tiny_models import character_tokenizer, tiny
-from trisect.cli import build_app, main, verbs
+from command_line import run
+from tiny_models import save_tiny
+from trisect.cli import build_app, verbs
 from trisect.commands import inspect as inspect_verb
 from trisect.commands._verb import words
 
@@ -30,14 +31,9 @@ CALM = ["--samples", "4", "--length", "32", "--calibration"]
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home")
-    tiny("llama-gqa").save_pretrained(folder / "model")
-    character_tokenizer().save_pretrained(folder / "model")
+    save_tiny(folder / "model")
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
     return folder
-
-
-def run(*arguments: object) -> int:
-    return main([str(word) for word in arguments])
 
 
 def hints(text: str) -> list[str]:

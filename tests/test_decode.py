@@ -13,31 +13,16 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from tiny_models import CONFIGS, tiny, tokens
-from trisect.config import CompressConfig
-from trisect.data import tokens_from_tensor
+from narrow_models import narrow
+from tiny_models import CONFIGS, left_padded, tiny, tokens
 from trisect.decode import Decoder, decode, prepare_for_inference
 from trisect.decode.regions import compile_layers
 from trisect.errors import TrisectError
 from trisect.kernels import using
 from trisect.models import layer_views, load_model, save_model, shape_of
-from trisect.pipeline import compress
 from trisect.plan import budget_of
 
 NEW = 9
-
-
-def narrow(name: str, **settings: Any) -> Any:
-    model = tiny(name, attention="sdpa") if not name.startswith("mpt") else tiny(name)
-    config = CompressConfig(ratio=0.25, method="a3", align=None, qk_norm_tolerance=1.0, **settings)
-    compress(model, config, tokens=tokens_from_tensor(tokens(2, 20)))
-    return model
-
-
-def left_padded(ids: Tensor) -> Tensor:
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0
-    return mask
 
 
 def generated(model: Any, ids: Tensor, mask: Tensor | None = None, new: int = NEW, **settings: Any) -> Tensor:

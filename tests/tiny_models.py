@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import transformers
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from torch import nn
+from torch import Tensor, nn
 
 VOCAB = 97
 SIZES = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -162,9 +163,28 @@ def shake(model: nn.Module, *, seed: int) -> None:
             parameter.copy_(noise / parameter.shape[-1] ** 0.5)
 
 
+def save_tiny(folder: Path, **settings: Any) -> Path:
+    """A checkpoint of the usual tiny Llama with a tokenizer; `settings` are those of save_pretrained."""
+    tiny("llama-gqa").save_pretrained(folder, **settings)
+    character_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def tokens(batch: int = 2, length: int = 11, *, seed: int = 3) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB - 2, (batch, length), generator=generator)
+
+
+def left_padded(ids: Tensor) -> Tensor:
+    """The attention mask (batch, length) of a batch whose first text is shorter than the rest."""
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    return mask
+
+
+@torch.no_grad()
+def logits(model: Any, ids: Tensor, **kwargs: Any) -> Tensor:
+    return model(ids, **kwargs).logits
 
 
 def character_tokenizer(**special: str) -> Any:

@@ -13,6 +13,8 @@ import torch
 
 
 class Clock:
+    """Marks in time, and whose time ended at each."""
+
     def __init__(self, device: str | torch.device = "cpu"):
         self.device = torch.device(device)
         self.open: list[str] = []

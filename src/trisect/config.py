@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from trisect.components import COMPONENTS
 from trisect.errors import TrisectError, unknown_name
 from trisect.goals import (
     GOALS,
@@ -20,7 +21,6 @@ from trisect.goals import (
 from trisect.goals import Increase as Increase
 from trisect.goals import Limit as Limit
 from trisect.goals import Share as Share
-from trisect.parts import COMPONENTS
 from trisect.portable import portable_settings
 from trisect.untrusted import is_number, read_settings
 

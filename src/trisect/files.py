@@ -126,7 +126,7 @@ def check_new_folder(path: str | Path) -> None:
 
 def check_writable(path: str | Path) -> None:
     """Refuse an output whose folder cannot be written to."""
-    home = _existing_parent(Path(path).resolve())
+    home = existing_parent(path)
     if not home.is_dir():
         raise TrisectError(f"Cannot write {path}: {home} is a file, not a folder; name another place.")
     if not os.access(home, os.W_OK | os.X_OK):
@@ -135,7 +135,7 @@ def check_writable(path: str | Path) -> None:
 
 def check_disk_space(path: str | Path, needed: int) -> None:
     """Refuse work whose output of `needed` bytes will not fit where `path` is."""
-    free = shutil.disk_usage(_existing_parent(Path(path).resolve())).free
+    free = shutil.disk_usage(existing_parent(path)).free
     if free < needed:
         raise TrisectError(
             f"{path} needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there; "
@@ -143,8 +143,9 @@ def check_disk_space(path: str | Path, needed: int) -> None:
         )
 
 
-def _existing_parent(path: Path) -> Path:
-    return next(parent for parent in path.parents if parent.exists())
+def existing_parent(path: str | Path) -> Path:
+    """The nearest folder above `path` that is there."""
+    return next(parent for parent in Path(path).resolve().parents if parent.exists())
 
 
 def _partial_name(path: Path) -> Path:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from trisect.components import COMPONENTS
 from trisect.errors import TrisectError, option_name, unknown_name
-from trisect.parts import COMPONENTS
 from trisect.untrusted import is_number
 
 BUDGETS = ("params", "kv", "flops", "latency")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from trisect.calibrate import MomentsInfo, Progress, collect, save_moments
-from trisect.config import CompressConfig
+from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import Tokens, load_tokens
 from trisect.errors import TrisectError
 from trisect.methods import get_method
@@ -66,14 +66,18 @@ def _within(name: str, parts: tuple[str, ...]) -> bool:
 
 def calibration_tokens(config: CompressConfig, tokenizer: Any) -> Tokens:
     """The tokens a config asks to calibrate on."""
-    c = config.calibration
+    return tokens_for(config.calibration, tokenizer)
+
+
+def tokens_for(calibration: CalibrationConfig, tokenizer: Any) -> Tokens:
+    """The windows that a calibration record describes."""
     return load_tokens(
-        c.source,
+        calibration.source,
         tokenizer,
-        samples=c.samples,
-        length=c.length,
-        sampling=c.sampling,
-        seed=c.seed,
+        samples=calibration.samples,
+        length=calibration.length,
+        sampling=calibration.sampling,
+        seed=calibration.seed,
         split="calibration",
     )
 

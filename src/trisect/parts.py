@@ -13,13 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-COMPONENTS = ("qk", "ov", "mlp")
-
-LINEARS = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
-"""Component -> the linear maps it is made of, by the same names in every family, fused or not."""
-
-INPUTS = {"q": "x", "k": "x", "v": "x", "o": "a", "gate": "up", "up": "up", "down": "down"}
-"""Linear map -> its input's name in the moments: x attention, a heads' outputs, up MLP, down neurons."""
+from trisect.components import COMPONENTS as COMPONENTS
+from trisect.components import INPUTS as INPUTS
+from trisect.components import LINEARS as LINEARS
 
 Moments = Mapping[str, Tensor]
 """One layer's calibration statistics by name; docs/math.md, section 1, lists them with their shapes."""

@@ -18,7 +18,7 @@ from trisect.gather import rounds
 from trisect.journal import Ledger, open_ledger
 from trisect.methods import get_method, solve
 from trisect.methods.a3plus import check_pieces
-from trisect.methods.method import Method, Options, options_of
+from trisect.methods.method import Method, Options, check_parts, options_of
 from trisect.models import LayerView, layer_views, mark_compressed, original_widths, shape_of
 from trisect.models.check import check_finite, check_tokens
 from trisect.moments import calibration_tokens, refuse_stored_moments
@@ -60,6 +60,8 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed:
+    """A compressed model, and what became of it on the way."""
+
     model: Any
     plan: Plan
     losses: list[dict[str, Any]]
@@ -222,10 +224,6 @@ def make_plan(
     check_plannable(config)
     if method.linear:
         return linear_plan(model, method, config, tokens, options=options, progress=progress)
-    missing = [part for part in config.parts if part not in method.solvers]
-    if missing:
-        raise TrisectError(
-            f"{method.name} has no solution for {', '.join(missing)}; use --parts {','.join(method.parts)}."
-        )
+    check_parts(method, config.parts)
     found = curves_for(model, config, tokens, options=options, path=curves, progress=progress)
     return plan_for(shape_of(model), config, found)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from trisect.components import COMPONENTS
 from trisect.errors import TrisectError, option_name
 from trisect.goals import read_floors
-from trisect.parts import COMPONENTS
 
 FIXED = {"method": "a3+", "rope_scope": "model", "allocate": "uniform", "layers": None}
 STEPS = (16, 32)
@@ -22,7 +22,9 @@ def portable_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a portable run; what was `given` may add to the preset, not contradict it."""
     for name, value in FIXED.items():
         if given.get(name, value) != value:
-            raise _contradiction(name, given[name], f"{option_name(name)} {value}" if value else "every layer")
+            raise _contradiction(
+                name, given[name], f"{option_name(name)} {value}" if value else "every layer"
+            )
     if given.get("align", STEPS[0]) not in STEPS:
         raise _contradiction("align", given["align"] or "none", "--align 16 or 32")
     parts = given.get("parts", COMPONENTS)

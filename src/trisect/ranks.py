@@ -4,16 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from trisect.calibrate import Progress, collect, fisher_information
 from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
+from trisect.goals import Floors
 from trisect.judge import Judge
 from trisect.methods.method import Method, Options, solve
 from trisect.models import layer_views, shape_of
-from trisect.parts import COMPONENTS, LINEARS
+from trisect.parts import COMPONENTS
 from trisect.plan import Plan
-from trisect.plan.budget import linear_heads, linear_sizes
+from trisect.plan.budget import linear_heads, linear_sizes, linears_of
 from trisect.plan.problem import chosen_layers
 from trisect.plan.ranks import (
     Key,
@@ -51,7 +54,8 @@ class Problem:
     progress: Progress | None
 
     @property
-    def ids(self) -> Any:
+    def ids(self) -> Tensor:
+        """Calibration tokens (windows, length)."""
         if self.tokens is None:
             raise TrisectError(
                 f"The rank search of {self.method.name} looks at calibration text, which a plan alone and "
@@ -109,11 +113,16 @@ def linear_plan(
 
 def maps_of(method: Method, layer: LayerShape, parts: tuple[str, ...]) -> tuple[str, ...]:
     """The linear maps of a layer that a method changes, within the parts asked for."""
-    names = [name for part in COMPONENTS if part in parts for name in LINEARS[part]]
-    return tuple(name for name in names if name in method.solvers and (name != "gate" or layer.gated))
+    names = [name for part in COMPONENTS if part in parts for name in linears_of(layer, part)]
+    return tuple(name for name in names if name in method.solvers)
 
 
 def _ratio(method: Method, config: CompressConfig) -> float:
+    if config.floor != Floors():
+        raise TrisectError(
+            f"{method.name} gives linear maps ranks and leaves every width as it is, so there is nothing for "
+            "a floor to hold; leave --floor out."
+        )
     ratio = config.kv_ratio if config.kv_ratio is not None and method.cached else config.ratio
     if ratio is None:
         raise TrisectError(

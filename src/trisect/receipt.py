@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.files import write_json
+from trisect.files import write_json as write_json
 from trisect.untrusted import read_json, shown
 
 LONGEST_TEXT = 1000
@@ -105,9 +105,14 @@ def hardware() -> dict[str, Any]:
 
     return {
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu_model() -> str:
@@ -134,6 +139,3 @@ def _git(*arguments: str) -> str | None:
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None
-
-
-__all__ = ["build_receipt", "hardware", "package_commit", "package_version", "read_receipt", "write_json"]

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from trisect.parts import COMPONENTS
+WIDTH_FIELDS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
+"""Component -> the field that holds its width in the records below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,11 @@ class LayerShape:
     """The linear maps that became two; empty for dense and narrow layers."""
 
     def width(self, component: str) -> int:
-        return {"qk": self.qk, "ov": self.vo, "mlp": self.mlp}[component]
+        """The width of a component as it is."""
+        return int(getattr(self, WIDTH_FIELDS[component]))
 
     def with_widths(self, *, qk: int, pairs: int, vo: int, mlp: int) -> "LayerShape":
+        """The same layer with other inner widths."""
         return replace(self, qk=qk, pairs=pairs, vo=vo, mlp=mlp)
 
 
@@ -72,9 +75,10 @@ class LayerWidths:
     mlp: int
 
     def of(self, component: str) -> int:
-        assert component in COMPONENTS
-        return {"qk": self.qk, "ov": self.vo, "mlp": self.mlp}[component]
+        """The width of a component."""
+        return int(getattr(self, WIDTH_FIELDS[component]))
 
 
 def widths_of(shape: LayerShape) -> LayerWidths:
+    """The widths that a layer has now."""
     return LayerWidths(qk=shape.qk, pairs=shape.pairs, vo=shape.vo, mlp=shape.mlp)

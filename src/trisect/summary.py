@@ -26,6 +26,7 @@ class Summary:
         return compare(self.before, self.after)
 
     def rows(self) -> list[Row]:
+        """What is counted, before, after, and the share that is gone."""
         old, new, gone = self.before, self.after, self.change
         return [
             _row("decoder linear weights", old.linear_parameters, new.linear_parameters, gone.ratio),

@@ -6,7 +6,6 @@ measured on. They come from the last quarter of the text, the others from the re
 """
 
 import copy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,12 @@ from trisect.data.tokens import windows
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method
-from trisect.methods.method import options_of
+from trisect.methods.method import check_parts, options_of
 from trisect.models import shape_of
 from trisect.models.check import check_finite, check_tokens
 from trisect.models.walk import refuse_streamed
 from trisect.moments import calibration_tokens
-from trisect.pipeline import Compressed, compress
+from trisect.pipeline import Compressed, checked, compress
 from trisect.plan import Plan
 from trisect.plan.choose import planner_for
 from trisect.plan.problem import problem_for
@@ -52,7 +51,7 @@ def compress_within(
     """
     goal = _bound(config)
     refuse_streamed(model, "A bound on perplexity is kept by trying copies, which")
-    config = replace(config, allocate=config.allocate or get_method(config.method).allocate)
+    config = checked(config, get_method(config.method))
     check_finite(model)
     tokens = tokens or _windows_apart(config, tokenizer)
     check_tokens(model, tokens.ids)
@@ -89,14 +88,15 @@ def compress_within(
 
 
 def _bound(config: CompressConfig) -> Increase:
-    goal = config.goal
+    goal, method = config.goal, get_method(config.method)
     if not isinstance(goal, Increase):
         raise TrisectError("No bound on perplexity was given; set max_ppl_increase, e.g. to '5%'.")
-    if get_method(config.method).linear:
+    if method.linear:
         raise TrisectError(
             f"{config.method} has ranks of single linear maps and no widths to search over; "
             "use --ratio, or --method a3+."
         )
+    check_parts(method, config.parts)
     return goal
 
 

@@ -41,10 +41,12 @@ def joined(device: str) -> Iterator[str]:
 
 
 def count() -> int:
+    """Processes of this run."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
+    """The number of this process, from 0."""
     return dist.get_rank() if count() > 1 else 0
 
 

@@ -1,25 +1,15 @@
 """The scripts in benchmarks/ run from end to end, on a CPU and with a model of two layers."""
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from bench_help import CEILINGS, flop_laps, subject
 
+from loading import module_at
 from trisect.bench import run
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +21,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_gpu_script_shows_every_section_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    h200 = script("h200")
+    h200 = module_at(FOLDER / "h200.py")
     command = ["--out", str(tmp_path), "--tiny", "--device", "cpu"]
     assert h200.main(command) == 0
     shown = capsys.readouterr().out
@@ -57,7 +47,7 @@ def test_the_gpu_script_shows_every_section_and_resumes(
 
 
 def test_no_row_is_begun_when_the_time_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    h200 = script("h200")
+    h200 = module_at(FOLDER / "h200.py")
     assert h200.main(["--out", str(tmp_path), "--tiny", "--device", "cpu", "--budget", "-1", "main"]) == 0
     assert "no time left for main" in capsys.readouterr().out
     assert not (tmp_path / h200.ROWS).exists()
@@ -66,7 +56,7 @@ def test_no_row_is_begun_when_the_time_is_over(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_the_cpu_script_writes_its_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = script("cpu_smollm2")
+    cpu = module_at(FOLDER / "cpu_smollm2.py")
     wide = subject("llama-gqa", head_dim=64, intermediate_size=512)  # enough for the grid
     monkeypatch.setattr(cpu, "subject_of_model", lambda name: wide)
     monkeypatch.setattr(cpu.torch, "set_num_threads", lambda number: None)

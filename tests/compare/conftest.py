@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from compare_recipes import write_recipe
 
-from tiny_models import character_tokenizer, tiny
+from tiny_models import save_tiny
 from trisect.compare import Folder, Tally, load_recipe, run_recipe
 
 
@@ -14,8 +14,7 @@ from trisect.compare import Folder, Tally, load_recipe, run_recipe
 def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model and the text."""
     folder = tmp_path_factory.mktemp("laboratory")
-    tiny("llama-gqa").save_pretrained(folder / "tiny")
-    character_tokenizer().save_pretrained(folder / "tiny")
+    save_tiny(folder / "tiny")
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
     return folder
 

@@ -128,7 +128,7 @@ def test_a_dry_run_lists_cells_and_what_they_would_remove(
 def test_a_dry_run_needs_neither_model_nor_data(
     bench: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "_hub_answers", lambda: False)
+    monkeypatch.setattr(check, "hub_answers", lambda: False)
     write_recipe(bench, models=["no-such-user/no-such-model"], calibration={"source": "no/text.txt"})
     assert main(["compare", "small.yaml", "--dry-run"]) == 0
     shown = capsys.readouterr().out

@@ -1,10 +1,10 @@
 """Log-likelihoods without lm-eval, against lm-eval's own and against log-probabilities added up by hand."""
 
-import importlib.util
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -46,13 +46,9 @@ def some_requests(seed: int, *, count: int = 12, longest: int = 40) -> list[tupl
     return [(ids(1, longest), ids(1, 6)) for _ in range(count)]
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("device_tasks", ROOT / "experiments" / "device_tasks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def device_tasks(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("device_tasks")
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 64])
@@ -186,13 +182,13 @@ def stories(assets: Path) -> Path:
 
 @pytest.mark.parametrize(("tasks", "limit"), [(TASKS, 6), ("winogrande:20", 1)], ids=["short", "cut"])
 def test_recorded_answered_and_scored_is_evaluated(
-    stories, tmp_path: Path, monkeypatch, capsys, tasks: str, limit: int
+    device_tasks, stories, tmp_path: Path, monkeypatch, capsys, tasks: str, limit: int
 ) -> None:
     from lm_eval.models.huggingface import HFLM
 
     from trisect.evaluate.tasks import evaluate_tasks
 
-    device_tasks, theirs = script(), []
+    theirs = []
     requests, answers, out = (str(tmp_path / name) for name in ("requests.json", "answers.json", "out.json"))
     choice = ["--model", str(stories), "--tasks", tasks, "--limit", str(limit)]
     device_tasks.main("record", requests, *choice)
@@ -220,8 +216,7 @@ def test_recorded_answered_and_scored_is_evaluated(
     assert f"average {direct.average:.4f}" in capsys.readouterr().out
 
 
-def test_answers_of_a_compressed_model_say_how_it_was_made(stories, tmp_path: Path) -> None:
-    device_tasks = script()
+def test_answers_of_a_compressed_model_say_how_it_was_made(device_tasks, stories, tmp_path: Path) -> None:
     requests, answers = (str(tmp_path / name) for name in ("requests.json", "answers.json"))
     device_tasks.main("record", requests, "--model", str(stories), "--tasks", "openbookqa", "--limit", "2")
     how = ["--method", "a3", "--ratio", "0.25", "--align", "none", "--samples", "2", "--length", "64"]
@@ -232,8 +227,7 @@ def test_answers_of_a_compressed_model_say_how_it_was_made(stories, tmp_path: Pa
     assert len(written["answers"][0]) == 8
 
 
-def test_what_was_not_asked_is_not_scored(stories, tmp_path: Path) -> None:
-    device_tasks = script()
+def test_what_was_not_asked_is_not_scored(device_tasks, stories, tmp_path: Path) -> None:
     recorded = device_tasks.record(str(stories), tasks="openbookqa", limit=2)
     good = [[(-1.0, False)] * 8]
     assert device_tasks.score(recorded, good)["scores"]["openbookqa"]["questions"] == 2

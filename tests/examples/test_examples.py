@@ -3,12 +3,10 @@
 References: the contracts' own test functions, and brute-force sums over tokens.
 """
 
-import importlib.util
 import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ import transformers
 
 import tiny_models
 import trisect
+from loading import module_at
 from trisect.methods.method import Options
 from trisect.models import FAMILIES, layer_views, save_model
 from trisect.models.compressed import CompressedModel
@@ -42,16 +41,6 @@ FAMILY_CONTRACT = (
     "test_gradients_reach_every_narrow_weight",
     "test_the_live_cache_is_as_small_as_the_budget_says",
 )
-
-
-def module_at(path: Path) -> ModuleType:
-    """A module by its file, made anew every time."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def example(name: str) -> Any:

@@ -94,6 +94,13 @@ def _kept(part: Any, *, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:
     return kept, {"frequencies": part.frequencies[:, pairs]}
 
 
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """The tokens that a model continues with."""
+    ids = torch.tensor([prompt])
+    found = model.generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return found[0, len(prompt) :].tolist()
+
+
 def pieces(*, vocabulary: str = "ehlowrdt") -> Any:
     """A tokenizer as SentencePiece makes them: a space in front, bytes for what is unknown."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(16)), "\u2581", *vocabulary]

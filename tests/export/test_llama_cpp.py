@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from exports import compressed, pieces
+from exports import compressed, greedy, pieces
 
 from tiny_models import LLAMA, VOCAB, tokens
 from trisect.cli import main
@@ -35,12 +35,6 @@ CASES = [
     ("phi3", "model-rates", "llama"),
     ("qwen3", "whole-qk", "qwen3"),
 ]
-
-
-def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    found = model.generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
-    return found[0, len(prompt) :].tolist()
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
-from tuning import compressed, examples, settings
+from tuning import OVERFIT, compressed, examples, settings
 
 from tiny_models import CONFIGS, tiny, tokens
 from trisect.errors import TrisectError
@@ -17,8 +17,6 @@ from trisect.finetune.batches import collate
 from trisect.finetune.held_out import measure
 from trisect.finetune.training import summed_loss
 from trisect.models import layer_views, shape_of
-
-OVERFIT = {"epochs": 12, "batch_size": 3, "accumulate": 1, "lr": 2e-2, "rank": 8}
 
 
 def shake_adapters(adapted: Any, *, seed: int = 0) -> None:

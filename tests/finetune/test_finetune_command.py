@@ -11,8 +11,8 @@ import torch
 import transformers
 from tuning import characters
 
+from command_line import read, run
 from tiny_models import tiny
-from trisect.cli import main
 from trisect.finetune.training import Training
 from trisect.models import load_model
 
@@ -22,14 +22,6 @@ RECORDS = [
     {"instruction": "Again.", "input": "x", "output": "three two one"},
     {"instruction": "Count.", "output": "1 2 3 4"},
 ]
-
-
-def run(*words: object) -> int:
-    return main([str(word) for word in words])
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,14 @@
 """The figures of docs/finetune.md are those of its receipts."""
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
-import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
 
 
-def test_the_table_says_what_the_receipts_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    script = importlib.import_module("finetune_smollm2")
-    text = script.DOCUMENT.read_text(encoding="utf-8")
-    assert list((ROOT / "experiments" / "results").glob("finetune-*.json"))
-    assert script.filled(text) == text, "run `python experiments/finetune_smollm2.py --table`"
+def test_the_table_says_what_the_receipts_say(script: Callable[[str], ModuleType]) -> None:
+    made = script("finetune_smollm2")
+    text = made.DOCUMENT.read_text(encoding="utf-8")
+    assert list(RESULTS.glob("finetune-*.json"))
+    assert made.filled(text) == text, "run `python experiments/finetune_smollm2.py --table`"

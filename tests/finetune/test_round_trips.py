@@ -2,25 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 
-from export.exports import pieces
+from command_line import read, run
+from export.exports import greedy, pieces
 from tiny_models import LLAMA
-from trisect.cli import main
 from trisect.models import load_model
 from trisect.models.quantized import QuantizedLinear
-
-
-def run(*words: object) -> None:
-    assert main([str(word) for word in words]) == 0
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -35,42 +26,40 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = [{"instruction": "hello", "output": "the world told the wolf"}] * 4
     (folder / "alpaca.json").write_text(json.dumps(records))
     words = ["--ratio", 0.5, "--portable", "--samples", 2, "--length", 32, "--eval", "none", "--quiet"]
-    run("compress", folder / "dense", "-o", folder / "small", "--calibration", folder / "text.txt", *words)
+    assert (
+        run(
+            "compress", folder / "dense", "-o", folder / "small", "--calibration", folder / "text.txt", *words
+        )
+        == 0
+    )
     words = ["--data", folder / "alpaca.json", "--length", 300, "--epochs", 20, "--lr", 0.01, "--quiet"]
-    run("finetune", folder / "small", "-o", folder / "tuned", *words)
+    assert run("finetune", folder / "small", "-o", folder / "tuned", *words) == 0
     return folder
 
 
-def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    found = model.generate(
-        torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    return found[0, len(prompt) :].tolist()
-
-
 def test_compress_finetune_quantize_save_load_eval(work: Path, tmp_path: Path) -> None:
-    run("quantize", work / "tuned", "-o", tmp_path / "packed", "--bits", 8, "--quiet")
+    assert run("quantize", work / "tuned", "-o", tmp_path / "packed", "--bits", 8, "--quiet") == 0
     model = load_model(str(tmp_path / "packed")).model
     assert any(isinstance(module, QuantizedLinear) for module in model.modules())
     perplexities = []
     for folder in (work / "tuned", tmp_path / "packed"):
         words = ["--data", work / "text.txt", "--length", 32, "--windows", 2, "--quiet"]
-        run("eval", folder, *words, "--json", tmp_path / "e.json")
+        assert run("eval", folder, *words, "--json", tmp_path / "e.json") == 0
         perplexities.append(read(tmp_path / "e.json")["perplexity"])
     assert perplexities[1] == pytest.approx(perplexities[0], rel=0.05)
     assert len(read(tmp_path / "packed" / "receipt.json")["made_from"]["tuning"]) == 1
 
 
 def test_a_quantised_folder_is_tuned_and_is_quantised_again(work: Path, tmp_path: Path) -> None:
-    run("quantize", work / "small", "-o", tmp_path / "packed", "--bits", 8, "--quiet")
+    assert run("quantize", work / "small", "-o", tmp_path / "packed", "--bits", 8, "--quiet") == 0
     words = ["--data", work / "alpaca.json", "--length", 300, "--epochs", 8, "--lr", 0.01, "--quiet"]
     words += ["--eval-data", work / "text.txt", "--eval-length", 32, "--eval-windows", 2]
-    run("finetune", tmp_path / "packed", "-o", tmp_path / "tuned", *words)
+    assert run("finetune", tmp_path / "packed", "-o", tmp_path / "tuned", *words) == 0
     model = load_model(str(tmp_path / "tuned")).model
     assert any(isinstance(module, QuantizedLinear) for module in model.modules())
     (entry,) = read(tmp_path / "tuned" / "receipt.json")["tuning"]
     words = ["--data", work / "text.txt", "--length", 32, "--windows", 2, "--quiet"]
-    run("eval", tmp_path / "tuned", *words, "--json", tmp_path / "e.json")
+    assert run("eval", tmp_path / "tuned", *words, "--json", tmp_path / "e.json") == 0
     after = entry["held_out"][0]["after"]["perplexity"]
     assert read(tmp_path / "e.json")["perplexity"] == pytest.approx(after, rel=1e-5)
 
@@ -79,7 +68,7 @@ def test_compress_finetune_export_llama_cpp(work: Path, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="llama.cpp is not installed (pip install xllamacpp)")
     from trisect.export.llama_cpp import LlamaCpp
 
-    run("export", work / "tuned", "-o", tmp_path / "model.gguf", "--to", "gguf", "--dtype", "f32")
+    assert run("export", work / "tuned", "-o", tmp_path / "model.gguf", "--to", "gguf", "--dtype", "f32") == 0
     prompt = pieces()("hello world").input_ids
     small, tuned = (greedy(load_model(str(work / name)).model, prompt, 16) for name in ("small", "tuned"))
     assert LlamaCpp(tmp_path / "model.gguf").greedy("hello world", 16) == tuned

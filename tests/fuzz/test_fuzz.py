@@ -13,18 +13,13 @@ import pytest
 from fuzz_commands import quiet_libraries
 from fuzz_mutations import mutated, to_json
 from fuzz_run import try_inputs
-from fuzz_seeds import RUN, Seeds, build_seeds
+from fuzz_seeds import RUN, Seeds
 from fuzz_targets import TARGETS, Place, Target, kind_of
 
 from trisect.errors import TrisectError
 
 INPUTS = 390
 PIECE = 65
-
-
-@pytest.fixture(scope="module")
-def seeds(tmp_path_factory: pytest.TempPathFactory) -> Seeds:
-    return build_seeds(tmp_path_factory.mktemp("seeds"))
 
 
 @pytest.mark.parametrize("start", range(0, INPUTS, PIECE))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fuzz_seeds import Seeds, build_seeds
+from fuzz_seeds import Seeds
 from safetensors.torch import load_file, save_file
 
 from tiny_models import tiny, tokens
@@ -17,11 +17,6 @@ from trisect.errors import TrisectError
 from trisect.models import shape_of
 from trisect.plan import Plan, read_curves
 from trisect.receipt import read_receipt
-
-
-@pytest.fixture(scope="module")
-def seeds(tmp_path_factory: pytest.TempPathFactory) -> Seeds:
-    return build_seeds(tmp_path_factory.mktemp("seeds"))
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "mpt"])

@@ -3,7 +3,6 @@
 References: softmax written out in float64 over the visible slots alone; rotation by complex numbers.
 """
 
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -12,14 +11,7 @@ import torch
 from caches import SCALE, cached, written_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreted import interpreted
 from rotations import answer, problem
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Iterator[dict[str, ModuleType]]:
-    with interpreted() as modules:
-        yield modules
 
 
 @given(

@@ -4,7 +4,6 @@ References: complex multiplication in float64; autograd through the twin; torch.
 kernel runs in Triton's interpreter.
 """
 
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreted import interpreted
 from rotations import Problem, answer, problem
 from torch import Tensor
 
@@ -22,12 +20,6 @@ from trisect.kernels.plain import rate_angles
 
 KINDS = ("shared", "index", "rates")
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Iterator[dict[str, ModuleType]]:
-    with interpreted() as modules:
-        yield modules
 
 
 def launched(kernels: dict[str, ModuleType], p: Problem, *, inverse: bool = False) -> tuple[Tensor, Tensor]:

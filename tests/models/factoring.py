@@ -40,14 +40,3 @@ def apply(view: LayerView, *, per_head: bool = False, **ranks: int) -> None:
         part = view.linear(name)
         groups = part.heads if per_head and name in ("k", "v") else 1
         view.apply(factors(part, rank=rank, groups=groups, cached=name in ("k", "v")))
-
-
-@torch.no_grad()
-def logits(model: Any, ids: Tensor, **kwargs: Any) -> Tensor:
-    return model(ids, **kwargs).logits
-
-
-def left_padded(ids: Tensor) -> Tensor:
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    return mask

@@ -17,39 +17,28 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tiny_models import SDPA, tiny, tokens
-from trisect.config import CompressConfig
-from trisect.data import tokens_from_tensor
+from narrow_models import narrow
+from tiny_models import SDPA, left_padded, tiny, tokens
 from trisect.kernels.routes import Heads, Kind, Route, kind_of, route
 from trisect.kernels.sdpa import one_query, sdpa
 from trisect.models import layer_views, load_model, save_model, shape_of
 from trisect.models.attend import eager
 from trisect.models.paths import attention_path, describe_paths, products_path, warn_of_slow_paths
-from trisect.pipeline import compress
 from trisect.shapes import LayerShape
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 UNEQUAL = [(12, 8), (8, 12), (7, 16)]
 
 
-def narrow(name: str, *, parts: tuple[str, ...]) -> Any:
+def unequal(name: str, part: str) -> Any:
     """Compressing queries and keys alone, or values alone, leaves widths that differ."""
-    model = tiny(name, attention="sdpa")
-    config = CompressConfig(ratio=0.25, method="a3", align=None, parts=parts, qk_norm_tolerance=1.0)
-    compress(model, config, tokens=tokens_from_tensor(tokens(2, 20)))
-    return model
+    return narrow(name, attention="sdpa", parts=(part,))
 
 
-def left_padded(ids: Tensor) -> Tensor:
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0
-    return mask
-
-
-@pytest.mark.parametrize("parts", [("qk",), ("ov",)])
+@pytest.mark.parametrize("part", ["qk", "ov"])
 @pytest.mark.parametrize("name", SDPA)
-def test_no_family_reaches_the_math_backend_on_a_cpu(name: str, parts: tuple[str, ...]) -> None:
-    model, ids = narrow(name, parts=parts), tokens(2, 9)
+def test_no_family_reaches_the_math_backend_on_a_cpu(name: str, part: str) -> None:
+    model, ids = unequal(name, part), tokens(2, 9)
     shape = shape_of(model).layers[0]
     assert shape.qk != shape.vo
     with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # anything else raises
@@ -176,7 +165,7 @@ def test_flash_attention_is_given_one_width_even_where_values_are_wider(
         return eager(module, q, k, v, mask, **kwargs)
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "flash_attention_2", flash)
-    model, ids = narrow("llama-gqa", parts=(part,)), tokens(1, 6)
+    model, ids = unequal("llama-gqa", part), tokens(1, 6)
     mask = torch.full((6, 6), torch.finfo(torch.float32).min).triu(1)[None, None]
     expected = model(ids).logits
     model.config._attn_implementation = "flash_attention_2"
@@ -224,7 +213,7 @@ def test_an_odd_mlp_width_names_its_neighbours_on_the_grid() -> None:
 def test_loading_says_once_what_will_be_slow(
     said: pytest.LogCaptureFixture, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = narrow("llama-gqa", parts=("qk",))
+    model = unequal("llama-gqa", "qk")
     save_model(model, None, tmp_path / "out", receipt={})
     monkeypatch.setattr("trisect.models.paths.kind_of", lambda device: "cuda")
     load_model(str(tmp_path / "out"), dtype="bfloat16")
@@ -234,7 +223,7 @@ def test_loading_says_once_what_will_be_slow(
 
 
 def test_nothing_is_said_where_nothing_is_slow(said: pytest.LogCaptureFixture) -> None:
-    model = narrow("llama-gqa", parts=("qk",))
+    model = unequal("llama-gqa", "qk")
     warn_of_slow_paths(model)
     stock = tiny("llama-gqa")
     kind = type(stock.model.layers[0].self_attn)
@@ -255,7 +244,7 @@ def test_distinct_layers_are_described_apart() -> None:
 
 @pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2"])
 def test_eager_stays_reachable(name: str) -> None:
-    model, ids = narrow(name, parts=("ov",)), tokens(2, 7)
+    model, ids = unequal(name, "ov"), tokens(2, 7)
     fast = model(ids).logits
     model.set_attn_implementation("eager")
     output = model(ids, output_attentions=True)

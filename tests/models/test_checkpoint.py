@@ -15,12 +15,10 @@ import transformers
 from safetensors import safe_open
 
 import trisect
+from narrow_models import narrow
 from tiny_models import CONFIGS, tiny, tokens
-from trisect.config import CompressConfig
-from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.models import load_model, original_shape, read_shape, save_model, shape_of
-from trisect.pipeline import compress
 
 OTHER_PROCESS = """
 import sys, torch, transformers, trisect
@@ -37,16 +35,9 @@ save_file(found, sys.argv[3])
 """
 
 
-def compressed(name: str, **settings: Any) -> Any:
-    model = tiny(name, dtype=settings.pop("dtype", None))
-    config = CompressConfig(ratio=0.25, method="a3", align=None, qk_norm_tolerance=1.0, **settings)
-    compress(model, config, tokens=tokens_from_tensor(tokens(4, 40)))
-    return model
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_saved_folder_loads_through_auto_classes_with_the_same_logits(name: str, tmp_path: Path) -> None:
-    model, ids = compressed(name), tokens()
+    model, ids = narrow(name), tokens()
     save_model(model, None, tmp_path / "out", receipt={"a": 1})
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     with torch.no_grad():
@@ -56,7 +47,7 @@ def test_a_saved_folder_loads_through_auto_classes_with_the_same_logits(name: st
 
 
 def test_another_process_gets_identical_logits_and_text(tmp_path: Path) -> None:
-    ids, models = tokens(), {name: compressed(name) for name in ("llama-gqa", "smollm3", "mpt")}
+    ids, models = tokens(), {name: narrow(name) for name in ("llama-gqa", "smollm3", "mpt")}
     for name, model in models.items():
         save_model(model, None, tmp_path / "models" / name, receipt={})
     found = tmp_path / "found.safetensors"
@@ -73,7 +64,7 @@ def test_another_process_gets_identical_logits_and_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_dtype_survives_saving_and_loading(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = compressed("llama-gqa", dtype=dtype)
+    model = narrow("llama-gqa", dtype=dtype)
     save_model(model, None, tmp_path / "out", receipt={})
     loaded = load_model(str(tmp_path / "out")).model
     assert loaded.dtype == dtype
@@ -92,7 +83,7 @@ def test_the_api_round_trips(tmp_path: Path) -> None:
 
 
 def test_shapes_are_read_from_the_config_alone(tmp_path: Path) -> None:
-    model = compressed("llama-gqa")
+    model = narrow("llama-gqa")
     save_model(model, None, tmp_path / "out", receipt={})
     now, before, info = read_shape(str(tmp_path / "out"))
     assert now == shape_of(model)
@@ -175,7 +166,7 @@ def test_a_folder_without_a_model_says_what_to_give(tmp_path: Path) -> None:
 
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
-    save_model(compressed("llama-gqa"), None, tmp_path / "out", receipt={})
+    save_model(narrow("llama-gqa"), None, tmp_path / "out", receipt={})
     path = tmp_path / "out" / "config.json"
     entry = json.loads(path.read_text())["trisect"]
     for damage in (
@@ -194,7 +185,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def test_an_output_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
-    model = compressed("llama-gqa")
+    model = narrow("llama-gqa")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious.txt").write_text("keep me")
     with pytest.raises(TrisectError, match="exists and is not empty"):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from factoring import apply, factors, logits, mixed, product
+from factoring import apply, factors, mixed, product
 from torch import Tensor, nn
 
-from tiny_models import CONFIGS, tiny, tokens
+from tiny_models import CONFIGS, logits, tiny, tokens
 from trisect.errors import TrisectError
 from trisect.models import LayerView, layer_views, shape_of, zeros_of
 from trisect.models.factored import FactoredLinear, GroupedLinear

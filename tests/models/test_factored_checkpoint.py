@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from factoring import apply, factors, logits, mixed
+from factoring import apply, factors, mixed
 from safetensors import safe_open
 
-from tiny_models import CONFIGS, tiny, tokens
+from tiny_models import CONFIGS, logits, tiny, tokens
 from trisect.errors import TrisectError
 from trisect.models import (
     fingerprint,

@@ -12,32 +12,19 @@ import torch
 from torch import Tensor
 from transformers import BloomConfig
 
-from tiny_models import CONFIGS, SDPA, tiny, tokens
+from narrow_models import narrow
+from tiny_models import CONFIGS, SDPA, left_padded, logits, tiny, tokens
 from trisect.calibrate import collect
-from trisect.config import CompressConfig
-from trisect.data import tokens_from_tensor
 from trisect.methods import METHODS
 from trisect.methods.method import Options
 from trisect.models import WRAPPERS, families, layer_views, shape_of
 from trisect.parts import COMPONENTS, MLP, OV, QK
-from trisect.pipeline import compress
 from trisect.plan import budget_of
 
 EXACT = {"rtol": 0, "atol": 0}
 # A clamp that bites does not commute with mixing channels: there is nothing exact to compare with.
 MIXABLE = [name for name in CONFIGS if name != "mpt-clip"]
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
-
-
-@torch.no_grad()
-def logits(model: Any, ids: Tensor, **kwargs: Any) -> Tensor:
-    return model(ids, **kwargs).logits
-
-
-def left_padded(ids: Tensor) -> Tensor:
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    return mask
 
 
 def test_the_tiny_models_cover_every_family_in_the_table() -> None:
@@ -97,13 +84,6 @@ def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None
             solver = METHODS["a3"].solvers[component]
             view.write(solver(part, moments, part.width, Options()).part)
     torch.testing.assert_close(logits(model, ids), before, rtol=1e-7, atol=1e-7)
-
-
-def narrow(name: str, *, parts: tuple[str, ...] = COMPONENTS, **kwargs: Any) -> Any:
-    model = tiny(name, **kwargs)
-    config = CompressConfig(ratio=0.25, method="a3", align=None, parts=parts, qk_norm_tolerance=1.0)
-    compress(model, config, tokens=tokens_from_tensor(tokens(4, 40)))
-    return model
 
 
 @pytest.mark.parametrize("name", MIXABLE)

@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tiny_models import CONFIGS, LLAMA, tiny, tokens
+from tiny_models import CONFIGS, LLAMA, left_padded, logits, tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
@@ -61,17 +61,6 @@ def spelt_out(model: Any) -> Any:
             scaled = {name: rotation.scaling * getattr(part, name) for name in ("W_q", "W_k")}
             view.write(replace(part, **scaled, rates=rotation.rates[part.frequencies]))
     return model
-
-
-def left_padded(ids: Tensor) -> Tensor:
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    return mask
-
-
-@torch.no_grad()
-def logits(model: Any, ids: Tensor, **kwargs: Any) -> Tensor:
-    return model(ids, **kwargs).logits
 
 
 @pytest.mark.parametrize("name", [*ROTATING, "llama-yarn", "llama-linear"])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from factoring import left_padded, logits, mixed
+from factoring import mixed
 from torch import Tensor
 
-from tiny_models import CONFIGS, SDPA, tokens
+from tiny_models import CONFIGS, SDPA, left_padded, logits, tokens
 from trisect.models import layer_views, shape_of
 from trisect.plan import budget_of
 

@@ -1,6 +1,10 @@
 """Shapes for the tests of plans."""
 
+from hypothesis import strategies as st
+
 from trisect.shapes import LayerShape, ModelShape
+
+SIZES = st.integers(1, 12)
 
 
 def layer_shape(
@@ -31,6 +35,19 @@ def layer_shape(
         up_bias=bias,
         down_bias=bias,
     )
+
+
+SMALL_LAYERS = st.builds(
+    lambda group, kv_heads, **sizes: layer_shape(heads=group * kv_heads, kv_heads=kv_heads, pairs=0, **sizes),
+    group=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    d_model=SIZES,
+    qk=SIZES,
+    vo=SIZES,
+    mlp=SIZES,
+    gated=st.booleans(),
+    bias=st.booleans(),
+)
 
 
 def model_shape(*layers: LayerShape, other: int = 1000) -> ModelShape:

@@ -1,5 +1,6 @@
 """What the tests of quantisation share: tiny models, and one in a folder with a tokenizer."""
 
+import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import nn
 
 from tiny_models import LLAMA, shake, tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
+from trisect.models.quantized import QuantizedLinear
 from trisect.pipeline import compress
 
 TEXT = "the quick brown fox jumps over the lazy dog and the lazy dog sleeps on. "
@@ -27,6 +30,19 @@ def narrow(name: str, **settings: Any) -> Any:
     if "kv_ratio" in given:
         del given["ratio"]
     return compress(tiny(name), CompressConfig(**given), tokens=tokens_from_tensor(tokens(4, 40))).model
+
+
+def dequantised(model: Any) -> Any:
+    """A copy with plain linear layers that hold what the quantised ones stand for."""
+    model = copy.deepcopy(model)
+    for path, module in list(model.named_modules()):
+        if isinstance(module, QuantizedLinear):
+            plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
+            plain.weight = nn.Parameter(module.dequantized())
+            if module.bias is not None:
+                plain.bias = nn.Parameter(module.bias)
+            model.set_submodule(path, plain)
+    return model
 
 
 @torch.no_grad()

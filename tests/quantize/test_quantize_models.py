@@ -1,6 +1,5 @@
 """Whole models: every family quantises, and a saved one is the one that was measured."""
 
-import copy
 import json
 import math
 from pathlib import Path
@@ -9,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from quantize_models import logits, narrow, need_hqq
+from quantize_models import dequantised, logits, narrow, need_hqq
 from safetensors import safe_open
-from torch import nn
 
 from tiny_models import CONFIGS, tiny, tokens
 from trisect.config import CompressConfig
@@ -27,19 +25,6 @@ from trisect.quantize import QuantizeConfig, count_bits, quantize_model
 @pytest.fixture(autouse=True)
 def _hqq() -> None:
     need_hqq()
-
-
-def dequantised(model: Any) -> Any:
-    """A copy with plain linear layers that hold what the quantised ones stand for."""
-    model = copy.deepcopy(model)
-    for path, module in list(model.named_modules()):
-        if isinstance(module, QuantizedLinear):
-            plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
-            plain.weight = nn.Parameter(module.dequantized())
-            if module.bias is not None:
-                plain.bias = nn.Parameter(module.bias)
-            model.set_submodule(path, plain)
-    return model
 
 
 @pytest.mark.parametrize("name", CONFIGS)

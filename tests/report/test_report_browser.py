@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ toggle.click();
 seen.hidden = [getComputedStyle(series).display, toggle.getAttribute("aria-pressed")];
 toggle.click();
 seen.shown = [getComputedStyle(series).display !== "none", toggle.getAttribute("aria-pressed")];
+
+const spectra = document.querySelector('figure[data-name^="spectra-ov"]');
+const layer = spectra.querySelector(".toggles button");
+const line = spectra.querySelector(`[data-series="${layer.dataset.toggle}"]`);
+layer.click();
+seen.layer = [layer.textContent, getComputedStyle(line).display];
+layer.click();
+line.querySelector(".mark").dispatchEvent(new PointerEvent("pointerenter"));
+seen.channel = document.getElementById("tip").textContent;
+line.querySelector(".mark").dispatchEvent(new PointerEvent("pointerleave"));
 
 const tip = document.getElementById("tip");
 const drawing = document.querySelector('figure[data-name^="plan-"] .drawing');
@@ -114,6 +125,15 @@ def allowing(page: str, *scripts: str) -> str:
     return page.replace("</body>", "".join(f"<script>{text}</script>" for text in scripts[1:]) + "</body>", 1)
 
 
+def answer_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What a script of ours left in the page, with nothing on the console."""
+    assert "CONSOLE" not in done.stderr, done.stderr
+    answers = [e.text for e in Page.of(done.stdout).all("pre") if e.attributes.get("id") == "answer"]
+    assert answers, done.stdout[-2000:]
+    found: dict[str, Any] = json.loads(answers[0])
+    return found
+
+
 @pytest.fixture
 def three_runs(copied: Callable[..., Path]) -> str:
     """A page with every kind of figure."""
@@ -124,7 +144,7 @@ def three_runs(copied: Callable[..., Path]) -> str:
     runs = read_runs(folders)
     layers = list(enumerate(runs[0].before.layers))
     points = {(n, c): {layer.width(c): 0.0, 4: 0.5} for n, layer in layers for c in ("qk", "ov", "mlp")}
-    curves = Curves(points=points, fingerprint="f", token_hash="t")
+    curves = Curves(points=points, fingerprint="f", token_hash="t", method="a3")
     return render(
         runs, report_sections(runs, curves=curves, samples=[Sample(prompt="a", texts=(("m", "b"),))])
     )
@@ -133,13 +153,9 @@ def three_runs(copied: Callable[..., Path]) -> str:
 def test_the_page_renders_and_its_controls_work(chromium: str, three_runs: str, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(allowing(three_runs, LISTENER, PROBE), encoding="utf-8")
-    done = browse(chromium, page, "--dump-dom")
-    assert "CONSOLE" not in done.stderr, done.stderr
-    answers = [e.text for e in Page.of(done.stdout).all("pre") if e.attributes.get("id") == "answer"]
-    assert answers, done.stdout[-2000:]
-    seen: dict[str, Any] = json.loads(answers[0])
+    seen = answer_of(browse(chromium, page, "--dump-dom"))
     assert seen["errors"] == []
-    assert seen["drawings"] == 6 + 3 + 1 + 1 + 2
+    assert seen["drawings"] == 6 + 9 + 3 + 1 + 1 + 2
     assert seen["flat"] == 0
     assert seen["wider"] <= 0
     assert seen["light"] == ["Colours: light", "rgb(255, 255, 255)"]
@@ -149,10 +165,37 @@ def test_the_page_renders_and_its_controls_work(chromium: str, three_runs: str, 
     assert seen["sorted"] == "descending"
     assert seen["hidden"] == ["none", "false"]
     assert seen["shown"] == [True, "true"]
+    assert seen["layer"] == ["layer 0", "none"]
+    assert seen["channel"].startswith("layer 0, channel 1 of 16: ")
     assert seen["first"].startswith("layer 0, QK: ")
     assert seen["second"].startswith("layer 1, QK: ")
     assert seen["pointed"] == seen["first"]
     assert seen["gone"] is seen["left"] is True
+
+
+FITS = """
+const answer = document.createElement("pre");
+answer.id = "answer";
+const page = document.documentElement;
+const wide = Array.from(document.querySelectorAll("figure.wide .drawing"));
+const seen = { errors: window.failures, wider: page.scrollWidth - page.clientWidth };
+seen.inside = wide.map((drawing) => drawing.scrollWidth > drawing.clientWidth);
+answer.textContent = JSON.stringify(seen);
+document.body.append(answer);
+"""
+
+
+def test_a_narrow_window_scrolls_wide_figures_and_never_the_page(
+    chromium: str, real_run: Path, tmp_path: Path
+) -> None:
+    run = read_runs([real_run])[0]
+    deep = {"before": run.before, "after": run.after}
+    deep = {side: replace(shape, layers=shape.layers * 20) for side, shape in deep.items()}
+    runs = [replace(run, name="deep", **deep)]
+    page = tmp_path / "report.html"
+    page.write_text(allowing(render(runs, report_sections(runs)), LISTENER, FITS), encoding="utf-8")
+    seen = answer_of(browse(chromium, page, "--window-size=500,900", "--dump-dom"))
+    assert seen == {"errors": [], "wider": 0, "inside": [True, True]}
 
 
 def test_hostile_text_does_nothing_and_could_not_even_unescaped(

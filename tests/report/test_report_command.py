@@ -1,6 +1,7 @@
 """`trisect report` as a user types it."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +22,10 @@ def test_a_page_its_figures_and_where_they_are(
     said = capsys.readouterr().out
     assert f"Saved to {page}" in said
     assert "pip install 'trisect[plots]'" in said
-    assert sorted(path.name for path in figures.iterdir()) == ["losses-run.svg", "plan-run.svg", "time.svg"]
+    names = ["losses-run", "plan-run", *(f"spectra-{part}-run" for part in ("mlp", "ov", "qk")), "time"]
+    assert sorted(path.name for path in figures.iterdir()) == [f"{name}.svg" for name in names]
     drawn = Page.of(page.read_text(encoding="utf-8")).all("svg")
-    assert len(drawn) == 3
+    assert len(drawn) == len(names)
     assert (figures / "time.svg").read_text() in f"{page.read_text()}\n".replace("</svg>", "</svg>\n")
     assert list(page.parent.iterdir()) == [page]
 
@@ -33,7 +35,7 @@ def test_figures_are_png_too_where_matplotlib_is(real_run: Path, tmp_path: Path)
     figures = tmp_path / "figures"
     assert main(["report", str(real_run), "-o", str(tmp_path / "r.html"), "--figures", str(figures)]) == 0
     assert (figures / "time.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list(figures.iterdir())) == 6
+    assert len(list(figures.iterdir())) == 12
 
 
 def test_samples_are_what_the_models_generate(real_run: Path, tmp_path: Path) -> None:
@@ -84,6 +86,8 @@ def test_a_dense_model_that_is_not_here_is_said_and_not_fetched(
         (["--figures", "taken"], "is a file; name a folder"),
         (["--measured", "nothing.json"], "Cannot read nothing.json"),
         (["--curves", "curves.json"], "start at other widths"),
+        (["--layers", "0,7"], "There is no layer 7: the model has 3"),
+        (["--layers", "some"], "Cannot read layers 'some'"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
@@ -106,6 +110,17 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert said in printed
     assert printed.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("asked", "shown"), [("1", [1]), ("0,2", [0, 2]), ("all", [0, 1, 2])])
+def test_layers_say_whose_spectra_are_shown(
+    real_run: Path, tmp_path: Path, asked: str, shown: list[int]
+) -> None:
+    out = tmp_path / "r.html"
+    assert main(["report", str(real_run), "-o", str(out), "--layers", asked]) == 0
+    figures = [part for part in out.read_text(encoding="utf-8").split("<figure")[1:] if "spectra-" in part]
+    named = [re.findall(r"<button[^>]*>layer (\d+)</button>", figure) for figure in figures]
+    assert named == [[str(layer) for layer in shown]] * 3
 
 
 def test_an_earlier_page_stays_where_the_next_one_fails(real_run: Path, tmp_path: Path) -> None:

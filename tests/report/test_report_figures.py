@@ -15,6 +15,7 @@ from trisect.plan.budget import budget_of
 from trisect.plan.curves import Curves
 from trisect.report.collect import read_runs
 from trisect.report.drawing import Bars, Chart, Figure, HeatMap, Point, Series
+from trisect.report.facts import with_facts
 from trisect.report.figures import loss_map, plan_map, time_bars, trial_chart, tuning_chart
 from trisect.report.png import png
 from trisect.report.records import Run
@@ -37,7 +38,7 @@ def curves_of(run: Run) -> Curves:
         for component in ("qk", "ov", "mlp"):
             full = layer.width(component)
             points[index, component] = {full: 0.0, full // 2: 0.01 * (full - full // 2)}
-    return Curves(points=points, fingerprint="f", token_hash="t")
+    return Curves(points=points, fingerprint="f", token_hash="t", method=run.method)
 
 
 def test_the_plan_shows_every_width(run: Run) -> None:
@@ -129,6 +130,7 @@ def test_nothing_is_predicted_where_curves_end_or_where_more_was_done_than_narro
     assert predicted_rise(replace(curves, points={(0, "qk"): curves.points[0, "qk"]}), run) is None
     tuned = replace(run, receipts=({**run.receipts[0], "tuning": [{"losses": [1.0]}]},))
     assert predicted_rise(curves, tuned) is None
+    assert predicted_rise(replace(curves, method="a3+"), run) is None
     other = replace(curves, points={(0, "qk"): {17: 0.0}})
     assert not fits(other, run)
     assert not fits(replace(curves, points={(99, "qk"): {16: 0.0}}), run)
@@ -156,6 +158,20 @@ def test_pareto_points_are_sizes_and_perplexities_and_the_front_is_what_nothing_
     bits = charts[1].series[0].points[0]
     assert bits.x == 32
     assert pareto_charts(runs[:1]) == []
+
+
+def test_a_few_bytes_put_nothing_on_the_front(copied: Callable[..., Path]) -> None:
+    def measured(value: float) -> dict[str, Any]:
+        return {"before": perplexity_entry(20.0), "after": perplexity_entry(value)}
+
+    good, bad = read_runs([copied(name, perplexity=measured(v)) for name, v in (("good", 24), ("bad", 30))])
+    for smaller, kept in ((1, {"good"}), (bad.weight_bytes // 10, {"good", "bad"})):
+        less = with_facts(replace(bad, weight_bytes=bad.weight_bytes - smaller), [])
+        sizes = {fact.quantity: fact for fact in less.facts}
+        facts = tuple(sizes.get(fact.quantity, fact) for fact in bad.facts)
+        *points, front = pareto_charts([good, replace(bad, facts=facts)])[1].series
+        named = {point: series.label for series in points for point in series.points}
+        assert {named[point] for point in front.points} - {"dense (dense)"} == kept
 
 
 def test_runs_on_different_texts_share_no_pareto_plot(copied: Callable[..., Path]) -> None:
@@ -198,7 +214,13 @@ EXAMPLES: list[Figure] = [
         ),
     ),
     HeatMap(name="heat", title="$a_b", rows=(HOSTILE,), cells=((None,),), unit="u", coldest=0, hottest=0),
-    Bars(name="bars", title="t", unit="seconds", rows=((HOSTILE, {"$a": 3.0, "b": 1.0}),), names=("$a", "b")),
+    Bars(
+        name="bars",
+        title="t",
+        unit="seconds",
+        rows=((HOSTILE, {"$a": 3.0, "b": 1.0}), ("short", {"b": 0.5})),
+        names=("$a", "b"),
+    ),
 ]
 
 
@@ -238,7 +260,7 @@ def test_marks_lie_where_their_values_are() -> None:
     assert last[1] < first[1]
 
 
-def test_bars_are_as_long_as_their_values() -> None:
+def test_segments_are_as_long_as_their_values_and_every_bar_is_a_whole() -> None:
     root = ET.fromstring(svg(EXAMPLES[2]))
     wide = [
         float(rect.attrib["width"])
@@ -246,3 +268,4 @@ def test_bars_are_as_long_as_their_values() -> None:
         if "mark" in rect.attrib.get("class", "")
     ]
     assert wide[0] == pytest.approx(3 * wide[1], rel=0.01)
+    assert wide[2] == pytest.approx(wide[0] + wide[1], rel=0.01)

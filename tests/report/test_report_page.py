@@ -86,7 +86,8 @@ def test_several_runs_stand_side_by_side_and_a_gap_is_said(copied: Callable[...,
     # Tasks, speed, and the perplexity of the second run.
     assert page.text.count("not measured") == 3
     names = [element.attributes["data-name"] for element in page.all("figure")]
-    assert names == ["plan-one", "losses-one", "plan-two", "losses-two", "time"]
+    spectra = [f"spectra-{part}-{name}" for name in ("one", "two") for part in ("qk", "ov", "mlp")]
+    assert names == ["plan-one", "losses-one", "plan-two", "losses-two", *spectra, "time"]
 
 
 def test_runs_of_one_model_share_what_was_before_and_others_have_their_own(
@@ -103,6 +104,78 @@ def test_runs_of_one_model_share_what_was_before_and_others_have_their_own(
     assert heads[:6] == ["before", "after", "change"] * 2
 
 
+def test_speeds_that_were_measured_beside_each_run_stand_under_its_own(
+    copied: Callable[..., Path], tmp_path: Path
+) -> None:
+    one, two = copied("one"), copied("two")
+    files = [
+        bench_file(tmp_path / "1.json", one, dense=0.5, narrow=0.25),
+        bench_file(tmp_path / "2.json", two, dense=0.4, narrow=0.25),
+    ]
+    page = Page.of(page_of([one, two], files))
+    heads = [element.text for element in page.all("th") if element.attributes.get("scope") == "col"]
+    assert heads[:5] == ["before", "after", "change", "after", "change"]
+    small = [element.text for element in page.all("small")]
+    assert {"beside each run", "from 2.0 tokens/s", "from 2.5 tokens/s"} <= set(small)
+    assert {"x2.000", "x1.600"} <= {element.text for element in page.all("td")}
+    # The table of runs has tokens per second, and no second column that says the same in milliseconds.
+    runs = heads[heads.index("run") : heads.index("layer")]
+    assert [head for head in runs if head.startswith("decode")] == ["decode, 1 x 64 + 8 tokens (tokens/s)"]
+
+
+def test_the_changes_that_matter_most_stand_in_large_type(real_run: Path, tmp_path: Path) -> None:
+    run = read_runs([real_run])[0]
+    files = [
+        eval_file(tmp_path / "a.json", real_run, tasks=tasks_entry(boolq=0.5, piqa=0.7)),
+        eval_file(tmp_path / "b.json", run.source, tasks=tasks_entry(boolq=0.6, piqa=0.8)),
+        bench_file(tmp_path / "s.json", real_run, dense=0.5, narrow=0.25),
+    ]
+    page = Page.of(page_of([real_run], files))
+    tiles = [element.text for element in page.all("div") if element.attributes.get("class") == "tile"]
+    sizes = ["parameters", "KV cache per token", "FLOPs"]
+    assert tiles == [*sizes, "perplexity, text.txt", "average of 2 tasks", "decode, 1 x 64 + 8 tokens"]
+    large = [(e.text, e.attributes.get("class")) for e in page.all("b")]
+    assert large[3:] == [("x1.250", "worse"), ("-0.1000", "worse"), ("x2.000", "better")]
+
+
+def test_runs_are_listed_with_the_average_of_their_tasks(copied: Callable[..., Path], tmp_path: Path) -> None:
+    runs = [copied("one"), copied("two")]
+    files = [
+        eval_file(tmp_path / f"{run.name}.json", run, tasks=tasks_entry(boolq=0.5, piqa=0.7)) for run in runs
+    ]
+    heads = [e.text for e in Page.of(page_of(runs, files)).all("th") if e.attributes.get("scope") == "col"]
+    listed = heads[heads.index("run") : heads.index("layer")]
+    assert "average of 2 tasks" in listed
+    assert "boolq" not in listed
+
+
+@pytest.mark.parametrize(("error", "css"), [(0.01, "worse"), (0.09, "open"), (None, "worse")])
+def test_a_difference_within_twice_its_error_is_called_neither_better_nor_worse(
+    real_run: Path, tmp_path: Path, error: float | None, css: str
+) -> None:
+    source = read_runs([real_run])[0].source
+    files = []
+    for name, model, value in (("a", real_run, 0.5), ("b", source, 0.6)):
+        tasks = tasks_entry(boolq=value)
+        tasks["scores"]["boolq"]["stderr"] = error
+        files.append(eval_file(tmp_path / f"{name}.json", model, tasks=tasks))
+    page = Page.of(page_of([real_run], files))
+    changes = [e for e in page.all("td") if e.text == "-0.1000"]
+    assert [e.attributes["class"] for e in changes] == [f"number {css}"]
+    said = [e.text for e in page.all("small") if e.text.startswith("+-")]
+    both = f"+-{2**0.5 * (error or 0):.4f}"
+    tile = f"{both}, may be chance" if css == "open" else both
+    assert said == ([tile, both] if error else [])
+
+
+def test_a_list_of_numbers_takes_one_line_of_the_receipt(copied: Callable[..., Path]) -> None:
+    texts = {"odd": ["[\n 1,\n 2\n]", "a"], "numbers": [1, -2.5e-07, None, True], "empty": []}
+    shown = Page.of(page_of([copied("run", **texts)])).all("pre")[0].text
+    assert {key: json.loads(shown)[key] for key in texts} == texts
+    assert '"numbers": [ 1, -2.5e-07, null, true ]' in shown
+    assert all(len(line.split(",")) > 3 for line in shown.splitlines() if '"values": [' in line)
+
+
 def test_samples_stand_beside_each_other(real_run: Path) -> None:
     sample = Sample(prompt="Once", texts=(("dense", " upon a time"), ("run", " upon a mime")))
     page = Page.of(page_of([real_run], samples=[sample]))
@@ -110,7 +183,7 @@ def test_samples_stand_beside_each_other(real_run: Path) -> None:
         " upon a time",
         " upon a mime",
     ]
-    assert [element.text for element in page.all("b")] == ["Once", "Once"]
+    assert [element.text for element in page.all("b") if "class" not in element.attributes] == ["Once"] * 2
 
 
 def test_the_same_runs_give_the_same_bytes_wherever_they_lie(real_run: Path, tmp_path: Path) -> None:
@@ -182,7 +255,7 @@ def test_every_figure_has_its_numbers_in_a_table_and_a_label(real_run: Path) -> 
     found = report_sections(runs)
     page = Page.of(render(runs, found))
     drawn = page.all("svg")
-    assert len(drawn) == len(all_figures(found)) == 3
+    assert len(drawn) == len(all_figures(found)) == 6
     assert all(element.attributes["role"] == "img" and element.attributes["aria-label"] for element in drawn)
     assert [e.text for e in page.all("summary")].count("Data") == len(drawn)
 

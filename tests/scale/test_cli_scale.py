@@ -11,7 +11,7 @@ import torch
 from scale_runs import assert_same, weights
 
 import trisect.pipeline as pipeline
-from tiny_models import character_tokenizer, tiny
+from tiny_models import save_tiny
 from trisect.cli import main
 from trisect.models import load_model
 
@@ -22,8 +22,7 @@ FAST = ["--samples", "16", "--length", "24", "--eval-windows", "2", "--align", "
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model and a text, and what an undisturbed run makes of them."""
     home = tmp_path_factory.mktemp("home")
-    tiny("llama-gqa").save_pretrained(home / "model", max_shard_size="60KB")
-    character_tokenizer().save_pretrained(home / "model")
+    save_tiny(home / "model", max_shard_size="60KB")
     (home / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
     assert main(["compress", *words(home, home / "undisturbed")]) == 0
     return home

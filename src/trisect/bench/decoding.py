@@ -48,7 +48,7 @@ def stepper(model: Any, prompt: Tensor, *, new: int, mode: str, stock: bool) -> 
     return make(model, prompt, new=new, mode=mode)
 
 
-class OwnStepper:
+class OwnStepper(Stepper):
     """Our Decoder, every graph recorded before the first step that is timed."""
 
     def __init__(self, model: Any, prompt: Tensor, *, new: int, mode: str):
@@ -86,7 +86,7 @@ class OwnStepper:
         del self.decoder
 
 
-class StockStepper:
+class StockStepper(Stepper):
     """transformers' model and static cache, with a CUDA graph or a compiled step around them."""
 
     def __init__(self, model: Any, prompt: Tensor, *, new: int, mode: str):
@@ -157,4 +157,4 @@ class StockStepper:
 def cache_bytes(cache: Any) -> int:
     """Bytes of the keys and values that a transformers cache holds."""
     tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
-    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, Tensor))
+    return sum(x.nbytes for x in tensors if isinstance(x, Tensor))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
 from trisect.bench.timing import Lapping, device_name, is_cuda
+from trisect.config import DEFAULT_ALIGN
 from trisect.errors import TrisectError
 from trisect.kernels import rotate_qk
 from trisect.kernels.sdpa import sdpa
@@ -28,7 +29,6 @@ COPIES = 8
 """Sets of operands at most: taken in turn, so that weights come from memory, not from a cache."""
 CACHE_BYTES = 256 << 20
 """Operands of one turn together, several times the last cache of today's devices."""
-DEFAULT_ALIGN = 16
 
 Work = Callable[[], object]
 

@@ -61,7 +61,7 @@ def measure(
     missing = 0
     if case.layers < case.of_layers:
         missing = missing_bytes(model, variant.shape, measured=case.layers)
-        run = _extrapolated(model, variant, case, run, missing, lambda: runner(model, case, effort, lap))
+        run = _extrapolated(model, case, run, missing, lambda: runner(model, case, effort, lap))
     tokens = case.batch * (case.length if case.phase == "prefill" else 1)
     return {
         "removed": variant.removed,
@@ -126,9 +126,7 @@ def _decode(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
         decoder.close()
 
 
-def _extrapolated(
-    model: Any, variant: Variant, case: Case, many: Run, missing: int, again: Callable[[], Run]
-) -> Run:
+def _extrapolated(model: Any, case: Case, many: Run, missing: int, again: Callable[[], Run]) -> Run:
     """The whole model's run from that of a slice and that of one layer."""
     with first_layers(model, 1):
         one = again()

@@ -62,6 +62,8 @@ class Sweep:
 
 @dataclass(kw_only=True)
 class Tally:
+    """What a sweep did, in rows."""
+
     measured: int = 0
     done: int = 0
     """Rows that were there before."""

@@ -8,6 +8,7 @@ from torch import nn
 
 from trisect.errors import TrisectError
 from trisect.models import family_for
+from trisect.parts import COMPONENTS
 from trisect.plan.budget import bias_parameters, matrix_parameters
 from trisect.shapes import ModelShape
 
@@ -41,7 +42,7 @@ def missing_bytes(model: Any, shape: ModelShape, *, measured: int) -> int:
     """Parameters of the layers that a slice leaves out; their norms are those of the first layer."""
     path = family_for(model.config).layers
     first = next(iter(model.get_submodule(path).children()))
-    bytes_of_first = sum(p.numel() * p.element_size() for p in first.parameters())
+    bytes_of_first = sum(p.nbytes for p in first.parameters())
     sizes = [_linear_bytes(shape, index) for index in range(len(shape.layers))]
     rest = bytes_of_first - sizes[0]
     return sum(size + rest for size in sizes[measured:])
@@ -49,5 +50,5 @@ def missing_bytes(model: Any, shape: ModelShape, *, measured: int) -> int:
 
 def _linear_bytes(shape: ModelShape, index: int) -> int:
     layer = shape.layers[index]
-    matrices = sum(matrix_parameters(layer, part) for part in ("qk", "ov", "mlp"))
+    matrices = sum(matrix_parameters(layer, part) for part in COMPONENTS)
     return (matrices + bias_parameters(layer)) * shape.bytes_per_element

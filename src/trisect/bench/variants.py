@@ -8,6 +8,7 @@ from trisect.config import CompressConfig
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods import get_method
 from trisect.methods.method import options_of
+from trisect.parts import COMPONENTS
 from trisect.plan import apply_plan, budget_of, compare, plan_for
 from trisect.plan.align import pairs_at
 from trisect.ranks import linear_plan
@@ -41,11 +42,12 @@ class Variant:
         if any(layer.linears for layer in layers):
             ranks = [linear.rank for layer in layers for linear in layer.linears]
             return f"rank {_span(ranks)}"
-        columns = ([layer.width(part) for layer in layers] for part in ("qk", "ov", "mlp"))
+        columns = ([layer.width(part) for layer in layers] for part in COMPONENTS)
         return "/".join(map(_span, columns))
 
     @property
     def folded(self) -> bool:
+        """Whether heads turn at rates of their own."""
         return any(layer.folded for layer in self.shape.layers)
 
 

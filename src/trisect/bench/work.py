@@ -3,61 +3,12 @@
 The limits of a speed-up: prefill is held by FLOPs, decoding by bytes.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from trisect.plan.budget import budget_of, cached_channels, matrix_parameters
-from trisect.shapes import LayerShape, ModelShape
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flops:
-    """FLOPs by kind, a multiply-add counted as two."""
-
-    projections: int = 0
-    scores: int = 0
-    """Queries times keys and weights times values, all of them: the paper does not halve for causality."""
-    softmax: int = 0
-    mlp: int = 0
-    norms: int = 0
-    residuals: int = 0
-    head: int = 0
-    """Logits; the paper counts decoder layers only."""
-
-    @property
-    def layers(self) -> int:
-        """What the paper counts."""
-        return self.total - self.head
-
-    @property
-    def matrices(self) -> int:
-        """Matrix products alone: what a profiler counts."""
-        return self.projections + self.scores + self.mlp + self.head
-
-    @property
-    def total(self) -> int:
-        return sum(vars(self).values())
-
-    def __add__(self, other: "Flops") -> "Flops":
-        return Flops(**{name: value + getattr(other, name) for name, value in vars(self).items()})
-
-
-def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> Flops:
-    """One layer: `tokens` new ones in each sequence, each looking at `context` keys.
-
-    With tokens = context = L this is the paper's prefill formula (appendix, runtime analysis).
-    """
-    rows = batch * tokens
-    return Flops(
-        projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov")),
-        scores=2 * rows * context * layer.heads * (layer.qk + layer.vo),
-        softmax=rows * context * layer.heads,
-        mlp=2 * rows * matrix_parameters(layer, "mlp"),
-        norms=2 * rows * layer.d_model,
-        residuals=2 * rows * layer.d_model,
-    )
+from trisect.plan.budget import Flops, budget_of, cached_channels, layer_flops
+from trisect.shapes import ModelShape
 
 
 def model_flops(
@@ -78,7 +29,7 @@ def head_parameters(model: Any) -> int:
 
 def parameter_bytes(model: nn.Module) -> int:
     """Everything that has to be held; a shared matrix counts once."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    return sum(p.nbytes for p in model.parameters())
 
 
 def read_bytes(model: Any) -> int:
@@ -87,7 +38,7 @@ def read_bytes(model: Any) -> int:
     kept = None if head is None else head.weight
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     looked_up = [table for table in tables.values() if table is not kept]
-    return parameter_bytes(model) - sum(table.numel() * table.element_size() for table in looked_up)
+    return parameter_bytes(model) - sum(table.nbytes for table in looked_up)
 
 
 def kv_bytes(shape: ModelShape, *, batch: int, context: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any
 
-from trisect.receipt import package_version
+from trisect.receipt import package_version, usable_cores
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 GIB = 1 << 30
@@ -169,7 +169,7 @@ def _metadata(field: str) -> list[str]:
 
 
 def _threads(threads: int) -> Finding:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     says = f"torch uses {threads} for {cores} cores"
     if threads > cores:
         fix = f"export OMP_NUM_THREADS={cores}"

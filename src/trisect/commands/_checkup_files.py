@@ -16,7 +16,7 @@ LITTLE = 2 * 10**9
 def check_cache() -> Iterator[Finding]:
     """The folder that fetched models are kept in."""
     from trisect.data.registry import cache_folder
-    from trisect.files import check_writable
+    from trisect.files import check_writable, existing_parent
 
     folder, fix = cache_folder(), "set TRISECT_CACHE to a folder that can be written"
     try:
@@ -28,7 +28,7 @@ def check_cache() -> Iterator[Finding]:
         return
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.exists() else []
     size = sum(path.stat().st_size for path in files)
-    free = shutil.disk_usage(_nearest(folder)).free
+    free = shutil.disk_usage(existing_parent(folder / "models")).free
     held = f"{size / MB:,.0f} MB in {len(files)} files" if folder.exists() else "made when it is needed"
     short = free < LITTLE
     yield Finding(
@@ -121,8 +121,3 @@ def compress_tiny_model(device: str) -> str:
     if not finite or after >= before:
         raise TrisectError(f"logits finite: {finite}; weights {before} before, {after} after")
     return f"a random model went from {before:,} to {after:,} decoder weights, its logits are finite"
-
-
-def _nearest(folder: Path) -> Path:
-    """The folder itself, or the first above it that exists."""
-    return next(place for place in (folder, *folder.resolve().parents) if place.exists())

@@ -39,10 +39,14 @@ def carry_out(job: Job, *, json: Path | None) -> None:
     from trisect.files import check_new_folder
     from trisect.journal import unfinished
     from trisect.methods import get_method
+    from trisect.methods.method import check_parts
     from trisect.models import save_model
+    from trisect.pipeline import checked
 
     check_new_folder(job.out)
-    get_method(job.config.method)
+    method = get_method(job.config.method)
+    checked(job.config, method)
+    check_parts(method, job.config.parts)
     if job.config.max_ppl_increase is not None and job.moments is not None:
         raise TrisectError(
             "--max-ppl-increase is measured on calibration windows, which moments do not hold; "

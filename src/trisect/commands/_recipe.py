@@ -152,9 +152,9 @@ QkNormTolerance = Annotated[
 
 
 def build_config(options: Mapping[str, Any]) -> "CompressConfig":
-    """The configuration that the options given to a verb come to; those that are no part of it are passed over.
+    """The configuration that a verb's options come to; those that are no part of it are passed over.
 
-    Options have the names of the settings, but for the text to calibrate on: it is the `source` of its record.
+    They have the names of the settings, but for the text to calibrate on, which is its record's `source`.
     """
     from trisect.config import CalibrationConfig, CompressConfig
 

@@ -1,7 +1,6 @@
 """`trisect plan`: the widths a goal comes to, before anything is compressed."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,11 +99,12 @@ def show_plan(
     from trisect.files import check_writable
     from trisect.methods import get_method
     from trisect.models import read_shape
+    from trisect.pipeline import checked
     from trisect.plan import apply_plan
     from trisect.report.heatmap import check_heatmap, heat_tables, write_heatmap
     from trisect.report.table import compression_table
 
-    config = replace(config, allocate=config.allocate or get_method(config.method).allocate)
+    config = checked(config, get_method(config.method))
     if heatmap is not None:
         check_heatmap(heatmap)
         check_writable(heatmap)
@@ -135,7 +135,7 @@ def show_plan(
 def make_plan(shape: "ModelShape", config: "CompressConfig", curves: "Curves | None") -> "Plan":
     """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
     from trisect.methods import get_method
-    from trisect.methods.method import options_of
+    from trisect.methods.method import check_parts, options_of
     from trisect.plan import plan_for
     from trisect.plan.choose import planner_for
     from trisect.plan.problem import problem_for
@@ -145,6 +145,7 @@ def make_plan(shape: "ModelShape", config: "CompressConfig", curves: "Curves | N
     method = get_method(config.method)
     if method.linear:
         return linear_plan(shape, method, config, None, options=options_of(config), progress=None)
+    check_parts(method, config.parts)
     if config.max_ppl_increase is None:
         return plan_for(shape, config, curves)
     if curves is None:

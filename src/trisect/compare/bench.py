@@ -32,6 +32,8 @@ Say = Callable[[str], None]
 
 
 class Bench:
+    """One model of a recipe, and what its cells share."""
+
     def __init__(
         self,
         entry: ModelEntry,

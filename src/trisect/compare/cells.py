@@ -30,6 +30,8 @@ ALWAYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
+    """One thing to compress and measure: a place in a recipe's table."""
+
     model: ModelEntry
     method: MethodEntry | None = None
     """None for the dense model."""

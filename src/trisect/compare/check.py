@@ -1,11 +1,7 @@
 """What a dry run says: the cells, which of them are done, and what each will remove where that is known."""
 
-import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from trisect.compare.cells import Cell, allocation, cells_of
 from trisect.compare.count import chosen_weights
@@ -13,6 +9,7 @@ from trisect.compare.folder import Folder
 from trisect.compare.recipe import ModelEntry, Recipe
 from trisect.compare.sources import located, missing_sources
 from trisect.data import REGISTRY_MODELS
+from trisect.data.hub import hub_answers
 from trisect.data.registry import cache_folder
 from trisect.errors import TrisectError
 from trisect.methods import get_method
@@ -20,11 +17,11 @@ from trisect.models import read_shape
 from trisect.plan import apply_plan, budget_of, plan_for
 from trisect.shapes import ModelShape
 
-CONNECT_SECONDS = 3.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
+    """A cell, and what is known of it before it runs."""
+
     cell: Cell
     state: str
     """done, failed before, or to run."""
@@ -50,6 +47,7 @@ def dry_run(recipe: Recipe, folder: Folder) -> tuple[list[Planned], list[str]]:
 
 
 def planned(cell: Cell, folder: Folder, shape: ModelShape | None) -> Planned:
+    """One cell as a dry run lists it."""
     state = "to run"
     if folder.receipt_path(cell.key).exists():
         state = "done"
@@ -73,7 +71,7 @@ def shape_at_hand(model: ModelEntry) -> ModelShape | None:
     if source in REGISTRY_MODELS:
         if not (cache_folder() / "models" / source).is_dir():
             return None
-    elif not Path(source).exists() and not (_cached(source) or _hub_answers()):
+    elif not Path(source).exists() and not (_cached(source) or _hub_is_there()):
         return None
     shape, _, _ = read_shape(source)
     return shape
@@ -89,18 +87,7 @@ def _cached(source: str) -> bool:
         return False
 
 
-def _hub_answers() -> bool:
-    """Asked before transformers does, which would try for half a minute."""
+def _hub_is_there() -> bool:
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
-        return False
-    if getproxies():  # a direct connection says nothing about a way through a proxy
-        return True
-    endpoint: Any = urlsplit(constants.ENDPOINT)
-    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
-    try:
-        socket.create_connection((endpoint.hostname or "", port), timeout=CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    return not constants.HF_HUB_OFFLINE and hub_answers()

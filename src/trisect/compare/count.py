@@ -6,9 +6,9 @@ from typing import Any
 from trisect.config import CompressConfig
 from trisect.methods import get_method
 from trisect.models import layer_views, zeros_of
-from trisect.parts import LINEARS
 from trisect.plan import budget_of
 from trisect.plan.align import grid_of
+from trisect.plan.budget import linear_parameters, linears_of, matrix_parameters
 from trisect.shapes import LayerShape, ModelShape
 
 
@@ -39,8 +39,8 @@ def chosen_weights(shape: ModelShape, config: CompressConfig) -> int:
     total = 0
     for layer in _chosen_layers(shape, config):
         for part in config.parts:
-            names = LINEARS[part] if part in solvers else [n for n in LINEARS[part] if n in solvers]
-            total += sum(linear_weights(layer, name) for name in names)
+            names = [n for n in linears_of(layer, part) if part in solvers or n in solvers]
+            total += sum(linear_parameters(layer, name) for name in names)
     return total
 
 
@@ -64,24 +64,10 @@ def alignment_step(shape: ModelShape, config: CompressConfig) -> float:
     step = whole = 0.0
     for layer in _chosen_layers(shape, config):
         for part in config.parts:
-            weights = sum(linear_weights(layer, name) for name in LINEARS[part])
+            weights = matrix_parameters(layer, part)
             whole += weights
             step += weights * grid_of(layer, part, align=config.align).step / layer.width(part)
     return step / whole
-
-
-def linear_weights(layer: LayerShape, name: str) -> int:
-    """Elements of one linear map of a dense layer."""
-    columns = {
-        "q": layer.heads * layer.qk,
-        "k": layer.kv_heads * layer.qk,
-        "v": layer.kv_heads * layer.vo,
-        "o": layer.heads * layer.vo,
-        "gate": layer.mlp if layer.gated else 0,
-        "up": layer.mlp,
-        "down": layer.mlp,
-    }
-    return layer.d_model * columns[name]
 
 
 def _chosen_layers(shape: ModelShape, config: CompressConfig) -> list[LayerShape]:

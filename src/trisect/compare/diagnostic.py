@@ -4,7 +4,7 @@ If local objectives add up, the row of sums and the row of joint cuts agree. The
 below: the share of each that was given up, as the solver predicted it, over all layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trisect.compare.outcomes import ModelOutcome, Outcome, Row
@@ -79,8 +79,7 @@ def _diagnostic(
     )
 
 
-def _lost(cells: dict[float, Outcome] | object, part: str) -> dict[float, float]:
-    assert isinstance(cells, dict)
+def _lost(cells: Mapping[float, Outcome], part: str) -> dict[float, float]:
     found = {ratio: outcome.objective_lost(part) for ratio, outcome in cells.items()}
     return {ratio: value for ratio, value in found.items() if value is not None}
 

@@ -13,6 +13,8 @@ from trisect.untrusted import read_record
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
+    """Where a recipe's receipts, errors and caches are."""
+
     path: Path
 
     @property

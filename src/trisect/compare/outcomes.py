@@ -74,6 +74,8 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutcome:
+    """All rows of one model, the dense one first."""
+
     model: ModelEntry
     dense: Outcome
     rows: tuple[Row, ...]

@@ -44,6 +44,8 @@ class Tasks:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
+    """A model, the texts it is calibrated on, and those it is measured on."""
+
     name: str
     source: str
     dtype: str | None = None
@@ -55,6 +57,8 @@ class ModelEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodEntry:
+    """A method with its settings, the ratios it is asked for, and the models it is tried on."""
+
     name: str
     label: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -64,6 +68,7 @@ class MethodEntry:
     """Names of the models it is tried on."""
 
     def config(self, *, ratio: float, calibration: CalibrationConfig) -> CompressConfig:
+        """What one cell asks for."""
         asked = {**self.settings, "method": self.name, "ratio": ratio, "calibration": calibration}
         return CompressConfig.from_dict(asked)
 
@@ -100,6 +105,8 @@ class DerivedText:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
+    """Everything that a comparison runs and shows."""
+
     name: str
     title: str
     note: str = ""

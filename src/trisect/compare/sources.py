@@ -1,6 +1,7 @@
 """Where a recipe's files are: assets beside the repository or elsewhere, and texts made from others."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from trisect.compare.recipe import Calibration, DerivedText, Evaluation, Recipe
@@ -10,6 +11,7 @@ from trisect.data.mixture import parse_mixture
 from trisect.data.sources import BUILTIN
 from trisect.errors import TrisectError
 from trisect.files import atomic_write_text
+from trisect.moments import tokens_for
 
 ASSETS = "../shared/"
 """How recipes name the assets, so that receipts say the same on every machine."""
@@ -22,19 +24,13 @@ def located(name: str) -> str:
 
 
 def calibration_tokens(calibration: Calibration, tokenizer: object) -> Tokens:
-    c = calibration.config
-    return load_tokens(
-        located(c.source),
-        tokenizer,
-        samples=c.samples,
-        length=c.length,
-        sampling=c.sampling,
-        seed=c.seed,
-        split="calibration",
-    )
+    """The windows of a recipe's calibration set."""
+    config = calibration.config
+    return tokens_for(replace(config, source=located(config.source)), tokenizer)
 
 
 def evaluation_tokens(text: Evaluation, tokenizer: object) -> Tokens:
+    """The windows of a recipe's evaluation text."""
     return load_tokens(
         located(text.data),
         tokenizer,

@@ -23,7 +23,7 @@ def markdown(recipe: Recipe, models: Sequence[ModelOutcome], *, extra: Sequence[
         blocks[-1] += " Tasks: accuracy."
     for model in models:
         blocks += _section(recipe, model)
-    return "\n\n".join([*blocks, *extra, provenance(recipe, models)]) + "\n"
+    return "\n\n".join([*blocks, *extra, provenance(models)]) + "\n"
 
 
 def _section(recipe: Recipe, model: ModelOutcome) -> list[str]:
@@ -159,7 +159,7 @@ def _disagreements(model: ModelOutcome) -> list[str]:
     return found
 
 
-def provenance(recipe: Recipe, models: Sequence[ModelOutcome]) -> str:
+def provenance(models: Sequence[ModelOutcome]) -> str:
     """Where the numbers come from."""
     outcomes = [outcome for model in models for outcome in model.outcomes]
     receipts = [outcome.receipt["receipt"] for outcome in outcomes if outcome.receipt is not None]

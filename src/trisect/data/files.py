@@ -58,6 +58,7 @@ def read_ids(path: Path) -> Tensor:
 
 
 def read_text(path: Path) -> str:
+    """A file as UTF-8 text."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -85,6 +86,7 @@ def _json_lines(path: Path, *, fields: Sequence[str]) -> list[str]:
 
 
 def parsed(text: str, *, where: str, lines: bool = False) -> Any:
+    """JSON, or an error that says where; with `lines`, also the line inside a text of several."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

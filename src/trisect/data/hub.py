@@ -163,7 +163,7 @@ def _local_file(name: str, *, split: str) -> Path | None:
 @contextmanager
 def _no_retries_when_unreachable(record: DatasetRecord) -> Iterator[None]:
     """Turn on the hub's offline mode (cache only) if it cannot be reached: half a minute saved."""
-    if "/" not in record.path or _hub_answers():
+    if "/" not in record.path or hub_answers():
         yield
         return
     from datasets import config
@@ -177,7 +177,8 @@ def _no_retries_when_unreachable(record: DatasetRecord) -> Iterator[None]:
         constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = before
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
+    """Whether the hub can be reached; its own libraries would try for half a minute."""
     from huggingface_hub import constants
 
     if getproxies():  # a direct connection says nothing about a way through a proxy

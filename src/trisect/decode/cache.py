@@ -67,4 +67,4 @@ class LiveCache(Cache):
     def nbytes(self) -> int:
         """Bytes the cache holds, once a prompt was read."""
         tensors = [x for layer in self.layers for x in (layer.keys, layer.values) if x is not None]
-        return sum(x.numel() * x.element_size() for x in tensors)
+        return sum(x.nbytes for x in tensors)

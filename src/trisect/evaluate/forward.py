@@ -1,4 +1,4 @@
-"""What every measurement needs around a forward pass. Only torch is needed to import it."""
+"""What every measurement needs around a forward pass. Of other packages, only torch is imported."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,18 +7,32 @@ from typing import Any
 import torch
 from torch import nn
 
+from trisect.errors import TrisectError
+
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Inference mode without dropout; every module gets its own training flag back."""
+    with flags_kept(model), torch.inference_mode():
+        model.eval()
+        yield
+
+
+@contextmanager
+def flags_kept(model: nn.Module) -> Iterator[None]:
+    """Whoever switches the model to evaluation inside: every module gets its own training flag back."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
     try:
-        with torch.inference_mode():
-            yield
+        yield
     finally:
         for module in training:
             module.training = True
+
+
+def check_batch_size(batch_size: int | None) -> None:
+    """Refuse batches of nothing; None lets the measurement choose."""
+    if batch_size is not None and batch_size < 1:
+        raise TrisectError(f"The batch size is {batch_size}; give 1 or more, or None to choose.")
 
 
 def input_device(model: Any) -> torch.device:

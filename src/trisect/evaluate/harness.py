@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trisect.errors import TrisectError
+from trisect.evaluate.forward import flags_kept
 
 GENERATED_TOKENS = 256
 """lm-eval's default length of a written answer."""
@@ -100,6 +101,7 @@ class Answered:
         self._done = 0
 
     def add_partial(self, kind: str, request: Any, answer: Any) -> None:
+        """What lm-eval calls with every answer."""
         if kind == "loglikelihood" and math.isnan(answer[0]):
             raise TrisectError(
                 f"The model's logits are not finite on a question of {self._tasks[0].task_name}: try "
@@ -173,11 +175,10 @@ def local_documents(splits: Splits) -> Iterator[None]:
 @contextmanager
 def undisturbed(model: PreTrainedModel, *, seed: int) -> Iterator[None]:
     """Fixed seeds inside; random states and the modules' training flags come back as they were."""
-    training = [module for module in model.modules() if module.training]
     states = random.getstate(), numpy.random.get_state()
     devices = [model.device] if model.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices):
+        with flags_kept(model), torch.random.fork_rng(devices=devices):
             random.seed(seed)
             numpy.random.seed(seed)
             torch.manual_seed(seed)
@@ -185,8 +186,6 @@ def undisturbed(model: PreTrainedModel, *, seed: int) -> Iterator[None]:
     finally:
         random.setstate(states[0])
         numpy.random.set_state(states[1])
-        for module in training:
-            module.training = True
 
 
 @contextmanager

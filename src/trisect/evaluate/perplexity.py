@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from trisect.data.tokens import Tokens
 from trisect.errors import TrisectError
-from trisect.evaluate.forward import evaluating, input_device, vocabulary
+from trisect.evaluate.forward import check_batch_size, evaluating, input_device, vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +79,7 @@ def sum_losses(
     """The pass over all windows behind `perplexity` and `perplexity_by_position`."""
     num_windows, length = tokens.ids.shape
     _check_windows(model, tokens)
-    if batch_size is not None and batch_size < 1:
-        raise TrisectError(f"The batch size is {batch_size}; give 1 or more, or None to choose.")
+    check_batch_size(batch_size)
     size = fitting_batch_size(model, length=length) if batch_size is None else batch_size
     device = input_device(model)
     total = 0.0
@@ -161,6 +160,7 @@ def _check_windows(model: PreTrainedModel, tokens: Tokens) -> None:
 
 
 def check_positions(model: PreTrainedModel, *, length: int) -> None:
+    """Refuse windows longer than a table of positions; warn of those longer than the context."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES:
             # OPT's table starts with rows that no position uses, and says how many.

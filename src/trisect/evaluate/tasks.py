@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.evaluate import harness
+from trisect.evaluate.forward import check_batch_size
 from trisect.evaluate.perplexity import fitting_batch_size
 from trisect.evaluate.task_splits import LocalTask, local_task
 from trisect.evaluate.task_table import PRESETS, TASKS, Request, parse_tasks
@@ -148,8 +149,7 @@ def check_request(*, limit: int | None, task_source: str, batch_size: int | None
         raise unknown_name("task source", task_source, TASK_SOURCES)
     if limit is not None and limit < 1:
         raise TrisectError(f"{limit} questions were asked for; give --limit 1 or more.")
-    if batch_size is not None and batch_size < 1:
-        raise TrisectError(f"The batch size is {batch_size}; give 1 or more, or None to choose.")
+    check_batch_size(batch_size)
     harness.check_installed()
 
 

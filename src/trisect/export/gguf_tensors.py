@@ -33,6 +33,7 @@ class FileTensor:
     make: Callable[[], Tensor]
 
     def announce(self, writer: Any) -> None:
+        """Tell the writer what will come: all tensors are listed before the first is written."""
         shape = self.shape
         if self.kind == "q8_0":
             shape = gguf.quant_shape_to_byte_shape(shape, KINDS[self.kind])
@@ -41,6 +42,7 @@ class FileTensor:
         writer.add_tensor_info(self.name, shape, dtype, size, raw_dtype=KINDS[self.kind])
 
     def array(self) -> Any:
+        """The numbers as the file holds them."""
         return gguf.quants.quantize(self.make().contiguous().float().cpu().numpy(), KINDS[self.kind])
 
 

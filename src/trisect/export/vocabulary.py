@@ -23,6 +23,8 @@ SPLITS = {WORDS + r"\p{N}{1,3}" + REST: "llama-bpe", WORDS + r"\p{N}" + REST: "q
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
+    """What llama.cpp needs to know of a tokenizer."""
+
     model: str
     """"llama" for pieces as SentencePiece has them, "gpt2" for merges of bytes."""
     pre: str

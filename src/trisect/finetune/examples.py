@@ -16,6 +16,8 @@ from trisect.finetune.prompts import prompt_of
 
 @dataclass(frozen=True)
 class Example:
+    """One text to learn from, or the end of it."""
+
     ids: tuple[int, ...]
     first: int
     """Index of the first token that counts in the loss. No model predicts token 0, so this is 1 or more."""

@@ -36,6 +36,8 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
+    """What tuning made, and what happened on the way."""
+
     model: Any
     """The model that was given, its weights changed."""
     losses: list[float]

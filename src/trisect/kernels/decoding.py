@@ -5,6 +5,8 @@
 b = batch, h = query heads, k = key/value heads, l = slots of the cache
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -45,15 +47,7 @@ def _attend_one(
     return one_query(q, keys, values, mask, scale=scale).contiguous()
 
 
-def _attend_one_fake(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    start: Tensor | None,
-    stop: Tensor,
-    scale: float,
-    window: int | None,
-) -> Tensor:
+def _attend_one_fake(q: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
     return q.new_empty(q.shape[0], 1, q.shape[1], values.shape[3])
 
 
@@ -88,13 +82,5 @@ def _rotate_write(
     values.index_copy_(2, slot, v.transpose(1, 2))
 
 
-def _rotate_write_fake(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot: Tensor, cos: Tensor | None,
-    sin: Tensor | None, index: Tensor | None, rates: Tensor | None, positions: Tensor | None,
-    pairs: int, adjacent: bool,
-) -> None:  # fmt: skip
-    return None
-
-
 register("attend_one", _attend_one, fake=_attend_one_fake)
-register("rotate_write_", _rotate_write, fake=_rotate_write_fake, mutates=("q", "keys", "values"))
+register("rotate_write_", _rotate_write, mutates=("q", "keys", "values"))

@@ -9,11 +9,15 @@ _kept: list[Any] = []
 """An operator is gone when nobody holds it."""
 
 
+def nothing(*arguments: Any) -> None:
+    """The twin of an operator that writes into its arguments and gives nothing back."""
+
+
 def register(
     name: str,
     function: Callable[..., Any],
     *,
-    fake: Callable[..., Any],
+    fake: Callable[..., Any] = nothing,
     mutates: tuple[str, ...] = (),
     remember: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,

@@ -4,12 +4,20 @@ Two custom operators, so that torch.compile, autograd and CUDA graphs know what 
 returns rotated copies and has a gradient, `trisect::rotate_` turns the heads where they lie.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from trisect.kernels.operators import register
 from trisect.kernels.plain import Layout, head_angles, rate_angles, rotate_heads
 from trisect.kernels.switch import choice, has_triton
+
+Angles = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""cos, sin, index, rates and positions, of which `rotate_qk` says what they are.
+
+Operators name them one by one: torch reads what an operator takes off its signature.
+"""
 
 
 def rotate_qk(
@@ -63,6 +71,7 @@ def plain_rotation(
     layout: Layout,
     inverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
+    """What the kernel does, in plain torch; arguments as for `rotate_qk`."""
     if rates is not None:
         assert positions is not None
         cos, sin = rate_angles(rates.view(torch.float32), positions)
@@ -87,14 +96,11 @@ def _rotate(
 ) -> tuple[Tensor, Tensor]:
     # Operators must not hand out their inputs, nor tensors that lie otherwise than the fake ones.
     out = _like(q), _like(k)
-    _turn(out, q, k, cos, sin, index, rates, positions, pairs, adjacent, inverse)
+    _turn(out, q, k, (cos, sin, index, rates, positions), pairs, adjacent, inverse)
     return out
 
 
-def _rotate_fake(
-    q: Tensor, k: Tensor, cos: Tensor | None, sin: Tensor | None, index: Tensor | None, rates: Tensor | None,
-    positions: Tensor | None, pairs: int, adjacent: bool, inverse: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _rotate_fake(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return _like(q), _like(k)
 
 
@@ -110,35 +116,30 @@ def _rotate_in_place(
     adjacent: bool,
     inverse: bool,
 ) -> None:
-    _turn((q, k), q, k, cos, sin, index, rates, positions, pairs, adjacent, inverse)
+    _turn((q, k), q, k, (cos, sin, index, rates, positions), pairs, adjacent, inverse)
 
 
 def _turn(
-    out: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor | None, sin: Tensor | None,
-    index: Tensor | None, rates: Tensor | None, positions: Tensor | None,
-    pairs: int, adjacent: bool, inverse: bool,
-) -> None:  # fmt: skip
+    out: tuple[Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    angles: Angles,
+    pairs: int,
+    adjacent: bool,
+    inverse: bool,
+) -> None:
     """Into `out`, which may be the heads themselves."""
     if has_triton() and q.is_cuda:
         from trisect.kernels.triton_rotary import fits, launch
 
         if fits(q, k, pairs):
-            launch(
-                q, k, *out, *readable(cos, sin), index, rates, positions,
-                pairs=pairs, adjacent=adjacent, inverse=inverse,
-            )  # fmt: skip
+            tables = *readable(*angles[:2]), *angles[2:]
+            launch(q, k, *out, *tables, pairs=pairs, adjacent=adjacent, inverse=inverse)
             return
     layout: Layout = "adjacent" if adjacent else "half"
-    turned = plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout, inverse=inverse)
+    turned = plain_rotation(q, k, *angles, layout=layout, inverse=inverse)
     for target, value in zip(out, turned, strict=True):
         target.copy_(value)
-
-
-def _rotate_in_place_fake(
-    q: Tensor, k: Tensor, cos: Tensor | None, sin: Tensor | None, index: Tensor | None, rates: Tensor | None,
-    positions: Tensor | None, pairs: int, adjacent: bool, inverse: bool,
-) -> None:  # fmt: skip
-    return None
 
 
 def _like(x: Tensor) -> Tensor:
@@ -167,4 +168,4 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, q: Tensor, k: Tensor) ->
 
 
 register("rotate", _rotate, fake=_rotate_fake, remember=_remember, backward=_backward)
-register("rotate_", _rotate_in_place, fake=_rotate_in_place_fake, mutates=("q", "k"))
+register("rotate_", _rotate_in_place, mutates=("q", "k"))

@@ -15,7 +15,6 @@ Kind = Literal["cpu", "cudnn", "cuda"]
 """A CPU; a GPU where torch tries cuDNN attention first (Hopper, Blackwell); any other GPU."""
 
 CUDNN_WIDEST = 128
-FLASH_WIDEST = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +44,7 @@ class Route:
 
     @property
     def copies(self) -> bool:
+        """Whether keys and values are written again for every call."""
         return self.pad is not None or self.repeat
 
 
@@ -87,6 +87,7 @@ def channel_step(kind: Kind, bytes_per_element: int) -> int:
 
 
 def rounded(width: int, step: int) -> int:
+    """Up to the next multiple."""
     return -(-width // step) * step
 
 

@@ -189,6 +189,7 @@ def renormalise(part: QK, solution: Shrunk, kept: Tensor, moments: Moments, opti
 
 
 def refuse_shared_output(part: OV) -> None:
+    """Heads that share one output projection have no rows of their own to map."""
     if part.W_o.shape[0] != part.heads:
         raise TrisectError(
             "This layer's heads already share one output projection (a3-ov-overall), which is not cut again; "

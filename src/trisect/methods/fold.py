@@ -62,4 +62,5 @@ def keep_neurons(part: MLP, kept: Tensor) -> MLP:
 
 
 def like(old: Tensor, new: Tensor) -> Tensor:
+    """A new tensor in the dtype and on the device of an old one."""
     return new.to(dtype=old.dtype, device=old.device).contiguous()

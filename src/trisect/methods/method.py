@@ -7,20 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.parts import (
-    COMPONENTS,
-    INPUTS,
-    LINEARS,
-    MLP,
-    OV,
-    QK,
-    Linear,
-    Moments,
-    Part,
-    Shrunk,
-    Slots,
-    Solution,
-)
+from trisect.parts import COMPONENTS, INPUTS, LINEARS, Linear, Moments, Part, Shrunk, Slots, Solution
 
 Solver = Callable[..., Solution]
 """(part, moments, width, options) -> solution."""
@@ -48,6 +35,8 @@ def options_of(config: Any) -> Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
+    """What a method reads, how it solves each part, and what the loop around it has to know."""
+
     name: str
     summary: str
     solvers: Mapping[str, Solver]
@@ -73,7 +62,7 @@ class Method:
     masks: bool = False
     """Puts zeros into linear maps; shapes stay."""
     search: str | None = None
-    """How its paper spreads ranks over a model (`--allocate search`): loss, sensitivity, fisher or layers."""
+    """How its paper spreads ranks over a model (`--allocate search`): by loss, sensitivity or fisher."""
     allocate: str = "uniform"
     """The allocation it has when the user names none."""
     ratio: float | None = None
@@ -88,6 +77,15 @@ class Method:
     def linear(self) -> bool:
         """Whether it takes linear maps one by one instead of components."""
         return all(name in INPUTS for name in self.solvers)
+
+
+def check_parts(method: Method, parts: tuple[str, ...]) -> None:
+    """Refuse parts that a method on components has no solver for; one on linear maps passes over them."""
+    missing = [part for part in parts if part not in method.solvers]
+    if missing and not method.linear:
+        raise TrisectError(
+            f"{method.name} has no solution for {', '.join(missing)}; use --parts {','.join(method.parts)}."
+        )
 
 
 def solve(
@@ -115,6 +113,3 @@ def need(moments: Moments, name: str) -> Tensor:
             "`trisect calibrate MODEL -o moments.safetensors --method NAME` for the method you use."
         )
     return moments[name]
-
-
-__all__ = ["MLP", "OV", "QK", "Method", "Options", "Solver", "need", "solve"]

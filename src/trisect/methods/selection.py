@@ -66,10 +66,12 @@ def channel_sizes(W: Tensor, b: Tensor | None, norm: Tensor | None, loudness: Te
 
 
 def all_alike(moments: Moments, source: str) -> None:
+    """Magnitude pruning: no input counts more than another."""
     return None
 
 
 def root_mean_square(moments: Moments, source: str) -> Tensor:
+    """Wanda: an input counts by its loudness (in,)."""
     return need(moments, f"{source}_energy").sqrt()
 
 

@@ -7,6 +7,7 @@ from trisect.shapes import LayerShape, LinearShape
 
 
 def blank_qk(shape: LayerShape) -> QK:
+    """Queries and keys of a layer of this shape."""
     h, k, D, d = shape.heads, shape.kv_heads, shape.d_model, shape.qk
     return QK(
         W_q=torch.empty(h, D, d),
@@ -21,6 +22,7 @@ def blank_qk(shape: LayerShape) -> QK:
 
 
 def blank_ov(shape: LayerShape) -> OV:
+    """Values and outputs of a layer of this shape."""
     h, k, D, d = shape.heads, shape.kv_heads, shape.d_model, shape.vo
     return OV(
         W_v=torch.empty(k, D, d),
@@ -32,6 +34,7 @@ def blank_ov(shape: LayerShape) -> OV:
 
 
 def blank_mlp(shape: LayerShape) -> MLP:
+    """The MLP of a layer of this shape."""
     D, inter = shape.d_model, shape.mlp
     return MLP(
         W_up=torch.empty(D, inter),

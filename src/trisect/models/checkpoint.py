@@ -25,7 +25,6 @@ from trisect.models.verify import check_saved
 from trisect.models.view import shape_of
 from trisect.shapes import ModelShape
 
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What weights can be loaded as, by the names that users type."""
 

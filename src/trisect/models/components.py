@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def read_qk(layer: LayerMaps) -> QK:
+    """Queries and keys, rotation pairs in canonical order."""
     a = layer.attention
     (W_q, b_q), (W_k, b_k) = _heads(layer.dense("q"), a.heads), _heads(layer.dense("k"), a.kv_heads)
     norms = _norm_weights(layer)
@@ -34,6 +35,7 @@ def read_qk(layer: LayerMaps) -> QK:
 
 
 def read_ov(layer: LayerMaps) -> OV:
+    """Values and outputs, head by head."""
     a = layer.attention
     W_v, b_v = _heads(layer.dense("v"), a.kv_heads)
     W_o, b_o = layer.dense("o")
@@ -48,6 +50,7 @@ def read_mlp(layer: LayerMaps) -> MLP:
 
 
 def write_qk(layer: LayerMaps, part: QK) -> None:
+    """Put queries and keys in place of the layer's, with the frequencies and norms that narrow heads need."""
     a, f = layer.attention, layer.family
     W_q, W_k = (from_canonical(x, part.num_pairs, f.rotary) for x in (part.W_q, part.W_k))
     b_q, b_k = (
@@ -70,6 +73,7 @@ def write_qk(layer: LayerMaps, part: QK) -> None:
 
 
 def write_ov(layer: LayerMaps, part: OV) -> None:
+    """Put values and outputs in place of the layer's."""
     a = layer.attention
     if part.width != a.vo_width and a.clips_v is not None:
         _drop_clamp(layer, "values", a.clips_v)

@@ -12,6 +12,8 @@ from trisect.errors import unknown_name
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
+    """How the checkpoints of one architecture are laid out."""
+
     name: str
     """The `model_type` of the checkpoint's config."""
     model: str

@@ -32,6 +32,8 @@ DEFAULT_ALIGNMENT = 32
 
 @dataclass(kw_only=True)
 class GGUFHeader:
+    """What a file says of itself, as far as it is needed before the file is loaded."""
+
     counts: dict[str, int] = field(default_factory=dict)
     """The integers that the file says by name."""
     architecture: str = ""

@@ -23,6 +23,8 @@ BITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
+    """A tensor by what the header says of it."""
+
     dtype: str
     shape: tuple[int, ...]
     start: int

@@ -50,6 +50,7 @@ class Shards:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Any]:
+        """The file that holds a tensor."""
         path = self.folder / self.files[name]
         try:
             with safe_open(path, framework="pt") as file:
@@ -61,6 +62,8 @@ class Shards:
 
 
 class Slices:
+    """A tensor in its file, of which only what is asked for is read."""
+
     def __init__(self, shards: Shards, name: str):
         self.shards, self.name = shards, name
 

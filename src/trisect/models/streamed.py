@@ -56,6 +56,7 @@ class LayerStore:
             self.release(index)
 
     def bring(self, index: int) -> None:
+        """Put the layer's weights where they are used, and begin to read those of the next."""
         with stage("read"):
             tensors = self._taken(index)
             self._ahead = None

@@ -29,6 +29,7 @@ class Budget:
     """One prefill of PREFILL_LENGTH tokens through all decoder layers, batch 1."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
         return {**asdict(self), "components": dict(self.components)}
 
 
@@ -45,7 +46,41 @@ class Change:
     flops: float
 
     def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
         return {**asdict(self), "components": dict(self.components)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flops:
+    """FLOPs by kind, a multiply-add counted as two."""
+
+    projections: int = 0
+    scores: int = 0
+    """Queries times keys and weights times values, all of them: the paper does not halve for causality."""
+    softmax: int = 0
+    mlp: int = 0
+    norms: int = 0
+    residuals: int = 0
+    head: int = 0
+    """Logits; the paper counts decoder layers only."""
+
+    @property
+    def layers(self) -> int:
+        """What the paper counts."""
+        return self.total - self.head
+
+    @property
+    def matrices(self) -> int:
+        """Matrix products alone: what a profiler counts."""
+        return self.projections + self.scores + self.mlp + self.head
+
+    @property
+    def total(self) -> int:
+        """All kinds together."""
+        return sum(vars(self).values())
+
+    def __add__(self, other: "Flops") -> "Flops":
+        return Flops(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 
 def budget_of(shape: ModelShape) -> Budget:
@@ -81,8 +116,12 @@ def compare(before: Budget, after: Budget) -> Change:
 
 def matrix_parameters(layer: LayerShape, component: str) -> int:
     """Matrix elements of one component of one layer."""
-    names = [name for name in LINEARS[component] if name != "gate" or layer.gated]
-    return sum(linear_parameters(layer, name) for name in names)
+    return sum(linear_parameters(layer, name) for name in linears_of(layer, component))
+
+
+def linears_of(layer: LayerShape, component: str) -> tuple[str, ...]:
+    """The linear maps that a component of this layer is made of."""
+    return tuple(name for name in LINEARS[component] if name != "gate" or layer.gated)
 
 
 def linear_parameters(layer: LayerShape, name: str) -> int:
@@ -135,19 +174,26 @@ def bias_parameters(layer: LayerShape) -> int:
 
 
 def flops_of(layer: LayerShape, *, length: int, batch: int = 1) -> int:
-    """FLOPs of one layer's prefill: the paper's formula, with unequal widths and shared key heads.
+    """FLOPs of one layer's prefill: every token looks at all of them."""
+    return layer_flops(layer, batch=batch, tokens=length, context=length).total
 
-    The paper (appendix, runtime analysis) has 8BLHD + 4BL^2 AD + BL^2 A + 6BLIH + 4BLH, where the
-    first D is the width of all heads together and the second that of one head.
+
+def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> Flops:
+    """One layer: `tokens` new ones in each sequence, each looking at `context` keys.
+
+    With tokens = context = L this is the paper's formula (appendix, runtime analysis), with unequal widths
+    and shared key heads: 8BLHD + 4BL^2 AD + BL^2 A + 6BLIH + 4BLH, where the first D is the width of all
+    heads together and the second that of one head.
     """
-    L, D = length, layer.d_model
-    attention_columns = matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov")
-    projections = 2 * L * attention_columns
-    scores = 2 * L * L * layer.heads * (layer.qk + layer.vo)
-    softmax = L * L * layer.heads
-    mlp = 2 * L * matrix_parameters(layer, "mlp")
-    norms_and_residuals = 4 * L * D
-    return batch * (projections + scores + softmax + mlp + norms_and_residuals)
+    rows = batch * tokens
+    return Flops(
+        projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov")),
+        scores=2 * rows * context * layer.heads * (layer.qk + layer.vo),
+        softmax=rows * context * layer.heads,
+        mlp=2 * rows * matrix_parameters(layer, "mlp"),
+        norms=2 * rows * layer.d_model,
+        residuals=2 * rows * layer.d_model,
+    )
 
 
 def _removed(before: int, after: int) -> float:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from trisect.parts import COMPONENTS
 from trisect.plan.budget import budget_of
 from trisect.plan.latency import LatencyTable
-from trisect.shapes import LayerShape, ModelShape
+from trisect.shapes import WIDTH_FIELDS, LayerShape, ModelShape
 
 FIELDS = {
     "linear": "linear_parameters",  # matrices of the decoder: what a ratio counts
@@ -18,8 +18,6 @@ FIELDS = {
     "kv": "kv_bytes_per_token",
     "flops": "flops",
 }
-WIDTHS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
-"""Component -> the field of a LayerShape that holds its width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,7 @@ class Costs:
 def _price(layer: LayerShape, component: str, unit: str, itemsize: int) -> int:
     """Per channel of width."""
     width = layer.width(component)
-    without = replace(layer, **{WIDTHS[component]: 0})  # type: ignore[arg-type]
+    without = replace(layer, **{WIDTH_FIELDS[component]: 0})  # type: ignore[arg-type]
     return (_total(layer, unit, itemsize) - _total(without, unit, itemsize)) // max(1, width)
 
 

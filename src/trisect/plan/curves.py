@@ -81,6 +81,7 @@ class Curves:
                 )
 
     def to_dict(self) -> dict[str, Any]:
+        """One row per point, ready for JSON; `read_curves` reads it."""
         rows = [
             {"layer": layer, "component": component, "width": width, "loss": loss}
             for (layer, component), curve in self.points.items()

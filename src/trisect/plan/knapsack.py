@@ -13,6 +13,8 @@ TABLE = 1 << 15
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
+    """One width that an item may take, what it costs, and what it loses."""
+
     width: int
     cost: int
     loss: float

@@ -61,6 +61,7 @@ class LatencyTable:
         return replace(self, seconds={**self.seconds, key: points})
 
     def to_dict(self) -> dict[str, Any]:
+        """One row per point, ready for JSON; `read_latency` reads it."""
         rows = [
             {
                 "component": component,

@@ -37,6 +37,7 @@ class Trial:
     inside: bool
 
     def to_dict(self) -> dict[str, Any]:
+        """The trial as it stands in a receipt."""
         return {
             "budget": self.budget,
             "ratio": self.plan.ratio,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from trisect.errors import TrisectError
+from trisect.parts import COMPONENTS
 from trisect.plan.align import Grid, grid_of, pairs_at
 from trisect.plan.plan import Plan
 from trisect.plan.problem import Key, Planner, Problem, chosen_layers
@@ -72,7 +73,7 @@ def _narrowed(layer: LayerShape, *, ratio: float, parts: Sequence[str], align: i
         component: grid_of(layer, component, align=align).width_at(ratio)
         if component in parts
         else layer.width(component)
-        for component in ("qk", "ov", "mlp")
+        for component in COMPONENTS
     }
     return LayerWidths(qk=new["qk"], pairs=pairs_at(layer, qk=new["qk"]), vo=new["ov"], mlp=new["mlp"])
 

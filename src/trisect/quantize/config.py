@@ -14,6 +14,8 @@ AUTO_SIZES = (128, 64, 32, 16, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeConfig:
+    """Which weights are held in how many bits, and by whose rule."""
+
     bits: int = 4
     group_size: int | None = None
     """None: for every layer the largest of AUTO_SIZES that divides its inputs (torchao: whole rows)."""

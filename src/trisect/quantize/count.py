@@ -12,6 +12,8 @@ from trisect.plan import budget_of
 
 @dataclass(frozen=True, kw_only=True)
 class Bits:
+    """What a model takes, and what that comes to per weight."""
+
     decoder_bytes: int
     """All matrices of the decoder layers, quantised or not, with scales and zeros; no biases."""
     decoder_weights: int
@@ -36,6 +38,7 @@ class Bits:
         return 8 * self.model_bytes / self.parameters
 
     def to_dict(self) -> dict[str, Any]:
+        """Counts and quotients, ready for JSON."""
         return {
             **asdict(self),
             "per_weight": self.per_weight,

@@ -27,6 +27,8 @@ LONGEST_TITLE, LONGEST_LABEL = 76, 40
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
+    """One place in a chart, and what hovering over it says."""
+
     x: float
     y: float
     tip: str
@@ -35,6 +37,8 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
+    """Points that belong together: one colour, one entry of the legend."""
+
     label: str
     points: tuple[Point, ...]
     line: bool = True
@@ -47,6 +51,8 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
+    """What every picture has: a name for its file, a title, words below it."""
+
     name: str
     """Of its file."""
     title: str
@@ -55,6 +61,8 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart(Figure):
+    """Series over two axes."""
+
     x_label: str
     y_label: str
     series: tuple[Series, ...]
@@ -70,6 +78,8 @@ class Chart(Figure):
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
+    """One field of a heat map."""
+
     value: float
     text: str
     tip: str
@@ -104,7 +114,7 @@ class HeatMap(Figure):
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Figure):
-    """One bar per row, made of segments."""
+    """One bar per row, made of segments: each is the whole of its row, whatever the others come to."""
 
     unit: str
     rows: tuple[tuple[str, dict[str, float]], ...]

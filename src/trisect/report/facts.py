@@ -1,5 +1,6 @@
 """The headline: sizes counted from shapes and files, measurements matched to the models they are about."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from trisect.untrusted import shown
 
 BITS = Quantity(kind=SIZE, name="bits per dense parameter", detail="weight files over parameters before")
 PARAMETERS = Quantity(kind=SIZE, name="parameters", detail="embeddings included")
+KV_CACHE = Quantity(kind=SIZE, name="KV cache per token", detail="at the same precision", unit="B")
+FLOPS = Quantity(kind=SIZE, name="FLOPs", detail=f"a prefill of {PREFILL_LENGTH} tokens, decoder layers")
 
 
 def size_facts(run: Run) -> list[Fact]:
@@ -27,29 +30,28 @@ def size_facts(run: Run) -> list[Fact]:
             unit="B",
         ): (old.parameters * width, run.weight_bytes),
         BITS: (8 * width, 8 * run.weight_bytes / old.parameters),
-        Quantity(kind=SIZE, name="KV cache per token", detail="at the same precision", unit="B"): (
-            old.kv_bytes_per_token,
-            new.kv_bytes_per_token,
-        ),
-        Quantity(kind=SIZE, name="FLOPs", detail=f"a prefill of {PREFILL_LENGTH} tokens, decoder layers"): (
-            old.flops,
-            new.flops,
-        ),
+        KV_CACHE: (old.kv_bytes_per_token, new.kv_bytes_per_token),
+        FLOPS: (old.flops, new.flops),
     }
     return [Fact(quantity=quantity, before=was, after=now) for quantity, (was, now) in pairs.items()]
 
 
 def with_facts(run: Run, readings: Iterable[Reading]) -> Run:
     """The run with its sizes and with readings whose side is known; later ones win."""
-    values: dict[Quantity, dict[str, float]] = {}
+    sides: dict[Quantity, dict[str, Reading]] = {}
     for reading in readings:
         assert reading.side in (BEFORE, AFTER)
-        values.setdefault(reading.quantity, {})[str(reading.side)] = reading.value
-    measured = [
-        Fact(quantity=quantity, before=sides.get(BEFORE), after=sides.get(AFTER))
-        for quantity, sides in values.items()
-    ]
+        sides.setdefault(reading.quantity, {})[str(reading.side)] = reading
+    measured = [_fact(quantity, both.get(BEFORE), both.get(AFTER)) for quantity, both in sides.items()]
     return replace(run, facts=(*size_facts(run), *measured))
+
+
+def _fact(quantity: Quantity, before: Reading | None, after: Reading | None) -> Fact:
+    was, now = (None if reading is None else reading.value for reading in (before, after))
+    errors = [reading.error for reading in (before, after) if reading is not None]
+    known = [error for error in errors if error is not None]
+    error = math.hypot(*known) if len(known) == 2 else None
+    return Fact(quantity=quantity, before=was, after=now, error=error)
 
 
 def assigned(

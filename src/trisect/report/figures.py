@@ -79,7 +79,7 @@ def time_bars(runs: Sequence[Run]) -> Bars | None:
     return Bars(
         name="time",
         title="Where the time went",
-        caption="Seconds by stage. Times of different machines do not compare.",
+        caption="Share of each stage in a run's own time. Times of different machines do not compare.",
         unit="seconds",
         rows=tuple((run.name, run.timings) for run in timed),
         names=tuple(dict.fromkeys(stage for run in timed for stage in run.timings)),

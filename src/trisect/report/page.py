@@ -8,7 +8,9 @@ from importlib.resources import files
 
 from trisect.plan.curves import Curves
 from trisect.report import figures, relations, sections
+from trisect.report.cells import plain_table, prose
 from trisect.report.drawing import Bars, Chart, Figure, HeatMap
+from trisect.report.headline import headline
 from trisect.report.markup import Markup, tag
 from trisect.report.records import Run, Sample
 from trisect.report.spectra import spectrum_charts
@@ -18,8 +20,14 @@ TOGGLED = 10
 """Series that are worth a button each."""
 
 
+NARROW = 14
+"""Layers of a heat map that fit into half of the page."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Section:
+    """A part of the page with its own heading."""
+
     key: str
     """Of its link."""
     title: str
@@ -42,7 +50,7 @@ def report_sections(
     predicted = None if curves is None else relations.prediction_chart(curves, runs)
     several = len(runs) > 1
     return [
-        Section(key="headline", title="Before and after", text=sections.headline(runs)),
+        Section(key="headline", title="Before and after", text=headline(runs)),
         *([Section(key="runs", title="Runs", text=sections.run_table(runs))] if several else []),
         Section(key="plan", title="The plan", figures=_there(maps), text=sections.notes(runs)),
         Section(
@@ -144,7 +152,7 @@ def _section(section: Section) -> Markup:
     return tag(
         "section",
         tag("h2", section.title),
-        tag("p", *sections.prose(section.missing), class_="none") if nothing else None,
+        tag("p", *prose(section.missing), class_="none") if nothing else None,
         tag("div", *map(_figure, section.figures), class_="grid") if section.figures else None,
         section.text,
         id=section.key,
@@ -154,7 +162,7 @@ def _section(section: Section) -> Markup:
 def _figure(figure: Figure) -> Markup:
     assert isinstance(figure, Chart | HeatMap | Bars)
     header, rows = figure.table()
-    data = tag("details", tag("summary", "Data"), sections.plain_table(header, rows))
+    data = tag("details", tag("summary", "Data"), plain_table(header, rows))
     return tag(
         "figure",
         tag("div", svg(figure), class_="drawing", tabindex="0"),
@@ -162,6 +170,7 @@ def _figure(figure: Figure) -> Markup:
         tag("figcaption", figure.caption),
         data,
         data_name=figure.name,
+        class_="wide" if isinstance(figure, HeatMap) and figure.columns > NARROW else None,
     )
 
 

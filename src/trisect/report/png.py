@@ -16,9 +16,10 @@ from trisect.report.drawing import (
     depth_colour,
 )
 from trisect.report.heatmap import ink_on, shade
+from trisect.report.numbers import short
 from trisect.report.scale import Axis, axis_for
 
-MARKERS = "osD^v"
+MARKERS = "osD^vP"
 """In the order of svg.SHAPES."""
 
 
@@ -88,8 +89,6 @@ def _chart(chart: Chart, axes: Any) -> None:
 def _set_axis(axis: Any, limits: Any, kind: Any, wanted: Axis) -> None:
     from matplotlib.ticker import NullLocator
 
-    from trisect.report.numbers import short
-
     kind("log" if wanted.log else "linear")
     limits(wanted.low, wanted.high)
     axis.set_ticks(wanted.ticks, [short(tick) for tick in wanted.ticks])
@@ -115,16 +114,20 @@ def _heat_map(heat: HeatMap, axes: Any) -> None:
 @_draw.register
 def _bars(bars: Bars, axes: Any) -> None:
     for row, (_, segments) in enumerate(bars.rows):
-        left = 0.0
+        left, total = 0.0, sum(segments.values())
         for number, name in enumerate(bars.names):
-            value = segments.get(name, 0.0)
+            value = 100 * segments.get(name, 0.0) / total
             axes.barh(
                 row, value, left=left, color=colour_of(number), label=_plain(name) if row == 0 else None
             )
             left += value
-    axes.set_yticks(range(len(bars.rows)), [_plain(label) for label, _ in bars.rows])
+    labels = [
+        f"{_plain(label)}\n{short(sum(segments.values()))} {bars.unit}" for label, segments in bars.rows
+    ]
+    axes.set_yticks(range(len(bars.rows)), labels)
     axes.set_ylim(len(bars.rows) - 0.5, -0.5)
-    axes.set_xlabel(bars.unit)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("share (%)")
     axes.figure.legend(fontsize=7, ncols=6, loc="outside lower center")
 
 

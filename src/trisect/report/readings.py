@@ -84,11 +84,21 @@ def _tasks(tasks: dict[str, Any], where: str, *, model: str) -> Iterator[Reading
         detail = f"{metric}, {entry.get('shots')} shots, {entry.get('questions')} questions"
         asked.append(f"{name} ({detail})")
         quantity = Quantity(kind=TASK, name=name, detail=detail)
-        yield Reading(model=model, quantity=quantity, value=number(entry.get("value"), f"{where}: {name}"))
+        value, error = number(entry.get("value"), f"{where}: {name}"), _error(entry.get("stderr"), where)
+        yield Reading(model=model, quantity=quantity, value=value, error=error)
     if len(scores) > 1:
         # Averages compare where the same questions were asked.
         average = Quantity(kind=TASK, name=f"average of {len(scores)} tasks", key="; ".join(asked))
-        yield Reading(model=model, quantity=average, value=number(tasks.get("average"), f"{where}: average"))
+        value, error = (
+            number(tasks.get("average"), f"{where}: average"),
+            _error(tasks.get("average_stderr"), where),
+        )
+        yield Reading(model=model, quantity=average, value=value, error=error)
+
+
+def _error(value: Any, where: str) -> float | None:
+    """A standard error; one question has none."""
+    return None if value is None else number(value, f"{where}: a standard error")
 
 
 def _bench(data: dict[str, Any], where: str) -> Iterator[Reading]:

@@ -34,6 +34,8 @@ class Reading:
     value: float
     side: str | None = None
     """`BEFORE` or `AFTER` where the file itself says so; else the model's name decides."""
+    error: float | None = None
+    """Its standard error, where the file says it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,8 @@ class Fact:
     quantity: Quantity
     before: float | None
     after: float | None
+    error: float | None = None
+    """Standard error of the difference, where it is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,8 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
+    """One run, as far as the report can know it."""
+
     name: str
     """For people; no two runs of a report share one."""
     folder: Path

@@ -13,6 +13,8 @@ from trisect.report.numbers import short
 from trisect.report.records import LATENCY, PERPLEXITY, Quantity, Run
 from trisect.shapes import widths_of
 
+SAME_COST = 1e-3
+"""Files of the same weights differ by a few bytes."""
 X_LABELS = {PARAMETERS: "parameters (millions)", BITS: "bits per dense parameter"}
 
 
@@ -78,8 +80,8 @@ def _chosen(curves: Curves, run: Run, component: str) -> Series:
 
 
 def predicted_rise(curves: Curves, run: Run) -> float | None:
-    """What the curves say a run loses; None where they do not reach, or more was done than narrowing."""
-    only_narrowed = len(run.receipts) == 1 and not run.tunings
+    """What the curves say a run loses; None where they do not reach, or are not about what was done."""
+    only_narrowed = len(run.receipts) == 1 and not run.tunings and run.method == curves.method
     if not fits(curves, run) or not only_narrowed or any(layer.linears for layer in run.after.layers):
         return None
     narrowed = {
@@ -185,10 +187,15 @@ def _cost_label(cost: Quantity) -> str:
 
 
 def _front(points: Sequence[Point]) -> Series:
-    """Points that no other beats in both."""
-    best, kept = math.inf, []
-    for point in sorted(points, key=lambda point: (point.x, point.y)):
-        if point.y < best:
-            best = point.y
-            kept.append(point)
+    """Points that no other beats in both; costs that differ by next to nothing are the same."""
+    kept = [
+        point
+        for point in sorted(points, key=lambda point: (point.x, point.y))
+        if not any(_beats(other, point) for other in points)
+    ]
     return Series(label="front", points=tuple(kept), marks=False, guide=True)
+
+
+def _beats(one: Point, other: Point) -> bool:
+    cheaper = one.x < other.x * (1 - SAME_COST)
+    return one.y < other.y and one.x <= other.x * (1 + SAME_COST) or (cheaper and one.y == other.y)

@@ -14,6 +14,8 @@ SAME = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
+    """From numbers to places on a picture."""
+
     low: float
     high: float
     ticks: tuple[float, ...]

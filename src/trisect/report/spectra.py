@@ -12,8 +12,9 @@ FAINTEST = 1e-7
 """Of the largest share: what is below comes from rounding, and is not drawn."""
 EVERY = 4
 """One of so many points can be pointed at."""
+CHANNEL = "channel"
 UNITS = {"mlp": "neuron"}
-"""Of which a component has ranks; heads have channels."""
+"""What a component has ranks of, if not a head's channels."""
 
 
 def spectrum_charts(run: Run, layers: Collection[int] | None = None) -> list[Chart]:
@@ -36,15 +37,16 @@ def across(losses: Sequence[Loss]) -> set[int]:
 
 
 def _chart(run: Run, component: str, losses: Sequence[Loss]) -> Chart:
-    unit = UNITS.get(component, "channel")
+    unit = UNITS.get(component, CHANNEL)
     lines = [Series(label=f"layer {loss.layer}", points=_points(loss, unit)) for loss in losses]
     shares = [point.y for line in lines for point in line.points]
     sorts = " or ".join(dict.fromkeys(loss.spectrum.of for loss in losses if loss.spectrum is not None))
     return Chart(
         name=f"spectra-{component}-{run.name}",
         title=f"{run.name}: {component.upper()} spectra",
-        caption=f"Share of the energy that each {unit} carries by itself, the largest first: {sorts}, "
-        "added up over heads rank by rank. What is left of the dashed line was kept.",
+        caption=f"Share of the energy that each {unit} carries by itself, the largest first ({sorts}"
+        f"{', heads added up rank by rank' if unit == CHANNEL else ''}). Left of the dashed line: as many as "
+        "were kept.",
         x_label=f"rank (% of the {unit}s)",
         y_label="share of the energy (%)",
         series=(*lines, *_cuts(losses, min(shares), max(shares))),

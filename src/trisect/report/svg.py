@@ -22,9 +22,11 @@ from trisect.report.scale import Axis, axis_for
 WIDTH, HEIGHT = 560, 360
 LEFT, RIGHT, TOP, BOTTOM = 66, 18, 34, 48
 INK, FAINT, PAPER = "#1c2128", "#d8dde3", "#ffffff"
+SMALLEST_CELL = 28
+"""Of a heat map: room for a number."""
 GAP = 10
 """Between legend and plot."""
-LINE, LETTER = 18, 6.6
+LINE, LETTER = 18, 7.0
 """Height of a line of small text, and the width of one letter: fonts differ, so this is a guess with room."""
 SHAPES = (
     "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
@@ -32,8 +34,9 @@ SHAPES = (
     "M0,-5L5,0L0,5L-5,0z",
     "M0,-4.8L4.6,3.6h-9.2z",
     "M0,4.8L4.6,-3.6h-9.2z",
+    "M-1.6,-5h3.2v3.4h3.4v3.2h-3.4v3.4h-3.2v-3.4h-3.4v-3.2h3.4z",
 )
-"""Circle, square, diamond, triangles: told apart in black and white too."""
+"""Circle, square, diamond, triangles, cross: told apart in black and white too."""
 GUIDE = {"fill": "none", "stroke": "#57606a", "stroke_dasharray": "4 3", "class_": "guide"}
 
 
@@ -62,7 +65,7 @@ def _chart(chart: Chart) -> Markup:
 
 @svg.register
 def _heat_map(heat: HeatMap) -> Markup:
-    cell = max(15, min(40, (WIDTH - LEFT - RIGHT) // heat.columns))
+    cell = max(SMALLEST_CELL, min(40, (WIDTH - LEFT - RIGHT) // heat.columns))
     width = max(WIDTH, LEFT + RIGHT + cell * heat.columns)
     pieces = []
     for row, (label, cells) in enumerate(zip(heat.rows, heat.cells, strict=True)):
@@ -80,13 +83,12 @@ def _heat_map(heat: HeatMap) -> Markup:
                 height=25,
                 fill="#{:02x}{:02x}{:02x}".format(*colour),
             )
-            text = _cell_text(entry.text, LEFT + cell * (layer + 0.5), top + 17, cell, ink_on(colour))
+            text = _cell_text(entry.text, LEFT + cell * (layer + 0.5), top + 17, ink_on(colour))
             pieces.append(tag("g", box, text, tag("title", entry.tip), class_="mark"))
     bottom = TOP + 26 * len(heat.rows)
-    step = max(1, -(-24 // cell))
     pieces += [
         _text(LEFT + cell * (layer + 0.5), bottom + 15, layer, anchor="middle")
-        for layer in range(0, heat.columns, step)
+        for layer in range(heat.columns)
     ]
     pieces.append(_text(LEFT - 8, bottom + 15, "layer", anchor="end"))
     return _frame(heat, width, bottom + 50, *pieces, _scale_legend(heat, bottom + 28))
@@ -95,7 +97,6 @@ def _heat_map(heat: HeatMap) -> Markup:
 @svg.register
 def _bars(bars: Bars) -> Markup:
     legend, used = _legend(bars.names, from_top=TOP)
-    longest = max(sum(segments.values()) for _, segments in bars.rows)
     room = WIDTH - 2 * RIGHT
     pieces = []
     top = TOP + used + 6
@@ -106,7 +107,7 @@ def _bars(bars: Bars) -> Markup:
         for number, stage in enumerate(bars.names):
             value = segments.get(stage, 0.0)
             if value > 0:
-                wide = room * value / longest
+                wide = room * value / total
                 tip = f"{label}, {stage}: {short(value)} {bars.unit}, {percent(value / total)}"
                 box = tag(
                     "rect",
@@ -236,10 +237,8 @@ def _scale_legend(heat: HeatMap, down: float) -> Markup:
     return join(*pieces)
 
 
-def _cell_text(text: str, x: float, y: float, cell: int, ink: str) -> Markup | None:
-    """Numbers where there is room for them; their ink goes with the cell, not with the page."""
-    if cell < 22:
-        return None
+def _cell_text(text: str, x: float, y: float, ink: str) -> Markup:
+    """Its ink goes with the cell, not with the page."""
     return tag("text", text, x=_n(x), y=_n(y), text_anchor="middle", fill=ink, font_size="11")
 
 

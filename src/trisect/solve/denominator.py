@@ -13,6 +13,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Denominator:
+    """The best constant between two mean squares, head by head, and what it misses."""
+
     factor: Tensor  # (h,) full mean square ~ factor * kept mean square
     error: Tensor  # (h,) share of the full mean square's energy the factor misses
 
