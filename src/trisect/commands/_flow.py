@@ -65,6 +65,7 @@ class Outcome:
                 console.print(f"layer {entry['layer']} {entry['component']}: {entry['note']}")
 
     def _say_what_the_grid_did(self, console: "Console") -> None:
+        from trisect.components import COMPONENTS
         from trisect.models import zeros_of
         from trisect.plan import budget_of, compare
 
@@ -77,10 +78,14 @@ class Outcome:
             return  # the ratio was one of the cache, which the table shows
         removed = compare(budget_of(self.before), budget_of(self.after)).ratio
         if abs(plan.ratio - removed) > NOTABLE_MISS:
-            exact = "" if plan.align is None else f" in multiples of {plan.align} (--align none: exact)"
+            recipe = self.compressed.receipt["recipe"]
+            chosen = recipe["layers"] is not None or set(recipe["parts"]) != set(COMPONENTS)
+            why = ["only the chosen parts and layers were cut"] if chosen else []
+            if plan.align is not None:
+                why.append(f"widths are multiples of {plan.align} (--align none: exact)")
             console.print(
-                f"Asked for {plan.ratio:.1%}, removed {removed:.1%} of the decoder: "
-                f"only the chosen parts and layers were cut{exact}."
+                f"Asked for {plan.ratio:.1%}, removed {removed:.1%} of the decoder"
+                + "".join(f"; {w}" for w in why)
             )
 
     def _say_what_was_tried(self, console: "Console") -> None:

@@ -65,7 +65,9 @@ def carry_out(job: Job, *, json: Path | None) -> None:
             say_saved(job.out)
             keep_measurement(json, {"model": job.model, "out": str(job.out), **outcome.to_dict()})
             name = quoted(job.out)
-            lines = (f"trisect eval {name}", f"trisect report {name}", f"trisect export {name} -o OUT")
+            lines = [f"trisect eval {name}", f"trisect report {name}"]
+            # Without --portable most models do not fit a stock architecture, and export would refuse them.
+            lines += [f"trisect export {name} -o OUT"] if job.config.portable else []
             say_next(*lines, quiet=job.quiet)
         workers.wait()
 

@@ -49,8 +49,8 @@ def find_rotor(model: Any, views: list[LayerView], *, baked: bool) -> Rotor:
         raise TrisectError(
             f"The heads of this model turn at {len(slots)} different rates together, and stock heads of "
             f"width {2 * room} share one set of {room}: compress all layers again with --method a3+ "
-            "--rope-scope model, so that every head has the same set, or with --parts ov,mlp, which leaves "
-            "queries and keys alone."
+            "--portable (or --rope-scope model), so that every head has the same set, or with --parts "
+            "ov,mlp, which leaves queries and keys alone."
         )
     slots = padded(slots, room)
     places = [_placed(rates, slots) for rates in layers]
