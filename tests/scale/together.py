@@ -3,7 +3,9 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from scale_runs import TOKENS, config
@@ -12,17 +14,19 @@ from tiny_models import tiny
 from trisect import workers
 from trisect.pipeline import compress
 
-told = workers.told
+
+def late(meet: Callable[..., Any]) -> Callable[..., Any]:
+    """The second process leaves a meeting a moment after the first, which has then written more files."""
+
+    def met(*values: Any) -> Any:
+        found = meet(*values)
+        time.sleep(0.5 * workers.rank())
+        return found
+
+    return met
 
 
-def told_late(value: object) -> object:
-    """The second process does everything a moment after the first, which has then written more files."""
-    found = told(value)
-    time.sleep(0.5 * workers.rank())
-    return found
-
-
-workers.told = told_late
+workers.told, workers.wait = late(workers.told), late(workers.wait)
 with workers.joined("cpu"):
     for method in sys.argv[2:]:
         work = Path(sys.argv[1]) / f"{method}.unfinished"
