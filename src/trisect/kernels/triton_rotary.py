@@ -34,13 +34,15 @@ def rotate_kernel(
     tokens, length,
     q_b, q_t, k_b, k_t, qo_b, qo_t, ko_b, ko_t, a_b, a_t,
     q_h: tl.constexpr, k_h: tl.constexpr, qo_h: tl.constexpr, ko_h: tl.constexpr,
-    GROUP: tl.constexpr, PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr,
     REST: tl.constexpr, REST_PAD: tl.constexpr,
     ADJACENT: tl.constexpr, INVERSE: tl.constexpr, ANGLES: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1)
-    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # Neighbouring programs turn neighbouring heads: what is read at one time lies close together in memory.
+    program = tl.program_id(0)
+    head = program % KV_HEADS
+    token = (program // KV_HEADS) * BLOCK + tl.arange(0, BLOCK)
     live = token < tokens
     row, column = (token // length).to(tl.int64), (token % length).to(tl.int64)  # of the batch, of the text
     c, s = turning(
@@ -140,14 +142,14 @@ def launch(
     blocks = blocks or chosen_blocks(tokens, kv_heads, pairs)
     rest = 0 if q_out.data_ptr() == q.data_ptr() else width - 2 * pairs
     tensors = (q, k, q_out, k_out)
-    rotate_kernel[(triton.cdiv(tokens, blocks.tokens), kv_heads)](
+    rotate_kernel[(triton.cdiv(tokens, blocks.tokens) * kv_heads,)](
         # Pointers that are not read in this case must still be pointers.
         *tensors, *(x if x is not None else q for x in (cos, sin, index, rates, positions)),
         tokens, length,
         *(stride for x in tensors for stride in x.stride()[:2]),
         angles.stride(0) if angles.shape[0] > 1 else 0, angles.stride(1),
         *(x.stride(2) for x in tensors),
-        GROUP=heads // kv_heads, PAIRS=pairs, PAIRS_PAD=triton.next_power_of_2(pairs),
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads, PAIRS=pairs, PAIRS_PAD=triton.next_power_of_2(pairs),
         REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)),
         ADJACENT=adjacent, INVERSE=inverse,
         ANGLES=RATES if rates is not None else SHARED if index is None else INDEXED,
