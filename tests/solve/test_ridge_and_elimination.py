@@ -5,6 +5,7 @@ perturbations, the dense normal equations.
 """
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from trisect.solve import (
     stacked,
     value_bases,
 )
-from trisect.solve.ridge import STRENGTHS
+from trisect.solve.ridge import STRENGTHS, inverse_positive, unit_system
 
 seeds = st.integers(0, 10_000)
 
@@ -223,3 +224,43 @@ def test_no_small_change_of_the_value_bases_does_better_after_enough_rounds() ->
     for _ in range(20):
         nearby = T + 1e-3 * torch.randn(T.shape, generator=generator, dtype=torch.float64)
         assert joint_error(a, W, nearby) >= best * (1 - 1e-6)
+
+
+@settings(deadline=None, max_examples=10)
+@given(seed=seeds)
+def test_overwriting_the_gram_changes_no_answer(seed: int) -> None:
+    x, y = samples(seed, 80, 8, 3)
+    problem, prior = regression(x, y), torch.ones(8, 3, dtype=torch.float64)
+    spent = regression(x, y)
+    assert ridge(problem, prior, 0.1).equal(ridge(spent, prior, 0.1, overwrite=True))
+    kept = eliminate_rows(problem.gram, y.new_ones(8, 3), 5, ridge=1e-3)
+    assert kept.equal(eliminate_rows(problem.gram.clone(), y.new_ones(8, 3), 5, ridge=1e-3, overwrite=True))
+    assert problem.gram.equal(regression(x, y).gram), "without the word the Gram is left alone"
+
+
+@settings(deadline=None, max_examples=10)
+@given(seed=seeds)
+def test_a_gram_in_float32_is_solved_in_float64(seed: int) -> None:
+    x, y = samples(seed, 200, 6, 3)
+    halves = regression(x[:120], y[:120]), regression(x[120:], y[120:])
+    short = tuple(replace(problem, gram=problem.gram.float()) for problem in halves)
+    kept = torch.tensor([0, 2, 3])
+    for exact, rounded in (
+        (halves[0].joined(halves[1]), short[0].joined(short[1])),
+        (halves[0].chosen(kept), short[0].chosen(kept)),
+        (halves[0].mapped(x.new_ones(6, 2)), short[0].mapped(x.new_ones(6, 2))),
+    ):
+        assert rounded.gram.dtype == torch.float64
+        size = exact.gram.diagonal().sqrt()
+        assert ((rounded.gram - exact.gram).abs() <= 2e-6 * size.max() ** 2).all()
+    torch.testing.assert_close(short[0].energies(short[1]), halves[0].joined(halves[1]).gram.diagonal())
+
+
+@settings(deadline=None, max_examples=10)
+@given(seed=seeds)
+def test_the_inverse_of_a_positive_system_is_its_inverse(seed: int) -> None:
+    x, _ = samples(seed, 60, 7, 1)
+    system, _ = unit_system(x.T @ x, 1e-3)
+    expected = torch.linalg.inv(system)
+    torch.testing.assert_close(inverse_positive(system.clone()), expected, rtol=1e-8, atol=1e-8)
+    assert inverse_positive(-system).isfinite().all(), "no root: the general solver steps in"

@@ -227,9 +227,8 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     prior = part.W_down.to(SOLVE_DTYPE)
     narrow, carried = part, None
     if width != part.width:
-        both = fit.joined(held)
-        carried = spectrum(NEURONS, neuron_scores(both.gram.diagonal(), prior))
-        kept = choose_neurons(both, prior, width, options)
+        carried = spectrum(NEURONS, neuron_scores(fit.energies(held), prior))
+        kept = choose_neurons(fit, held, prior, width, options)
         narrow, prior = keep_neurons(part, kept), prior[kept]
         fit, held = fit.chosen(kept), held.chosen(kept)
     wanted = prior if "refit-down" in options.without else _refit(fit, held, prior, options)
@@ -242,12 +241,13 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     )
 
 
-def choose_neurons(problem: Regression, W_down: Tensor, width: int, options: Options) -> Tensor:
+def choose_neurons(fit: Regression, held: Regression, W: Tensor, width: int, options: Options) -> Tensor:
     """Neurons (width,) by elimination against refitted weights; without it, by a3's scores.   [E-1, M-1]"""
     if "eliminate" in options.without:
-        return top(neuron_scores(problem.gram.diagonal(), W_down), width)[0]
-    wanted = ridge(problem, W_down, CHOICE_STRENGTH)
-    return eliminate_rows(problem.gram, wanted, width, ridge=ROW_RIDGE)
+        return top(neuron_scores(fit.energies(held), W), width)[0]
+    # Each step makes its own Gram of all tokens and overwrites it: a third would not fit for wide MLPs.
+    wanted = ridge(fit.joined(held), W, CHOICE_STRENGTH, overwrite=True)
+    return eliminate_rows(fit.joined(held).gram, wanted, width, ridge=ROW_RIDGE, overwrite=True)
 
 
 def _refit(fit: Regression, held: Regression, prior: Tensor, options: Options) -> Tensor:

@@ -9,21 +9,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trisect.solve.ridge import DEPENDENCE, unit_scale
+from trisect.solve.ridge import inverse_positive, unit_system
 
 # Neurons go in at most this many rounds; each round pays one rank-m update of the inverse.
 ROUNDS = 64
 
 
-def eliminate_rows(gram: Tensor, W: Tensor, keep: int, *, ridge: float, rounds: int = ROUNDS) -> Tensor:
+def eliminate_rows(
+    gram: Tensor, W: Tensor, keep: int, *, ridge: float, rounds: int = ROUNDS, overwrite: bool = False
+) -> Tensor:
     """Indices (keep,), ascending, of the rows of W whose loss hurts most after refitting.    [math.md E-1]
 
-    Dropping row i and refitting the others costs |w_i|^2 / H_ii with H the inverse Gram.
+    Dropping row i and refitting the others costs |w_i|^2 / H_ii with H the inverse Gram. There are never more
+    than two matrices of that size at a time; with `overwrite` the Gram is one of them.
     """
-    scale = unit_scale(gram)
-    system = scale.unsqueeze(-1) * gram * scale
-    system.diagonal().add_(ridge + DEPENDENCE)
-    H, W = torch.linalg.inv(system), W / scale.unsqueeze(-1)
+    gram, scale = unit_system(gram, ridge, overwrite=overwrite)
+    H, W = inverse_positive(gram), W / scale.unsqueeze(-1)
+    del gram
     index = torch.arange(len(W), device=W.device)
     per_round = max(1, -(-(len(W) - keep) // rounds))
     while len(index) > keep:
@@ -31,9 +33,12 @@ def eliminate_rows(gram: Tensor, W: Tensor, keep: int, *, ridge: float, rounds: 
         cost = W.square().sum(dim=-1) / H.diagonal()
         order = cost.argsort(stable=True)
         drop, stay = order[:count], order[count:].sort().values
-        update = torch.linalg.solve(H[drop][:, drop], H[drop])  # (count, n)
+        rows = H[drop]
+        update = torch.linalg.solve(rows[:, drop], rows)  # (count, n)
         W = (W - update.mT @ W[drop])[stay]
-        H = (H - H[:, drop] @ update)[stay][:, stay]
+        H.addmm_(rows.mT, update, alpha=-1.0)
+        H = H.index_select(0, stay)
+        H = H.index_select(1, stay)
         index = index[stay]
     return index
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trisect.solve.psd import SOLVE_DTYPE
+
 # Strengths tried on held-out tokens, from "trust the data" to "keep the prior".
 STRENGTHS = (1e-4, 1e-2, 1e-1, 3e-1, 1.0, 10.0, 1e4)
 
@@ -23,7 +25,10 @@ DEPENDENCE = 1e-10
 
 @dataclass(frozen=True, kw_only=True)
 class Regression:
-    """Second moments of a regression problem over some tokens."""
+    """Second moments of a regression problem over some tokens.
+
+    A very wide Gram comes in float32, to save memory; whatever is made of it is in float64.
+    """
 
     gram: Tensor  # (n, n) E[x^T x]
     cross: Tensor  # (n, D) E[x^T y]
@@ -32,43 +37,72 @@ class Regression:
 
     def mapped(self, features: Tensor) -> "Regression":
         """The same problem in the features x -> x `features`, (n, m)."""
-        gram = features.mT @ self.gram @ features
+        gram = features.mT @ self.gram.to(SOLVE_DTYPE) @ features
         return Regression(gram=gram, cross=features.mT @ self.cross, energy=self.energy, tokens=self.tokens)
 
     def chosen(self, index: Tensor) -> "Regression":
         """The same problem with some features only."""
-        gram = self.gram.index_select(0, index).index_select(1, index)
+        gram = self.gram.index_select(0, index).index_select(1, index).to(SOLVE_DTYPE)
         return Regression(gram=gram, cross=self.cross[index], energy=self.energy, tokens=self.tokens)
 
     def error(self, W: Tensor) -> Tensor:
         """E|x W - y|^2."""
         return self.energy - 2 * (W * self.cross).sum() + (W * (self.gram @ W)).sum()
 
+    def energies(self, other: "Regression") -> Tensor:
+        """E[x_i^2] (n,) over both sets of tokens."""
+        mine, theirs = (problem.gram.diagonal().to(SOLVE_DTYPE) for problem in (self, other))
+        return (self.tokens * mine + other.tokens * theirs) / (self.tokens + other.tokens)
+
     def joined(self, other: "Regression") -> "Regression":
-        """Both sets of tokens together."""
+        """Both sets of tokens together; the Gram is a new one, which its user may overwrite."""
         n = self.tokens + other.tokens
         a, b = self.tokens / n, other.tokens / n
         return Regression(
-            gram=a * self.gram + b * other.gram,
+            gram=self.gram.to(SOLVE_DTYPE, copy=True).mul_(a).add_(other.gram, alpha=b),
             cross=a * self.cross + b * other.cross,
             energy=a * self.energy + b * other.energy,
             tokens=n,
         )
 
 
-def ridge(problem: Regression, prior: Tensor, strength: float) -> Tensor:
-    """The weights (n, D) for one strength of the prior."""
-    scale = unit_scale(problem.gram)
-    system = scale.unsqueeze(-1) * problem.gram * scale
+def ridge(problem: Regression, prior: Tensor, strength: float, *, overwrite: bool = False) -> Tensor:
+    """The weights (n, D) for one strength of the prior; with `overwrite`, in the place of the Gram."""
+    gap = (problem.gram @ prior).neg_().add_(problem.cross)  # what the prior leaves unexplained, (n, D)
+    system, scale = unit_system(problem.gram, strength, overwrite=overwrite)
+    change = _solve_positive(system, gap.mul_(scale.unsqueeze(-1)))
+    return change.mul_(scale.unsqueeze(-1)).add_(prior)
+
+
+def unit_system(gram: Tensor, strength: float, *, overwrite: bool = False) -> tuple[Tensor, Tensor]:
+    """The Gram at a unit diagonal with a ridge on it, and the factors (n,) that brought it there."""
+    scale = unit_scale(gram)
+    system = gram if overwrite else gram.clone()
+    system.mul_(scale.unsqueeze(-1)).mul_(scale)
     system.diagonal().add_(strength + DEPENDENCE)
-    gap = problem.cross - problem.gram @ prior  # what the prior leaves unexplained, (n, D)
-    return prior + scale.unsqueeze(-1) * _solve_positive(system, scale.unsqueeze(-1) * gap)
+    return system, scale
 
 
 def _solve_positive(system: Tensor, right: Tensor) -> Tensor:
-    """Cholesky, half the work of a general solver; that one steps in where rounding left no positive root."""
+    """Cholesky in the place of `right`; a general solver where rounding left no positive root."""
     root, failed = torch.linalg.cholesky_ex(system)
-    return torch.linalg.solve(system, right) if failed else torch.cholesky_solve(right, root)
+    if failed:
+        return torch.linalg.solve(system, right)
+    # Two triangular systems: `cholesky_solve` would copy the root.
+    torch.linalg.solve_triangular(root, right, upper=False, out=right)
+    torch.linalg.solve_triangular(root.mT, right, upper=True, out=right)
+    return right
+
+
+def inverse_positive(system: Tensor) -> Tensor:
+    """The inverse, with one more matrix of its size and no third: `system` is overwritten on the way."""
+    root, failed = torch.linalg.cholesky_ex(system)
+    if failed:
+        return torch.linalg.inv(system)
+    system.zero_().fill_diagonal_(1.0)
+    torch.linalg.solve_triangular(root, system, upper=False, out=system)
+    del root
+    return system.mT @ system
 
 
 def unit_scale(gram: Tensor) -> Tensor:
@@ -83,4 +117,4 @@ def held_out_ridge(fit: Regression, held: Regression, prior: Tensor) -> tuple[Te
     """Weights from all tokens, with the strength that did best on the held-out ones.      [math.md F-2]"""
     errors = [held.error(ridge(fit, prior, strength)).item() for strength in STRENGTHS]
     best = STRENGTHS[min(range(len(errors)), key=errors.__getitem__)]
-    return ridge(fit.joined(held), prior, best), best
+    return ridge(fit.joined(held), prior, best, overwrite=True), best
