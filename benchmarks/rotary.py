@@ -1,13 +1,14 @@
 """The rotary kernel against plain operations and a compiler: time, bytes, share of the copy bandwidth.
 
     python benchmarks/rotary.py --device cuda --json rotary.json
-    python benchmarks/rotary.py --device cuda --tune          # block sizes of the kernel as well
+    python benchmarks/rotary.py --device cuda --tune --only prefill     # the kernel alone, in other blocks
     python benchmarks/rotary.py --device cpu                  # small sizes; plain against compiled only
 
 Each row turns the queries and keys of one layer, lying in one matrix with the values as a fused projection
 leaves them. Bytes are those that cannot be avoided: every head read once and written once. A lap goes over
 several such matrices, and on a GPU it is one captured graph, so that the host's pace is not in it; at prefill
-size they are more than a GPU's L2 cache holds. The copy bandwidth is measured in the same run.
+size they are more than a GPU's L2 cache holds. The copy bandwidth is measured in the same run; "negated" is
+what the same heads take when nothing is to be known about them: in place, one launch of torch's.
 """
 
 import argparse
@@ -67,7 +68,10 @@ Turn = Callable[[Tensor, Tensor], Any]
 def main() -> None:
     arguments = _arguments()
     device, started = arguments.device, time.perf_counter()
-    sizes = GPU_SIZES if device.startswith("cuda") else CPU_SIZES
+    every = GPU_SIZES if device.startswith("cuda") else CPU_SIZES
+    sizes = [size for size in every if arguments.only in size.name]
+    if not sizes:
+        raise SystemExit(f"--only {arguments.only!r} is in none of: {', '.join(size.name for size in every)}")
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     copy = copy_bandwidth(device)
     print(f"{device_name(device)}: copy {copy / 1e9:.0f} GB/s, read and written")
@@ -77,12 +81,13 @@ def main() -> None:
             row = {**row, "share_of_copy": row["bytes_per_second"] / copy}
             rows.append(row)
             print(
-                f"{row['name']:42} {row['way']:24} {1e6 * row['seconds']:9.2f} us "
+                f"{row['name']:42} {row['way']:40} {1e6 * row['seconds']:9.2f} us "
                 f"{row['bytes_per_second'] / 1e9:7.0f} GB/s {row['share_of_copy']:.2f}"
             )
     if arguments.json:
         took = {"total": time.perf_counter() - started}
-        recipe = {"benchmark": "rotary", "device": device, "dtype": str(dtype), "tune": arguments.tune}
+        recipe = {"benchmark": "rotary", "device": device, "dtype": str(dtype)}
+        recipe |= {"tune": arguments.tune, "only": arguments.only}
         receipt = build_receipt(recipe, seed=SEED, token_hash=None, timings=took)
         write_json(arguments.json, {"copy_bytes_per_second": copy, "rows": rows, "receipt": receipt})
 
@@ -103,7 +108,7 @@ def measured(size: Size, device: str, dtype: torch.dtype, *, tune: bool) -> Iter
 
 
 def ways(size: Size, angles: dict[str, Any], device: str, *, tune: bool) -> dict[str, Turn]:
-    """By name; the kernel only where there is a GPU."""
+    """By name; the kernel only where there is a GPU, and nothing else if its blocks are to be tuned."""
     how = {"pairs": size.width // 2, "layout": size.layout, **angles}
 
     def plain(q: Tensor, k: Tensor) -> Any:
@@ -113,17 +118,27 @@ def ways(size: Size, angles: dict[str, Any], device: str, *, tune: bool) -> dict
     def compiled_body(q: Tensor, k: Tensor) -> Any:
         return rotate_qk(q, k, **how)
 
-    found: dict[str, Turn] = {"plain": plain, "compiled": torch.compile(compiled_body, dynamic=False)}
+    slow: dict[str, Turn] = {"plain": plain, "compiled": torch.compile(compiled_body, dynamic=False)}
     if not device.startswith("cuda"):
-        return found
-    found["kernel, in place"] = lambda q, k: rotate_qk(q, k, in_place=True, **how)
-    found["kernel, copies"] = lambda q, k: rotate_qk(q, k, **how)
-    return {**found, **(tuned(size, angles) if tune else {})}
+        return slow
+    in_place: dict[str, Turn] = {
+        "negated": lambda q, k: side_by_side(q, k).neg_(),
+        "kernel, in place": lambda q, k: rotate_qk(q, k, in_place=True, **how),
+    }
+    if tune:
+        return {**in_place, **tuned(size, angles)}
+    return {**slow, **in_place, "kernel, copies": lambda q, k: rotate_qk(q, k, **how)}
+
+
+def side_by_side(q: Tensor, k: Tensor) -> Tensor:
+    """Queries and keys of a fused projection as one matrix (tokens, columns)."""
+    columns = q.shape[2] * q.shape[3] + k.shape[2] * k.shape[3]
+    return q.as_strided((q.shape[1], columns), (q.stride(1), 1))
 
 
 def tuned(size: Size, angles: dict[str, Any]) -> dict[str, Turn]:
-    """The kernel in place with other blocks."""
-    from trisect.kernels.triton_rotary import Blocks, launch
+    """The kernel in place, each time with one thing other than it chooses."""
+    from trisect.kernels.triton_rotary import Blocks, chosen_blocks, launch
 
     cos, sin = angles.get("table", (None, None))
     flat = cos, sin, angles.get("index"), angles.get("rates"), angles.get("positions")
@@ -133,8 +148,17 @@ def tuned(size: Size, angles: dict[str, Any]) -> dict[str, Turn]:
             q, k, q, k, *flat, pairs=size.width // 2, adjacent=False, inverse=False, blocks=blocks
         )
 
-    choices = [Blocks(t, w) for t in (1, 4, 8, 16, 32, 64) for w in (1, 2, 4, 8) if t * w >= 4 and t >= w]
-    return {f"kernel {b.tokens} tokens {b.warps} warps": with_blocks(b) for b in choices}
+    own = chosen_blocks(size.tokens, size.kv_heads, size.width // 2)
+    choices = {
+        "loads late": own._replace(early=False),
+        "fewer tokens": own._replace(tokens=own.tokens // 2, warps=own.warps // 2),
+        "more tokens": own._replace(tokens=2 * own.tokens, warps=2 * own.warps),
+        "fewer heads": own._replace(tokens=2 * own.tokens, heads=own.heads // 2),
+        "fewer warps": own._replace(warps=own.warps // 2),
+        "one warp": own._replace(tokens=1, heads=max(1, own.tokens * own.heads // own.warps), warps=1),
+    }
+    possible = {what: blocks for what, blocks in choices.items() if min(blocks[:3]) > 0}
+    return {f"kernel, {what} {tuple(blocks[:3])}": with_blocks(blocks) for what, blocks in possible.items()}
 
 
 def made(size: Size, device: str, dtype: torch.dtype) -> tuple[list[tuple[Tensor, Tensor]], dict[str, Any]]:
@@ -193,7 +217,8 @@ def copy_bandwidth(device: str) -> float:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time the rotary kernel against plain and compiled code.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--tune", action="store_true", help="other block sizes of the kernel, too")
+    parser.add_argument("--tune", action="store_true", help="the kernel only, in other blocks as well")
+    parser.add_argument("--only", default="", help="sizes whose name contains this, such as 'prefill'")
     parser.add_argument("--json", help="write rows and a receipt to this file")
     return parser.parse_args()
 

@@ -8,7 +8,7 @@ half a minute; on a CPU, hours.
 
 Calibration: random windows of WikiText-2 valid (seed 0). Evaluation: first windows of WikiText-2 test and of
 texts of other domains. The model is dequantised from 4 bits. Every finished row is written at once, and rows
-that the file already has are not run again.
+that the file already has are not run again; several processes may share a section.
 """
 
 import argparse
@@ -22,6 +22,8 @@ from typing import Any
 
 import device_tasks
 
+from trisect.compare import Folder
+from trisect.compare.cells import content_key
 from trisect.config import CompressConfig
 from trisect.data import load_tokens
 from trisect.evaluate.perplexity import perplexity
@@ -74,9 +76,9 @@ class Protocol:
         self.tokens = self._tokens(source, 64, sampling="random")
         self.texts = {name: self._tokens(file, n) for name, (file, n) in TEXTS.items()}
         self.requests = device_tasks.read_requests(requests) if requests else None
-        done = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
-        self.rows: list[dict[str, Any]] = done.get("rows", [])
         self.before = budget_of(shape_of(self.loaded.model))
+        self.locks = Folder(path=ROOT / "runs" / "a3plus-protocol")
+        self.locks.prepare()
         self.dense = {name: perplexity(self.loaded.model, ids).perplexity for name, ids in self.texts.items()}
 
     def _tokens(self, file: str, samples: int, *, sampling: str = "first") -> Any:
@@ -86,17 +88,30 @@ class Protocol:
     def run(self, *, seconds: float) -> None:
         """Every row that is not there yet, as long as there is time to start one."""
         started = time.perf_counter()
-        if self.section in ("tasks", "scopes") and not self.rows:
-            self.add({"method": "dense"}, self.loaded.model, seconds=0.0)
-        for settings in SECTIONS[self.section]:
+        dense = [{"method": "dense"}] if self.section in ("tasks", "scopes") else []
+        for settings in dense + SECTIONS[self.section]:
             if time.perf_counter() - started > seconds:
                 print("out of time; run again for the rest", flush=True)
                 return
-            if any(row["settings"] == _plain(settings) for row in self.rows):
-                continue
-            model, begun = copy.deepcopy(self.loaded.model), time.perf_counter()
+            with self.locks.claimed(self.key(_plain(settings))) as mine:
+                if mine and all(row["settings"] != _plain(settings) for row in self.rows):
+                    self.measure(settings)
+
+    def measure(self, settings: dict[str, Any]) -> None:
+        model, begun = copy.deepcopy(self.loaded.model), time.perf_counter()
+        if settings["method"] != "dense":
             compress(model, CompressConfig(**settings), tokens=self.tokens, curves=self.curves)
-            self.add(settings, model, seconds=time.perf_counter() - begun)
+        self.add(settings, model, seconds=time.perf_counter() - begun)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """As the file has them now: other processes write to it, too."""
+        done = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        rows: list[dict[str, Any]] = done.get("rows", [])
+        return rows
+
+    def key(self, *words: Any) -> str:
+        return content_key([str(self.path.resolve()), *words])
 
     def add(self, settings: dict[str, Any], model: Any, *, seconds: float) -> None:
         """Measure a model and write its row."""
@@ -114,7 +129,6 @@ class Protocol:
             name = settings["method"].replace("+", "plus") + settings.get("allocate", "")
             path = self.path.parent / f"answers-{name}.json"
             device_tasks.write_answers(path, self.requests, answers, row)
-        self.rows.append(row)
         rise = {name: round(value - self.dense[name], 3) for name, value in row["perplexity"].items()}
         print(row["settings"], rise, row["seconds"], flush=True)
         receipt = build_receipt(
@@ -123,7 +137,9 @@ class Protocol:
             token_hash=self.tokens.hash,
             timings={},
         )
-        write_json(self.path, {"dense": self.dense, "rows": self.rows, "receipt": receipt})
+        with self.locks.waiting(self.key()):
+            rows = [*self.rows, row]
+            write_json(self.path, {"dense": self.dense, "rows": rows, "receipt": receipt})
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def shapes_table() -> str:
             f"{entry['seconds']:.1f}",
             f"{entry['seconds_per_layer']:.2f}",
             f"{entry['whole_model_seconds']:.0f}",
-            "" if entry["peak_device_bytes"] is None else f"{entry['peak_device_bytes'] / 1e9:.1f} GB",
+            "" if entry["peak_bytes"] is None else f"{entry['peak_bytes'] / 1e9:.1f} GB",
             _asked(entry),
         ]
         for entry in shapes()
@@ -125,9 +125,9 @@ def _asked(entry: Entry) -> str:
         (entry["seconds_per_layer"], asked["scale_seconds_per_layer"].get(entry["case"]), "s a layer"),
     ]
     told = [f"{limit} {unit}, {_met(value, limit)}" for value, limit, unit in limits if limit is not None]
-    if entry["case"].startswith("70b") and entry["peak_device_bytes"] is not None:
+    if entry["case"].startswith("70b") and entry["peak_bytes"] is not None:
         most = asked["scale_peak_bytes"]
-        told.append(f"{most / 1e9:g} GB, {_met(entry['peak_device_bytes'], most)}")
+        told.append(f"{most / 1e9:g} GB, {_met(entry['peak_bytes'], most)}")
     return "; ".join(told)
 
 
@@ -147,8 +147,8 @@ def growth_table() -> str:
     file = read(GROWTH)
     rows = []
     for size, methods in file["growth"].items():
-        expected = file["expected"][size]
         for method, entry in methods.items():
+            expected = file["expected"][method][size]
             values = [row["value"] for row in entry["rows"]]
             fitted = entry["exponents"]
             cells = [_power(fitted.get(key), expected[key]) for key in ("seconds", "memory")]
@@ -157,7 +157,7 @@ def growth_table() -> str:
 
 
 def _power(value: float | None, expected: float) -> str:
-    return "" if value is None else f"{value:.2f} (a3 expected: at most {expected:g})"
+    return "" if value is None else f"{value:.2f} (expected: at most {expected:g})"
 
 
 def time_rows() -> list[tuple[str, dict[str, Any]]]:

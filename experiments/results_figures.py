@@ -8,7 +8,7 @@ import machine_tables as machine
 from tables import read
 
 from trisect.compare.figures import MARKERS
-from trisect.plots import as_svg, file_name, one_plot
+from trisect.plots import as_svg, file_name, one_plot, two_plots
 
 STAGE_COLOURS = {stage: f"C{number}" for number, stage in enumerate(machine.STAGES)}
 
@@ -70,18 +70,20 @@ def _stacked(rows: Sequence[tuple[str, Mapping[str, Any]]], label: str) -> bytes
 
 
 def growth_pictures() -> dict[str, bytes]:
-    """Seconds against each size, relative to the smallest."""
-    figure, axes = one_plot()
+    """Seconds and memory against each size, relative to the smallest, with the fitted powers."""
+    figure, axes = two_plots()
     styles = {"a3": "-", "a3+": "--"}
     for at, (size, methods) in enumerate(read(machine.GROWTH)["growth"].items()):
         for method, entry in methods.items():
             first = entry["rows"][0]
-            points = [(r["value"] / first["value"], r["seconds"] / first["seconds"]) for r in entry["rows"]]
-            label = f"{size}, {method}"
-            axes.plot(*zip(*points, strict=True), styles[method], color=f"C{at}", marker="o", label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xlabel("size, times the smallest")
-    axes.set_ylabel("seconds, times the smallest")
-    axes.legend(frameon=False, fontsize=7)
+            for plot, key, word in zip(axes, ("seconds", "peak_bytes"), ("seconds", "memory"), strict=True):
+                points = [(r["value"] / first["value"], r[key] / first[key]) for r in entry["rows"]]
+                label = f"{size}, {method}: {entry['exponents'][word]:.2f}"
+                plot.plot(*zip(*points, strict=True), styles[method], color=f"C{at}", marker="o", label=label)
+    for plot, word in zip(axes, ("seconds", "peak memory"), strict=True):
+        plot.set_xscale("log", base=2)
+        plot.set_yscale("log", base=2)
+        plot.set_xlabel("size, times the smallest")
+        plot.set_title(f"{word}, times that of the smallest")
+        plot.legend(frameon=False, fontsize=6)
     return {"cost-growth.svg": as_svg(figure)}

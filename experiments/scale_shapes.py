@@ -4,7 +4,8 @@
     python experiments/scale_shapes.py --device cuda 70b-a3 70b-a3+  # some of them
 
 Random weights are right for time and memory and say nothing about accuracy. A case of a few layers says what
-the whole model would take, since layers cost the same.
+the whole model would take, since layers cost the same. On a GPU, seconds are those on the wall and the peak
+is the device's; on a CPU (cost_growth.py) both are the process's, the peak counted from before the start.
 """
 
 import argparse
@@ -72,6 +73,36 @@ CASES = {
 }
 
 
+class DeviceMeter:
+    """Seconds on the wall and the device's peak memory since it was made."""
+
+    def __init__(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self.began = time.perf_counter()
+
+    def read(self) -> tuple[float, int]:
+        torch.cuda.synchronize()
+        return time.perf_counter() - self.began, torch.cuda.max_memory_allocated()
+
+
+class ProcessMeter:
+    """Seconds of this process on all cores, and what its memory rose by: other work does not count."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        self.resident = _resident("VmRSS")
+        self.began = time.process_time()
+
+    def read(self) -> tuple[float, int]:
+        return time.process_time() - self.began, _resident("VmHWM") - self.resident
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
+
+
 def build(case: Case, *, device: str) -> Any:
     """The model with its layers in main memory; the numbers are drawn on the device, which is faster."""
     sizes = dict(SHAPES[case.shape])
@@ -91,24 +122,16 @@ def measure(name: str, *, device: str, samples: int, length: int) -> dict[str, A
         0, model.config.vocab_size, (samples, length), generator=torch.Generator().manual_seed(0)
     )
     config = CompressConfig(ratio=0.25, method=case.method)
-    on_gpu = torch.device(device).type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
+    meter = DeviceMeter() if torch.device(device).type == "cuda" else ProcessMeter()
     result = compress(model, config, tokens=tokens_from_tensor(ids, "random ids"))
-    if on_gpu:
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
+    seconds, peak = meter.read()
     layers = case.layers or whole
-    peak = torch.cuda.max_memory_allocated() if on_gpu else None
     receipt = build_receipt(
         config.to_dict(), seed=0, token_hash=tokens_from_tensor(ids).hash, timings=result.receipt["timings"]
     )
     del model, result
     gc.collect()
-    if on_gpu:
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     return {
         "case": name,
         "shape": case.shape,
@@ -118,7 +141,7 @@ def measure(name: str, *, device: str, samples: int, length: int) -> dict[str, A
         "seconds": seconds,
         "seconds_per_layer": seconds / layers,
         "whole_model_seconds": seconds / layers * whole,
-        "peak_device_bytes": peak,
+        "peak_bytes": peak,
         "receipt": receipt,
     }
 
@@ -135,7 +158,7 @@ def main() -> None:
         found = measure(name, device=options.device, samples=options.samples, length=options.length)
         write_json(options.out / f"scale-{name.replace('+', 'plus')}.json", found)
         stages = {stage: round(value, 1) for stage, value in found["receipt"]["timings"].items()}
-        peak = (found["peak_device_bytes"] or 0) / 1e9
+        peak = found["peak_bytes"] / 1e9
         print(f"{name}: {found['seconds']:.1f} s, peak {peak:.1f} GB, {stages}", flush=True)
 
 

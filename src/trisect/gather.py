@@ -15,6 +15,7 @@ from trisect.calibrate import (
     load_moments,
 )
 from trisect.calibrate.moments import Accumulator, listening
+from trisect.calibrate.tail import scale_last_norm
 from trisect.calibrate.windows import in_batches
 from trisect.config import CompressConfig
 from trisect.data import Tokens
@@ -165,6 +166,8 @@ def _repaired(
             )
         ledger.keep(view)
         _go_on(streams, view, options)
+    if "tail" not in options.without:
+        ledger.last_norm_scale = scale_last_norm(model, streams)
 
 
 def turned_statistics(

@@ -41,6 +41,8 @@ class Ledger:
     def __init__(self, store: LayerStore | None = None):
         self.store = store
         self.losses: dict[int, list[dict[str, Any]]] = {}
+        self.last_norm_scale: float | None = None
+        """What the norm in front of the head was multiplied with, by methods that do so."""
 
     def note(self, layer: int, entry: dict[str, Any]) -> None:
         self.losses.setdefault(layer, []).append(entry)

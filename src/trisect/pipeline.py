@@ -117,7 +117,10 @@ def compress(
             ledger.note(step.layer, step.entry())
         plan = marked(model, config, plan, original)
     losses = [entry for _, entries in sorted(ledger.losses.items()) for entry in entries]
-    return received(model, config, plan, losses, token_hash=token_hash, seconds=clock.seconds())
+    found = received(model, config, plan, losses, token_hash=token_hash, seconds=clock.seconds())
+    if ledger.last_norm_scale is not None:
+        found.receipt["last_norm_scale"] = ledger.last_norm_scale
+    return found
 
 
 def steps(

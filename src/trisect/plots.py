@@ -41,6 +41,18 @@ def one_plot() -> tuple[Any, Any]:
     return figure, axes
 
 
+def two_plots() -> tuple[Any, Any]:
+    """A figure with two pairs of axes, side by side."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(10.4, 3.6))
+        figure.subplots_adjust(left=0.06, right=0.985, bottom=0.13, top=0.92, wspace=0.14)
+        axes = figure.subplots(1, 2)
+    return figure, axes
+
+
 def as_svg(figure: Any) -> bytes:
     """The figure as a file."""
     from matplotlib import rc_context

@@ -35,16 +35,16 @@ def _shape(case: str, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "seconds_per_layer": seconds / 2,
         "whole_model_seconds": 16 * seconds,
-        "peak_device_bytes": 30_000_000_000,
+        "peak_bytes": 30_000_000_000,
         "receipt": RECEIPT,
     }
 
 
 def _growth() -> dict[str, Any]:
-    rows = [{"value": 2**n, "seconds": 1.5 * 2**n, "peak_device_bytes": 10**9} for n in range(1, 5)]
+    rows = [{"value": 2**n, "seconds": 1.5 * 2**n, "peak_bytes": 10**9} for n in range(1, 5)]
     entry = {"rows": rows, "exponents": {"seconds": 1.0, "memory": 0.0}, "receipt": RECEIPT}
     return {
-        "expected": {"layers": {"seconds": 1.0, "memory": 0.0}},
+        "expected": {method: {"layers": {"seconds": 1.0, "memory": 0.0}} for method in ("a3", "a3+")},
         "growth": {"layers": {"a3": entry, "a3+": entry}},
     }
 

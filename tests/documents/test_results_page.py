@@ -128,7 +128,7 @@ def test_receipts_that_land_appear_with_their_tables_figures_and_verdicts(
     assert "60 s, met" in said["shapes"]
     assert "180 s, **missed**" in said["shapes"]
     assert "8 s a layer, met; 40 GB, met" in said["shapes"]
-    assert "1.00 (a3 expected: at most 1)" in said["growth"]
+    assert "1.00 (expected: at most 1)" in said["growth"]
     assert "| prefill | kernel | 10.0 | 3,000 | 0.90 |" in said["rotary"]
     assert "asked: 0.97, met" in said["bench-h200"]
     assert "At 25.0%, a3+ uniform: 0.267 (asked: at most 0.25, **missed**)" in said["a3plus"]

@@ -49,12 +49,13 @@ def rotary_constants(pairs: int, **settings: Any) -> dict[str, Any]:
     return {
         **dict.fromkeys(("q_h", "k_h", "qo_h", "ko_h"), width),
         **{"GROUP": 1, "PAIRS": pairs, "PAIRS_PAD": 64, "REST": 0, "REST_PAD": 1, "ADJACENT": False},
-        **{"INVERSE": False, "ANGLES": 1, "ALIGN": 16, "BLOCK": 16},
+        **{"INVERSE": False, "ANGLES": 1, "ALIGN": 16, "TOKENS": 2, "HEADS": 8, "KV_HEADS": 40},
+        **{"AHEAD": 2, "EARLY": True},
         **settings,
     }
 
 
-@pytest.mark.parametrize("settings", [{}, {"ADJACENT": True}, {"ANGLES": 0, "GROUP": 3}])
+@pytest.mark.parametrize("settings", [{}, {"ADJACENT": True}, {"ANGLES": 0, "GROUP": 3}, {"ANGLES": 2}])
 def test_the_rotary_kernel_moves_sixteen_bytes_at_once(settings: dict[str, Any]) -> None:
     from trisect.kernels.triton_rotary import rotate_kernel
 
@@ -64,6 +65,19 @@ def test_the_rotary_kernel_moves_sixteen_bytes_at_once(settings: dict[str, Any])
     assert len(re.findall(r"st\.global\.v4\.b32", code)) == 2 * heads
     assert not re.search(r"st\.global\.b(16|8)\b", code)
     assert ".local" not in code
+
+
+@pytest.mark.parametrize("angles", [0, 1, 2])
+def test_nothing_moves_from_thread_to_thread_in_the_rotary_kernel(angles: int) -> None:
+    """A warp that waits for others asks for less at a time; the barrier behind the heads moves nothing."""
+    from trisect.kernels.triton_rotary import rotate_kernel
+
+    code = ptx(rotate_kernel, rotary_constants(48, ANGLES=angles), warps=4)
+    assert "st.shared" not in code
+    assert "shfl" not in code
+    heads, others = code.split("bar.sync")
+    assert len(re.findall(r"ld\.global", heads)) == 4
+    assert len(re.findall(r"ld\.global", others)) > 2 - (angles == 0)
 
 
 def test_the_attention_kernel_uses_tensor_cores_and_copies_ahead() -> None:

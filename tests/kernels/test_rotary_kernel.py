@@ -26,7 +26,9 @@ def launched(kernels: dict[str, ModuleType], p: Problem, *, inverse: bool = Fals
     out = torch.empty(p.q.shape, dtype=p.q.dtype), torch.empty(p.k.shape, dtype=p.k.dtype)
     adjacent = p.layout == "adjacent"
     module = kernels["triton_rotary"]
-    blocks = module.Blocks(tokens=4, warps=1)  # few programs: the interpreter runs one after the other
+    blocks = module.Blocks(
+        tokens=4, heads=1, warps=1
+    )  # few programs: the interpreter runs one after the other
     module.launch(p.q, p.k, *out, *p.flat(), pairs=p.pairs, adjacent=adjacent, inverse=inverse, blocks=blocks)
     return out
 
@@ -70,8 +72,23 @@ def test_rates_are_exact_beyond_a_hundred_thousand_tokens(kernels: dict[str, Mod
     assert_turned(rotate_qk(p.q, p.k, pairs=12, layout="half", **p.angles()), answer(p), torch.float32)
 
 
+def test_cosines_and_sines_of_rates_are_within_two_ten_millionths(kernels: dict[str, ModuleType]) -> None:
+    """Of float64, over several turns either way: a head of (1, 0) turns into its cosine and sine."""
+    heads, pairs = 4, 1024
+    rates = torch.linspace(-7, 7, heads * pairs).view(heads, pairs)
+    positions = torch.tensor([[0, 1, 1_000_003]])
+    ones = torch.cat([torch.ones(1, 3, heads, pairs), torch.zeros(1, 3, heads, pairs)], dim=-1)
+    q, k = torch.empty_like(ones), torch.empty_like(ones)
+    flat = (None, None, None, rates.view(torch.int32), positions)
+    kernels["triton_rotary"].launch(ones, ones, q, k, *flat, pairs=pairs, adjacent=False, inverse=False)
+    angle = positions[..., None, None].double() * rates.double()
+    exact = torch.cat([angle.cos(), angle.sin()], dim=-1)
+    assert (q - exact).abs().max() < 2e-7
+    assert q.equal(k)
+
+
 def test_angles_in_float32_would_not_be_exact_there() -> None:
-    """Otherwise the test above proves nothing."""
+    """Otherwise the tests above prove nothing."""
     positions, rates = (
         torch.tensor([[131_073]]),
         torch.rand(1, 64, generator=torch.Generator().manual_seed(0)),
@@ -99,15 +116,33 @@ def test_in_place_the_kernel_changes_heads_and_nothing_beside_them(
     assert base[..., -7 * p.k.shape[2] :].equal(values)
 
 
-@pytest.mark.parametrize("blocks", [(1, 1), (2, 1), (8, 4)])
-def test_any_size_of_block_gives_the_same(kernels: dict[str, ModuleType], blocks: tuple[int, int]) -> None:
-    p = problem(batch=1, length=5)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("blocks", [(1, 1, 1), (2, 2, 1), (8, 4, 4), (1, 4, 1, 1), (2, 1, 1, 2)])
+def test_any_size_of_block_gives_the_same(
+    kernels: dict[str, ModuleType], blocks: tuple[int, ...], kind: str
+) -> None:
+    p = problem(batch=1, length=5, kv_heads=4, kind=kind)
     out = torch.empty_like(p.q), torch.empty_like(p.k)
     module = kernels["triton_rotary"]
     module.launch(
         p.q, p.k, *out, *p.flat(), pairs=p.pairs, adjacent=False, inverse=False, blocks=module.Blocks(*blocks)
     )
     assert_turned(out, answer(p), torch.float32)
+
+
+@pytest.mark.parametrize("tokens", [1, 32, 4096])
+@pytest.mark.parametrize("kv_heads", [1, 3, 8, 40])
+@pytest.mark.parametrize("pairs", [1, 20, 48, 128])
+def test_chosen_blocks_divide_the_heads_and_leave_no_warp_without_work(
+    kernels: dict[str, ModuleType], tokens: int, kv_heads: int, pairs: int
+) -> None:
+    for itemsize in (2, 4):
+        blocks = kernels["triton_rotary"].chosen_blocks(tokens, kv_heads, pairs, itemsize)
+        assert kv_heads % blocks.heads == 0
+        assert all(x & (x - 1) == 0 for x in blocks[:3])  # powers of two, as Triton wants them
+        padded = 1 << (pairs - 1).bit_length()
+        pieces = blocks.tokens * blocks.heads * padded * itemsize // 16
+        assert blocks.warps == 1 or pieces >= 32 * blocks.warps
 
 
 def test_one_row_of_angles_serves_every_text(kernels: dict[str, ModuleType]) -> None:

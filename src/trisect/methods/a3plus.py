@@ -55,6 +55,7 @@ PIECES = {
     "eliminate": "choose neurons by optimal-brain-surgeon elimination",
     "refit-down": "refit W_down",
     "ridge": "choose ridge strengths on held-out tokens",
+    "tail": "scale the norm in front of the head to the dense model's",
 }
 """What a3+ adds to a3, by the names `without` takes."""
 

@@ -33,6 +33,8 @@ class Family:
     """Which channels make a rotation pair: (i, i + n) of the rotated 2n, or (2i, 2i + 1)."""
     rotates: str | None = None
     """Attention attribute that says whether this layer rotates at all; None means every layer does."""
+    last_norm: str = "norm"
+    """The norm in front of the head: its name in the module that holds the layers."""
     norms: tuple[str, str] | None = None
     """Query and key RMS-norms between projection and rotation."""
     scale: str = "scaling"
@@ -79,6 +81,7 @@ _RECORDS = (
         name="mpt",
         model="MptForCausalLM",
         layers="transformer.blocks",
+        last_norm="norm_f",
         attention="attn",
         qkv=("Wqkv",),
         o="out_proj",
@@ -95,6 +98,7 @@ _RECORDS = (
         name="gpt2",
         model="GPT2LMHeadModel",
         layers="transformer.h",
+        last_norm="ln_f",
         attention="attn",
         qkv=("c_attn",),
         o="c_proj",
@@ -109,6 +113,7 @@ _RECORDS = (
         name="opt",
         model="OPTForCausalLM",
         layers="model.decoder.layers",
+        last_norm="final_layer_norm",
         o="out_proj",
         up="fc1",
         gate=None,
@@ -120,6 +125,7 @@ _RECORDS = (
         name="gpt_neox",
         model="GPTNeoXForCausalLM",
         layers="gpt_neox.layers",
+        last_norm="final_layer_norm",
         attention="attention",
         qkv=("query_key_value",),
         per_head=True,
