@@ -248,6 +248,7 @@ def test_a_gram_in_float32_is_solved_in_float64(seed: int) -> None:
     for exact, rounded in (
         (halves[0].joined(halves[1]), short[0].joined(short[1])),
         (halves[0].chosen(kept), short[0].chosen(kept)),
+        (halves[0].whole(), short[0].whole()),
         (halves[0].mapped(x.new_ones(6, 2)), short[0].mapped(x.new_ones(6, 2))),
     ):
         assert rounded.gram.dtype == torch.float64

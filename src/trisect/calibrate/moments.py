@@ -191,10 +191,10 @@ class Accumulator:
         return found
 
     def _stored(self, name: str, mean: Tensor) -> Tensor:
-        """As it is, but for a very wide Gram of a regression, which is rounded to save half its memory."""
+        """As it is; a very wide Gram of a regression waits in main memory, rounded: solving needs the room."""
         grams = {f"{regression}_gram" for regression in self.regressed}
         if mean.numel() > WIDE_GRAM and name.removesuffix("_held") in grams:
-            return mean.float()
+            return mean.float().cpu()
         return mean
 
     def _add_up(self) -> None:

@@ -232,6 +232,8 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
         kept = choose_neurons(fit, held, prior, width, options)
         narrow, prior = keep_neurons(part, kept), prior[kept]
         fit, held = fit.chosen(kept), held.chosen(kept)
+    else:
+        fit, held = fit.whole(), held.whole()
     wanted = prior if "refit-down" in options.without else _refit(fit, held, prior, options)
     both = fit.joined(held)
     return Shrunk(

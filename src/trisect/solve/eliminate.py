@@ -35,9 +35,8 @@ def eliminate_rows(
         drop, stay = order[:count], order[count:].sort().values
         rows = H[drop]
         update = torch.linalg.solve(rows[:, drop], rows)  # (count, n)
-        W = (W - update.mT @ W[drop])[stay]
-        H.addmm_(rows.mT, update, alpha=-1.0)
-        H = H.index_select(0, stay)
+        W = W.addmm_(update.mT, W[drop], alpha=-1.0).index_select(0, stay)
+        H = H.addmm_(rows.mT, update, alpha=-1.0).index_select(0, stay)
         H = H.index_select(1, stay)
         index = index[stay]
     return index

@@ -6,12 +6,10 @@ The penalty is in each feature's own unit, so that one strength suits loud and q
 towards the weights the cut left behind: with too few tokens the answer is those weights, not zero.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-
-from trisect.solve.psd import SOLVE_DTYPE
 
 # Strengths tried on held-out tokens, from "trust the data" to "keep the prior".
 STRENGTHS = (1e-4, 1e-2, 1e-1, 3e-1, 1.0, 10.0, 1e4)
@@ -27,7 +25,8 @@ DEPENDENCE = 1e-10
 class Regression:
     """Second moments of a regression problem over some tokens.
 
-    A very wide Gram comes in float32, to save memory; whatever is made of it is in float64.
+    A very wide Gram comes in float32 and in main memory, wherever the rest is; `whole`, `chosen`, `mapped`
+    and `joined` bring it beside the rest in float64, and only then is there something to solve.
     """
 
     gram: Tensor  # (n, n) E[x^T x]
@@ -35,15 +34,19 @@ class Regression:
     energy: Tensor  # () E|y|^2
     tokens: float
 
+    def whole(self) -> "Regression":
+        """The same problem, ready to be solved."""
+        return replace(self, gram=self.gram.to(self.cross))
+
     def mapped(self, features: Tensor) -> "Regression":
         """The same problem in the features x -> x `features`, (n, m)."""
-        gram = features.mT @ self.gram.to(SOLVE_DTYPE) @ features
-        return Regression(gram=gram, cross=features.mT @ self.cross, energy=self.energy, tokens=self.tokens)
+        gram = features.mT @ self.gram.to(self.cross) @ features
+        return replace(self, gram=gram, cross=features.mT @ self.cross)
 
     def chosen(self, index: Tensor) -> "Regression":
         """The same problem with some features only."""
-        gram = self.gram.index_select(0, index).index_select(1, index).to(SOLVE_DTYPE)
-        return Regression(gram=gram, cross=self.cross[index], energy=self.energy, tokens=self.tokens)
+        gram = self.gram.to(index.device).index_select(0, index).index_select(1, index)
+        return replace(self, gram=gram.to(self.cross), cross=self.cross[index])
 
     def error(self, W: Tensor) -> Tensor:
         """E|x W - y|^2."""
@@ -51,7 +54,7 @@ class Regression:
 
     def energies(self, other: "Regression") -> Tensor:
         """E[x_i^2] (n,) over both sets of tokens."""
-        mine, theirs = (problem.gram.diagonal().to(SOLVE_DTYPE) for problem in (self, other))
+        mine, theirs = (problem.gram.diagonal().to(self.cross) for problem in (self, other))
         return (self.tokens * mine + other.tokens * theirs) / (self.tokens + other.tokens)
 
     def joined(self, other: "Regression") -> "Regression":
@@ -59,7 +62,7 @@ class Regression:
         n = self.tokens + other.tokens
         a, b = self.tokens / n, other.tokens / n
         return Regression(
-            gram=self.gram.to(SOLVE_DTYPE, copy=True).mul_(a).add_(other.gram, alpha=b),
+            gram=self.gram.to(self.cross, copy=True).mul_(a).add_(other.gram.to(self.cross.device), alpha=b),
             cross=a * self.cross + b * other.cross,
             energy=a * self.energy + b * other.energy,
             tokens=n,
