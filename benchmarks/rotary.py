@@ -148,9 +148,9 @@ def tuned(size: Size, angles: dict[str, Any]) -> dict[str, Turn]:
             q, k, q, k, *flat, pairs=size.width // 2, adjacent=False, inverse=False, blocks=blocks
         )
 
-    own = chosen_blocks(size.tokens, size.kv_heads, size.width // 2)
+    own = chosen_blocks(size.tokens, size.kv_heads, size.width // 2, rates=size.kind == "rates")
     choices = {
-        "loads late": own._replace(early=False),
+        "loads late" if own.early else "loads early": own._replace(early=not own.early),
         "fewer tokens": own._replace(tokens=own.tokens // 2, warps=own.warps // 2),
         "more tokens": own._replace(tokens=2 * own.tokens, warps=2 * own.warps),
         "fewer heads": own._replace(tokens=2 * own.tokens, heads=own.heads // 2),

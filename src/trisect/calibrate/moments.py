@@ -191,7 +191,7 @@ class Accumulator:
         return found
 
     def _stored(self, name: str, mean: Tensor) -> Tensor:
-        """As it is; a very wide Gram of a regression waits in main memory, rounded: solving needs the room."""
+        """As it is, but a very wide Gram of a regression in main memory, rounded: solving needs the room."""
         grams = {f"{regression}_gram" for regression in self.regressed}
         if mean.numel() > WIDE_GRAM and name.removesuffix("_held") in grams:
             return mean.float().cpu()

@@ -223,7 +223,7 @@ def launch(
         return
     angles = positions if rates is not None else cos
     assert angles is not None
-    blocks = blocks or chosen_blocks(tokens, kv_heads, pairs, q.element_size())
+    blocks = blocks or chosen_blocks(tokens, kv_heads, pairs, q.element_size(), rates=rates is not None)
     assert kv_heads % blocks.heads == 0, f"blocks of {blocks.heads} heads among {kv_heads}"
     rest = 0 if q_out.data_ptr() == q.data_ptr() else width - 2 * pairs
     tensors = (q, k, q_out, k_out)
@@ -244,15 +244,21 @@ def launch(
     )  # fmt: skip
 
 
-def chosen_blocks(tokens: int, kv_heads: int, pairs: int, itemsize: int = 2) -> Blocks:
-    """Sixteen bytes of each half per thread for long texts; many small programs for single tokens."""
+def chosen_blocks(
+    tokens: int, kv_heads: int, pairs: int, itemsize: int = 2, *, rates: bool = False
+) -> Blocks:
+    """Sixteen bytes of each half per thread for long texts; many small programs for single tokens.
+
+    Reading heads before all else pays where angles are computed meanwhile (`rates`); where they are looked
+    up, it does not (experiments/results/rotary-tune.json).
+    """
     pad = triton.next_power_of_2(pairs)
     by_warp = max(1, 32 * 16 // itemsize // pad)  # rows
     heads = min(8, kv_heads & -kv_heads)
     block = max(1, min(64, 4 * by_warp) // heads)
     while block * heads > 1 and triton.cdiv(tokens, block) * (kv_heads // heads) < 4 * MULTIPROCESSORS:
         block, heads = (block // 2, heads) if block > 1 else (1, heads // 2)
-    return Blocks(block, heads, max(1, min(4, block * heads // by_warp)))
+    return Blocks(block, heads, max(1, min(4, block * heads // by_warp)), early=rates)
 
 
 def _alignment(tensors: tuple[Tensor, ...]) -> int:
