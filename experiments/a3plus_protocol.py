@@ -3,7 +3,7 @@
     .venv/bin/python experiments/a3plus_protocol.py SECTION [--device cuda] [--out DIR]
 
 Sections: uniform, balanced, scopes (who shares rotation frequencies), from-c4 (calibrated on another domain),
-tasks. What each piece brings is the recipe experiments/recipes/pieces.yaml. On one H200 a row takes about
+tasks, tasks-c4. What each piece brings is the recipe experiments/recipes/pieces.yaml. On one H200 a row takes about
 half a minute; on a CPU, hours.
 
 Calibration: random windows of WikiText-2 valid (seed 0). Evaluation: first windows of WikiText-2 test and of
@@ -62,6 +62,11 @@ SECTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+SECTIONS["tasks-c4"] = SECTIONS["tasks"]
+TASKS = ("tasks", "tasks-c4")
+"""Sections whose rows answer questions as well."""
+
+
 class Protocol:
     """The model, the texts, and one file of rows."""
 
@@ -72,7 +77,7 @@ class Protocol:
             out / "a3plus-curves.json",
         )
         self.loaded = load_model(MODEL, device=device)
-        source = "c4/c4_demo.jsonl" if section == "from-c4" else "wikitext-2/valid.txt"
+        source = "c4/c4_demo.jsonl" if section.endswith("-c4") else "wikitext-2/valid.txt"
         self.tokens = self._tokens(source, 64, sampling="random")
         self.texts = {name: self._tokens(file, n) for name, (file, n) in TEXTS.items()}
         self.requests = device_tasks.read_requests(requests) if requests else None
@@ -88,7 +93,7 @@ class Protocol:
     def run(self, *, seconds: float) -> None:
         """Every row that is not there yet, as long as there is time to start one."""
         started = time.perf_counter()
-        dense = [{"method": "dense"}] if self.section in ("tasks", "scopes") else []
+        dense = [{"method": "dense"}] if self.section in (*TASKS, "scopes") else []
         for settings in dense + SECTIONS[self.section]:
             if time.perf_counter() - started > seconds:
                 print("out of time; run again for the rest", flush=True)
@@ -124,10 +129,10 @@ class Protocol:
         if self.section == "scopes":
             text = self.texts["wikitext-2 test"]
             row["by_position"] = asdict(perplexity_by_position(model, text, buckets=8))
-        if self.section == "tasks" and self.requests is not None:
+        if self.section in TASKS and self.requests is not None:
             answers = device_tasks.answer_calls(model, self.requests, batch_size=64)
             name = settings["method"].replace("+", "plus") + settings.get("allocate", "")
-            path = self.path.parent / f"answers-{name}.json"
+            path = self.path.parent / f"{self.section.replace('tasks', 'answers')}-{name}.json"
             device_tasks.write_answers(path, self.requests, answers, row)
         rise = {name: round(value - self.dense[name], 3) for name, value in row["perplexity"].items()}
         print(row["settings"], rise, row["seconds"], flush=True)

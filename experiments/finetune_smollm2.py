@@ -4,7 +4,6 @@
     .venv/bin/python experiments/finetune_smollm2.py stories15m      # only rows whose name starts so
     .venv/bin/python experiments/finetune_smollm2.py --device cuda
     ... --folder smollm2-37.5=DIR                                    # a model that was compressed before
-    ... --table                                                      # the table of all receipts into docs
 
 SmolLM2-135M (dequantised from 4 bits) with 37.5% of its decoder removed, as in a3plus_protocol.py, is tuned
 for two epochs on Alpaca, on Wikipedia and on C4; that is for a GPU, and --max-steps makes it shorter. Story
@@ -40,8 +39,6 @@ RUNS, RESULTS = Path("runs"), Path("experiments/results")
 ALPACA = (RUNS / "alpaca-tuning.json", RUNS / "alpaca-held-out.json")
 WIKITEXT, C4 = ASSETS / "data/wikitext-2/test.txt", ASSETS / "data/c4/c4.txt"
 SHARED_WORDS = 12
-DOCUMENT = ROOT / "docs" / "finetune.md"
-MARKS = "<!-- table:finetune -->\n", "<!-- end:finetune -->"
 
 SMOLLM2 = os.environ.get("TRISECT_MODEL", "smollm2-135m")
 DENSE = {
@@ -93,11 +90,7 @@ def main() -> None:
     parser.add_argument("--folder", action="append", default=[], metavar="MODEL=DIR")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--max-steps", type=int, help="of the rows that have no number of their own")
-    parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
-    if given.table:
-        DOCUMENT.write_text(filled(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
-        return
     folders = {
         name: Path(path).resolve() for name, _, path in (entry.partition("=") for entry in given.folder)
     }
@@ -197,14 +190,8 @@ def shared(a: Path, b: Path) -> int:
     return len(found[0] & found[1])
 
 
-def filled(text: str) -> str:
-    """The document with the table made anew from the receipts."""
-    head, _, rest = text.partition(MARKS[0])
-    return head + MARKS[0] + table() + "\n" + MARKS[1] + rest.partition(MARKS[1])[2]
-
-
 def table() -> str:
-    """One line per row and held-out text."""
+    """One line per row and held-out text, for `make results`."""
     names = ["model, removed", "tuned on", "steps", "examples seen", "held out", "shared sequences"]
     names.append("perplexity")
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]

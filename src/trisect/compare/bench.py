@@ -67,7 +67,7 @@ class Bench:
         # Nobody collects what the cell at hand could not use.
         stored = None if reads_of(cell.config) is None else self.stored(cell.calibration)
         moments = None if stored is None else stored.path_for(cell.config)
-        tokenizer, curves = self.loaded.tokenizer, self._curves(cell)
+        tokenizer, curves = self.loaded.tokenizer, self.curves_path(cell)
         with nullcontext() if curves is None or curves.exists() else self.folder.waiting(curves.stem):
             result = compress(
                 self._fresh(),
@@ -148,7 +148,7 @@ class Bench:
         self._loaded = None
         return model
 
-    def _curves(self, cell: Cell) -> Path | None:
+    def curves_path(self, cell: Cell) -> Path | None:
         """Where a method's loss curves are kept: they are the same for every ratio and alignment."""
         config = cell.config
         if config is None or cell.calibration is None or allocation(config) == "uniform":
