@@ -3,8 +3,8 @@
     .venv/bin/python experiments/a3plus_protocol.py SECTION [--device cuda] [--out DIR]
 
 Sections: uniform, balanced, scopes (who shares rotation frequencies), from-c4 (calibrated on another domain),
-tasks, tasks-c4. What each piece brings is the recipe experiments/recipes/pieces.yaml. On one H200 a row takes about
-half a minute; on a CPU, hours.
+tasks, tasks-c4. What each piece brings is the recipe experiments/recipes/pieces.yaml. On one H200 a row takes
+about half a minute; on a CPU, hours.
 
 Calibration: random windows of WikiText-2 valid (seed 0). Evaluation: first windows of WikiText-2 test and of
 texts of other domains. The model is dequantised from 4 bits. Every finished row is written at once, and rows

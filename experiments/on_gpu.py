@@ -5,8 +5,8 @@
     nvidia-cuda-mps-control -d                                # before it: work of processes then overlaps
 
 Processes share recipes cell by cell and sections of a3plus_protocol.py row by row; each is run once, and a
-second run goes on. Nothing that is timed belongs here. After `--seconds` nothing new is begun. Loss curves are
-measured once, by whoever comes first, unless experiments/results/a3plus-curves.json has them.
+second run goes on. Nothing that is timed belongs here. After `--seconds` nothing new is begun. Loss curves
+are measured once, by whoever comes first, unless experiments/results/a3plus-curves.json has them.
 """
 
 import argparse
