@@ -27,6 +27,7 @@ PHI = register_family(
         up="mlp.fc1",
         gate=None,
         down="mlp.fc2",
+        last_norm="final_layernorm",
     )
 )
 

@@ -15,7 +15,7 @@ from trisect.calibrate import (
     load_moments,
 )
 from trisect.calibrate.moments import Accumulator, listening
-from trisect.calibrate.tail import scale_last_norm
+from trisect.calibrate.tail import last_norm, scale_last_norm
 from trisect.calibrate.windows import in_batches
 from trisect.config import CompressConfig
 from trisect.data import Tokens
@@ -147,6 +147,7 @@ def _repaired(
     """One component after the other, on what the layers narrowed so far really feed it."""
     together = agreed(model, method, plan, config, tokens, options)
     views = layer_views(model)
+    norm = None if "tail" in options.without else last_norm(model, views[0].family)
     streams = TwoStreams(model, views, tokens.ids, seed=config.seed, split=True, **how_to_run(config))
     for view in walk(model):
         if ledger.has(view.index):
@@ -167,7 +168,7 @@ def _repaired(
         ledger.keep(view)
         _go_on(streams, view, options)
     if "tail" not in options.without:
-        ledger.last_norm_scale = scale_last_norm(model, streams)
+        ledger.last_norm_scale = scale_last_norm(norm, streams)
 
 
 def turned_statistics(

@@ -1,5 +1,6 @@
 """The norm in front of the head is scaled by least squares: against hooks on whole models."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from trisect.calibrate import TwoStreams
 from trisect.calibrate.tail import last_norm, scale_last_norm
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
+from trisect.errors import TrisectError
 from trisect.models import layer_views
 from trisect.pipeline import Compressed, compress
 
@@ -54,7 +56,7 @@ def test_the_factor_is_the_least_squares_one_and_the_rest_of_the_model_is_left_a
 def test_nothing_is_scaled_where_nothing_is_cut() -> None:
     model = tiny("llama-gqa")
     streams = TwoStreams(model, layer_views(model), IDS, batch_size=None, seed=0)
-    assert scale_last_norm(model, streams) == 1.0
+    assert scale_last_norm(model.model.norm, streams) == 1.0
     assert model.model.norm.weight.equal(tiny("llama-gqa").model.norm.weight)
 
 
@@ -63,3 +65,10 @@ def test_a_model_without_a_last_norm_is_left_as_it_is() -> None:
     assert whole.receipt["last_norm_scale"] == 1.0
     others = less.model.state_dict()
     assert all(value.equal(others[key]) for key, value in whole.model.state_dict().items())
+
+
+def test_a_family_that_names_another_norm_is_told_so_before_any_work() -> None:
+    model = tiny("llama-gqa")
+    family = replace(layer_views(model)[0].family, last_norm="norms")
+    with pytest.raises(TrisectError, match=r"Unknown last norm of family llama 'norms'. Did you mean norm\?"):
+        last_norm(model, family)

@@ -1,22 +1,20 @@
 """The norm in front of the head, scaled so that the head reads what comes closest to the dense model's."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from trisect.calibrate.streams import TwoStreams
+from trisect.errors import unknown_name
 from trisect.models.families import Family
 from trisect.workers import summed
 
 
 @torch.no_grad()
-def scale_last_norm(model: nn.Module, streams: TwoStreams) -> float:
+def scale_last_norm(norm: nn.Module | None, streams: TwoStreams) -> float:
     """Multiply the last norm with E<x, y> / E|x|^2, both streams being behind the last layer.   [math.md F-4]
 
     What the narrow model gets wrong lies on its hidden states like noise, and least squares shrinks noise.
     """
-    norm = last_norm(model, streams.views[0].family)
     if norm is None:
         return 1.0
     device = next(norm.parameters()).device
@@ -34,7 +32,16 @@ def scale_last_norm(model: nn.Module, streams: TwoStreams) -> float:
     return factor
 
 
-def last_norm(model: nn.Module, family: Family) -> Any:
-    """The norm between the last layer and the head; None where the architecture has none."""
+def last_norm(model: nn.Module, family: Family) -> nn.Module | None:
+    """The norm between the last layer and the head; None in a model that goes without."""
     decoder = model.get_submodule(family.layers.rpartition(".")[0])
-    return getattr(decoder, family.last_norm, None)
+    if not hasattr(decoder, family.last_norm):
+        near = [name for name, _ in decoder.named_children()]
+        raise unknown_name(
+            f"last norm of family {family.name}",
+            family.last_norm,
+            near,
+            "Give the family its last_norm=..., or add --without tail.",
+        )
+    norm: nn.Module | None = getattr(decoder, family.last_norm)
+    return norm
