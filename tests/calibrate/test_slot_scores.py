@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from trisect.calibrate import scores
 from trisect.calibrate.scores import KeyCovariances, PairGrams, QuerySampler, SlotGrams
 from trisect.parts import Slots
 
@@ -144,3 +145,16 @@ def test_readings_are_summed_side_by_side_over_the_same_queries() -> None:
     }
     assert together["scores"].equal(sampled("bool", PairGrams(P))["scores"])
     assert together["slots0_gram"].equal(together["slots1_gram"])
+
+
+@pytest.mark.parametrize("most", [1, 500, 5000, 1 << 26])
+def test_how_many_windows_and_heads_are_taken_together_changes_no_sum(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = (PairGrams(P), KeyCovariances(rates()), SlotGrams([some_slots()], rates()))
+    expected = sampled("bool", *readings)
+    monkeypatch.setitem(scores.MOST_NUMBERS, "cpu", most)
+    found = sampled("bool", *readings)
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], **CLOSE)

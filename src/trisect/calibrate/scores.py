@@ -4,7 +4,7 @@ For a query m and keys n, pair f adds s_f(m, n) to the score. Softmax ignores wh
 so an error counts by its variance under the attention weights p(n | m).
 
 b = batch, t = tokens, h = query heads, k = key heads, g = h / k, P = rotation pairs, q = sampled queries,
-p = slots
+p = slots, r = rows: key heads of windows, all those of one window side by side
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,10 @@ from trisect.parts import Slots
 # Sampled queries per layer over all windows; more settle the Gram, fewer save time.
 QUERIES = 2048
 
-MOST_NUMBERS = 1 << 26
-"""Of the largest tensor that one step makes: heads are taken a few at a time to stay below."""
+MOST_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
+"""Of the largest tensor that one step makes: windows, or else heads, are taken together as long as they stay
+below. A CPU is faster on what its caches hold; a GPU waits for every operation, and gets few and large ones.
+"""
 
 WINDOWS_APART = 1_000_003
 """Seeds of neighbouring layers are further apart than there are windows."""
@@ -28,20 +30,20 @@ WINDOWS_APART = 1_000_003
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """Some key heads in one window, with the queries sampled there: rotated, the queries scaled."""
+    """Key heads of some windows, with the queries sampled there: rotated, the queries scaled."""
 
-    heads: slice
-    query: Tensor  # (k, g, q, d)
-    key: Tensor  # (k, t, d)
-    weights: Tensor  # (k, g, q, t)
-    positions: Tensor  # (q,)
+    heads: Tensor  # (r,) which key head each row is
+    query: Tensor  # (r, g, q, d)
+    key: Tensor  # (r, t, d)
+    weights: Tensor  # (r, g, q, t)
+    positions: Tensor  # (r, q)
 
 
 class Reading(Protocol):
     """Something to be summed over sampled queries."""
 
     def __call__(self, heard: Heard) -> dict[str, Tensor]:
-        """Name -> sum over the queries, leading dimension the query heads or the key heads."""
+        """Name -> sum over a row's queries, leading dimension the rows, or the query heads of all rows."""
 
 
 class QuerySampler:
@@ -57,14 +59,21 @@ class QuerySampler:
     def __call__(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> tuple[dict[str, Tensor], int]:
         """Scaled and rotated queries (b, t, h, d) and keys (b, t, k, d) -> sums and the queries in them."""
         b, t = q.shape[:2]
+        numbers = range(b) if self.numbers is None else self.numbers
+        positions = torch.stack([self.positions(number, t) for number in numbers]).to(q.device)  # (b, q)
+        sampled = q[torch.arange(b, device=q.device).unsqueeze(-1), positions]  # (b, q, h, d)
+        hidden = _hidden(positions, t, mask)
+        # A row is one key head of one window.
+        row = sampled[0].numel() // k.shape[2] * t
+        rows = max(1, MOST_NUMBERS[q.device.type] // row)
+        at_once = max(1, rows // k.shape[2])  # windows
         total: dict[str, Tensor] = {}
-        for window in range(b):
-            number = window if self.numbers is None else self.numbers[window]
-            positions = self.positions(number, t).to(q.device)
-            rows = None if mask is None else mask[min(window, len(mask) - 1)][:, positions]
-            for name, value in self._window(q[window, positions], k[window], positions, rows).items():
+        for start in range(0, b, at_once):
+            some = slice(start, start + at_once)
+            found = self._windows(sampled[some], k[some], positions[some], hidden[some], heads_at_once=rows)
+            for name, value in found.items():
                 total[name] = total[name] + value if name in total else value
-        return total, b * min(self.per_window, t)
+        return total, positions.numel()
 
     def positions(self, number: int, tokens: int) -> Tensor:
         """The queries (q,) of a window; the first tokens have nothing to choose between."""
@@ -72,27 +81,41 @@ class QuerySampler:
         count = min(self.per_window, tokens)
         return torch.randint(tokens // 8, tokens, (count,), generator=generator)
 
-    def _window(self, q: Tensor, k: Tensor, positions: Tensor, rows: Tensor | None) -> dict[str, Tensor]:
-        """(q, h, d), (t, k, d) -> sums, as many key heads at a time as memory allows."""
-        t, heads, d = k.shape
-        q = q.unflatten(1, (heads, -1)).permute(1, 2, 0, 3).float()  # (k, g, q, d)
-        k = k.transpose(0, 1).float()  # (k, t, d)
-        hidden = torch.arange(t, device=k.device) > positions.unsqueeze(-1)  # (q, t)
-        if rows is not None:
-            rows = rows[..., :t]
-            hidden = hidden | (~rows if rows.dtype == torch.bool else rows < -1e4)
+    def _windows(
+        self, q: Tensor, k: Tensor, positions: Tensor, hidden: Tensor, *, heads_at_once: int
+    ) -> dict[str, Tensor]:
+        """(b, q, h, d), (b, t, k, d) -> sums over these windows."""
+        b, _, heads, _ = k.shape
+        q = q.unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4).float()  # (b, k, g, q, d)
+        k = k.transpose(1, 2).float()  # (b, k, t, d)
         parts: dict[str, list[Tensor]] = {}
-        at_once = max(1, MOST_NUMBERS // (q[0, ..., 0].numel() * t * d))
-        for start in range(0, heads, at_once):
-            some = slice(start, start + at_once)
-            query, key = q[some], k[some]
-            seen = (query.flatten(1, 2) @ key.mT).unflatten(1, query.shape[1:3])  # (k, g, q, t)
-            weights = seen.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-            heard = Heard(heads=some, query=query, key=key, weights=weights, positions=positions)
+        for start in range(0, heads, heads_at_once):
+            some = slice(start, start + heads_at_once)
+            query, key = q[:, some], k[:, some]
+            seen = (query.flatten(2, 3) @ key.mT).unflatten(2, query.shape[2:4])  # (b, k, g, q, t)
+            weights = seen.masked_fill(hidden[:, None, None], float("-inf")).softmax(dim=-1)
+            count = key.shape[1]
+            heard = Heard(
+                heads=torch.arange(heads, device=k.device)[some].repeat(b),
+                query=query.flatten(0, 1),
+                key=key.flatten(0, 1),
+                weights=weights.flatten(0, 1),
+                positions=positions.repeat_interleave(count, dim=0),
+            )
             for reading in self.readings:
                 for name, value in reading(heard).items():
-                    parts.setdefault(name, []).append(value)
+                    parts.setdefault(name, []).append(value.unflatten(0, (b, -1)).sum(dim=0))
         return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _hidden(positions: Tensor, tokens: int, mask: Tensor | None) -> Tensor:
+    """What the sampled queries (b, q) may not look at, (b, q, t); the model's mask is (b or 1, 1, t, t)."""
+    hidden = torch.arange(tokens, device=positions.device) > positions.unsqueeze(-1)
+    if mask is None:
+        return hidden
+    windows = torch.arange(len(positions), device=positions.device).clamp(max=len(mask) - 1)
+    rows = mask[windows.unsqueeze(-1), 0, positions][..., :tokens]
+    return hidden | (~rows if rows.dtype == torch.bool else rows < -1e4)
 
 
 class PairGrams:
@@ -106,7 +129,7 @@ class PairGrams:
         tokens: s = q1 k1 + q2 k2 and t = q1 k2 - q2 k1.
         """
         P = self.num_pairs
-        cov = covariance(heard.key[..., : 2 * P], heard.weights)  # (k, g, q, 2P, 2P)
+        cov = covariance(heard.key[..., : 2 * P], heard.weights)  # (r, g, q, 2P, 2P)
         query = heard.query[..., : 2 * P]
         return {"scores": turned(query, turned(query, cov).mT).sum(dim=2).flatten(0, 1).double()}
 
@@ -121,15 +144,15 @@ class KeyCovariances:
         self.rates = rates  # (k, P)
 
     def __call__(self, heard: Heard) -> dict[str, Tensor]:
-        P, theta = self.rates.shape[-1], self.rates[heard.heads]  # (k, P)
-        key = as_complex(heard.key, P)  # (k, t, P)
+        P, theta = self.rates.shape[-1], self.rates[heard.heads]  # (r, P)
+        key = as_complex(heard.key, P)  # (r, t, P)
         key = key - key.mean(dim=1, keepdim=True)
         mean = (heard.weights.flatten(1, 2).to(key.dtype) @ key).unflatten(1, heard.weights.shape[1:3])
         # The query heads of a key head look at the same keys: only their sum is asked for.
-        second = weighted(key.conj(), heard.weights.sum(dim=1), key)  # (k, q, P, P)
+        second = weighted(key.conj(), heard.weights.sum(dim=1), key)  # (r, q, P, P)
         cov = second - (mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)).sum(dim=1)
-        gaps = theta.unsqueeze(-1) - theta.unsqueeze(-2)  # (k, P, P)
-        frame = phases(gaps.unsqueeze(1), heard.positions[:, None, None])  # (k, q, P, P)
+        gaps = theta.unsqueeze(-1) - theta.unsqueeze(-2)  # (r, P, P)
+        frame = phases(gaps.unsqueeze(1), heard.positions[..., None, None])  # (r, q, P, P)
         return {"keys": (cov * frame).sum(dim=1).to(torch.complex128)}
 
 
@@ -145,15 +168,15 @@ class SlotGrams:
 
     def __call__(self, heard: Heard) -> dict[str, Tensor]:
         rotated = 2 * self.rates.shape[-1]
-        scores = heard.query[..., :rotated] @ heard.key[..., :rotated].mT.unsqueeze(1)  # (k, g, q, t)
+        scores = heard.query[..., :rotated] @ heard.key[..., :rotated].mT.unsqueeze(1)  # (r, g, q, t)
         mean = (heard.weights * scores).sum(dim=-1, keepdim=True)
         centred = heard.weights * (scores - mean)  # nothing where the weight is nothing
-        energy = (centred * (scores - mean)).sum(dim=(-2, -1)).flatten().double()  # (h,)
+        energy = (centred * (scores - mean)).sum(dim=(-2, -1)).flatten().double()  # (r g,)
         found = {}
         for number, slots in enumerate(self.slots):
             query, key = self._turned_to(slots, heard)
             cov = covariance(key, heard.weights)
-            cross = (centred @ key.unsqueeze(1)).unsqueeze(-1)  # (k, g, q, 2p, 1)
+            cross = (centred @ key.unsqueeze(1)).unsqueeze(-1)  # (r, g, q, 2p, 1)
             gram = turned(query, turned(query, cov).mT).sum(dim=2)
             found[f"slots{number}_gram"] = gram.flatten(0, 1).double()
             found[f"slots{number}_cross"] = turned(query, cross).squeeze(-1).sum(dim=2).flatten(0, 1).double()
@@ -161,34 +184,34 @@ class SlotGrams:
         return found
 
     def _turned_to(self, slots: Slots, heard: Heard) -> tuple[Tensor, Tensor]:
-        """Queries (k, g, q, 2p) and keys (k, t, 2p) in the slots, turned at the slots' rates."""
-        P, some = self.rates.shape[-1], heard.heads
-        times = torch.arange(heard.key.shape[1], device=heard.key.device)
+        """Queries (r, g, q, 2p) and keys (r, t, 2p) in the slots, turned at the slots' rates."""
+        P, heads = self.rates.shape[-1], heard.heads
+        times = torch.arange(heard.key.shape[1], device=heard.key.device).unsqueeze(0)  # (1, t)
 
         def through(x: Tensor, maps: Tensor, at: Tensor) -> Tensor:
-            """(k, n, d) at times (n,) -> (k, n, 2p)."""
-            still = as_complex(x, P) * phases(-self.rates[some].unsqueeze(1), at.unsqueeze(-1))
-            moved = still @ maps[some].to(still.dtype)
-            moved = moved * phases(slots.rates[some].unsqueeze(1), at.unsqueeze(-1))
+            """(r, n, d) at times (r or 1, n) -> (r, n, 2p)."""
+            still = as_complex(x, P) * phases(-self.rates[heads].unsqueeze(1), at.unsqueeze(-1))
+            moved = still @ maps[heads].to(still.dtype)
+            moved = moved * phases(slots.rates[heads].unsqueeze(1), at.unsqueeze(-1))
             return torch.cat([moved.real, moved.imag], dim=-1).float()
 
         g = heard.query.shape[1]
-        query = through(heard.query.flatten(1, 2), slots.q_map, heard.positions.repeat(g))
+        query = through(heard.query.flatten(1, 2), slots.q_map, heard.positions.repeat(1, g))
         return query.unflatten(1, (g, -1)), through(heard.key, slots.k_map, times)
 
 
 def covariance(key: Tensor, weights: Tensor) -> Tensor:
-    """(k, t, n) and (k, g, q, t) -> (k, g, q, n, n)."""
+    """(r, t, n) and (r, g, q, t) -> (r, g, q, n, n)."""
     key = key - key.mean(dim=1, keepdim=True)  # a shift that no covariance sees, and that saves its digits
-    queries = weights.flatten(1, 2)  # (k, g q, t)
-    mean = queries @ key  # (k, g q, n)
+    queries = weights.flatten(1, 2)  # (r, g q, t)
+    mean = queries @ key  # (r, g q, n)
     cov = weighted(key, queries, key) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
     return cov.unflatten(1, weights.shape[1:3])
 
 
 def weighted(left: Tensor, weights: Tensor, right: Tensor) -> Tensor:
-    """Products (k, q, n, m) of (k, t, n) and (k, t, m), summed over t with the weights (k, q, t)."""
-    product = weights.unsqueeze(-2) * left.mT.unsqueeze(1)  # (k, q, n, t)
+    """Products (r, q, n, m) of (r, t, n) and (r, t, m), summed over t with the weights (r, q, t)."""
+    product = weights.unsqueeze(-2) * left.mT.unsqueeze(1)  # (r, q, n, t)
     return (product.flatten(1, 2) @ right).unflatten(1, product.shape[1:3])
 
 
