@@ -15,7 +15,7 @@ from trisect.data import load_tokens
 from trisect.errors import TrisectError
 from trisect.export import export_gguf
 from trisect.export.check import check_in_llama_cpp
-from trisect.export.llama_cpp import LlamaCpp, run_apart
+from trisect.export.llama_cpp import LlamaCpp, reason, run_apart
 from trisect.models import layer_views, load_model
 from trisect.pipeline import compress
 
@@ -136,3 +136,16 @@ def test_a_file_that_llama_cpp_cannot_load_costs_only_its_own_process(tmp_path: 
     (tmp_path / "model.gguf").write_bytes(b"GGUF but nothing else")
     with pytest.raises(RuntimeError, match="failed to load model|error loading model|gguf"):
         run_apart(tmp_path / "model.gguf", [1, 2], VOCAB)
+
+
+def test_the_reason_is_found_in_a_log_that_python_wrote_into() -> None:
+    whole = (
+        "0.00.008 I loading\n0.00.009 E gguf_init: failed to read magic\nTraceback (most recent call last):\n"
+    )
+    assert reason(whole + "RuntimeError: no model") == "0.00.009 E gguf_init: failed to read magic"
+    mixed = "0.00.009 E Traceback (most recent call last):\ngguf_init: failed to read magic\nRuntimeError: no"
+    assert reason(mixed) == "gguf_init: failed to read magic"
+    assert (
+        reason("Traceback (most recent call last):\nValueError: no such file") == "ValueError: no such file"
+    )
+    assert reason("") == ""

@@ -76,11 +76,21 @@ def run_apart(path: Path, prompt: Sequence[int], vocabulary: int) -> list[float]
     command = [sys.executable, "-c", Path(__file__).read_text(encoding="utf-8")]
     done = subprocess.run(command, input=asked, capture_output=True, text=True)
     if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if " E " in line or "GGML_ASSERT" in line]
-        raise RuntimeError((errors or lines[-1:] or [f"exit {done.returncode}"])[0])
+        raise RuntimeError(reason(done.stderr) or f"exit {done.returncode}")
     answer: list[float] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+def reason(log: str) -> str:
+    """The line that says what went wrong: llama.cpp's first error, or else the last line.
+
+    Its log is written by a thread of its own, so the beginning of its line may stand before one of Python's.
+    """
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    mixed = [line for line in lines if "Traceback (most recent" not in line]
+    errors = [line for line in mixed if " E " in line or "GGML_ASSERT" in line]
+    told = [line for line in mixed if "gguf" in line or "llama" in line]
+    return (errors or told or lines[-1:] or [""])[0]
 
 
 def _main() -> None:
