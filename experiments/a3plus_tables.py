@@ -1,12 +1,10 @@
 """a3+ on SmolLM2: beside a3 and the baselines, with shared frequencies, piece by piece, on another text."""
 
-import hashlib
-
-from tables import RESULTS, Entry, found, read, table, targets, verdict
+from tables import Entry, found, read, table, targets, verdict
 
 WIKITEXT, C4 = "wikitext-2 test", "c4"
-EARLY_CURVES = "dac32798b5e5"
-"""The beginning of the digest of the loss curves that an earlier version of a3+ gave."""
+EARLY = "0e991d87af0b"
+"""The commit of a3+ before it scaled the last norm."""
 
 
 def a3plus_rows() -> tuple[Entry, list[Entry]]:
@@ -85,8 +83,13 @@ def a3plus_short() -> list[str]:
         "so those columns are somewhat flattering; C4 and TinyStories were not used for choosing. One "
         "calibration seed."
     )
-    if _there("curves") and _digest("a3plus-curves.json").startswith(EARLY_CURVES):
-        lines.append("The balanced plans use loss curves that were measured with an earlier version of a3+.")
+    early = [name for name in ("uniform", "balanced", "scopes", "tasks") if _there(name) and _early(name)]
+    if early:
+        lines.append(
+            f"Measured with an earlier version of a3+, which did not scale the last norm: {', '.join(early)}."
+        )
+    if "balanced" in early:
+        lines.append("Balanced plans there use loss curves of a still earlier version, on a coarser grid.")
     return lines
 
 
@@ -152,5 +155,5 @@ def _there(section: str) -> bool:
     return bool(found(f"a3plus-{section}.json"))
 
 
-def _digest(name: str) -> str:
-    return hashlib.sha256((RESULTS / name).read_bytes()).hexdigest()
+def _early(name: str) -> bool:
+    return bool(read(f"a3plus-{name}.json")["receipt"]["commit"].startswith(EARLY))

@@ -142,6 +142,12 @@ def growth_entries() -> list[Entry]:
     return [entry for methods in read(GROWTH)["growth"].values() for entry in methods.values()]
 
 
+MEASURED = {
+    "cpu": "Measured on a CPU: seconds of the process, and what its memory rose by.",
+    "cuda": "Measured on a GPU: seconds on the wall, and the device's peak memory.",
+}
+
+
 def growth_table() -> str:
     """Powers with which seconds and memory grow, fitted and expected."""
     file = read(GROWTH)
@@ -153,7 +159,8 @@ def growth_table() -> str:
             fitted = entry["exponents"]
             cells = [_power(fitted.get(key), expected[key]) for key in ("seconds", "memory")]
             rows.append([size, method, f"{values[0]:,} to {values[-1]:,}", *cells])
-    return table(["size", "method", "from, to", "seconds grow with power", "peak memory"], rows)
+    made = table(["size", "method", "from, to", "seconds grow with power", "peak memory"], rows)
+    return f"{made}\n\n{MEASURED[file['device'].partition(':')[0]]}"
 
 
 def _power(value: float | None, expected: float) -> str:

@@ -224,7 +224,7 @@ MACHINES = (
         title="How the cost grows",
         what=(
             "One size at a time is doubled from a common start; the power is the slope of a straight line "
-            "through the logarithms. Measured on a CPU: seconds of the process, and what its memory rose by."
+            "through the logarithms."
         ),
         command="python experiments/cost_growth.py --device cpu",
         entries=machine.growth_entries,

@@ -46,6 +46,7 @@ def _growth() -> dict[str, Any]:
     return {
         "expected": {method: {"layers": {"seconds": 1.0, "memory": 0.0}} for method in ("a3", "a3+")},
         "growth": {"layers": {"a3": entry, "a3+": entry}},
+        "device": "cpu",
     }
 
 
