@@ -1,4 +1,4 @@
-"""All that is measured of SmolLM2-135M on a GPU, by several processes at once: one leaves most of it idle.
+"""What is measured of the real models on a GPU, by several processes at once: one leaves most of it idle.
 
     python experiments/on_gpu.py                              # every job below that is not done
     python experiments/on_gpu.py main pieces --workers 4 --seconds 500
@@ -30,7 +30,7 @@ from trisect.plan import read_curves
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
-MODEL = "SmolLM2-135M"
+SMOLLM2 = "SmolLM2-135M"
 LAST_CELL = 45
 """Seconds before the end after which nothing is begun."""
 
@@ -55,17 +55,18 @@ class Worker:
         print(f"[{self.number}, {self.end - time.time():.0f} s left] {text}", flush=True)
 
 
-def recipe(name: str, *only: str) -> Job:
-    """The cells of a recipe that are about this model."""
+def recipe(name: str, model: str = SMOLLM2) -> Job:
+    """The cells of a recipe that are about one model."""
 
     def run(worker: Worker) -> None:
         loaded = load_recipe(ROOT / "experiments" / "recipes" / f"{name}.yaml")
         folder = Folder(path=RESULTS / name)
-        give_curves(loaded, folder, worker)
+        if model == SMOLLM2:
+            give_curves(loaded, folder, worker)
         tally = run_recipe(
-            loaded, folder, device=worker.device, only=[MODEL, *only], keep_errors=True, say=worker.say
+            loaded, folder, device=worker.device, only=[model], keep_errors=True, say=worker.say
         )
-        worker.say(f"{name}: {len(tally.ran)} run, {len(tally.failed)} failed")
+        worker.say(f"{name}, {model}: {len(tally.ran)} run, {len(tally.failed)} failed")
 
     return run
 
@@ -77,7 +78,7 @@ def give_curves(loaded: Any, folder: Folder, worker: Worker) -> None:
         return
     curves = read_curves(stored)
     for cell in cells_of(loaded):
-        if cell.model.name == MODEL and cell.config is not None and cell.config.allocate == "balanced":
+        if cell.model.name == SMOLLM2 and cell.config is not None and cell.config.allocate == "balanced":
             folder.prepare()
             table = bench.Bench(
                 cell.model, [cell], folder=folder, device=worker.device, progress=None, say=worker.say
@@ -132,6 +133,9 @@ JOBS: dict[str, tuple[Job, ...]] = {
     "diagnostic": (recipe("diagnostic"),),
     "uniform": (section("uniform"), section("from-c4")),
     "pieces": (recipe("pieces"),),
+    "main-mpt": (recipe("main-stories-mpt", "stories-mpt-20m"),),
+    "pieces-mpt": (recipe("pieces", "stories-mpt-20m"),),
+    "pieces-15m": (recipe("pieces", "stories15m"),),
 }
 
 
