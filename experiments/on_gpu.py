@@ -55,8 +55,8 @@ class Worker:
         print(f"[{self.number}, {self.end - time.time():.0f} s left] {text}", flush=True)
 
 
-def recipe(name: str, model: str = SMOLLM2) -> Job:
-    """The cells of a recipe that are about one model."""
+def recipe(name: str, model: str = SMOLLM2, *methods: str) -> Job:
+    """The cells of a recipe that are about one model, and methods."""
 
     def run(worker: Worker) -> None:
         loaded = load_recipe(ROOT / "experiments" / "recipes" / f"{name}.yaml")
@@ -64,7 +64,7 @@ def recipe(name: str, model: str = SMOLLM2) -> Job:
         if model == SMOLLM2:
             give_curves(loaded, folder, worker)
         tally = run_recipe(
-            loaded, folder, device=worker.device, only=[model], keep_errors=True, say=worker.say
+            loaded, folder, device=worker.device, only=[model, *methods], keep_errors=True, say=worker.say
         )
         worker.say(f"{name}, {model}: {len(tally.ran)} run, {len(tally.failed)} failed")
 
@@ -123,7 +123,8 @@ def script(*command: str) -> Job:
 
 JOBS: dict[str, tuple[Job, ...]] = {
     "balanced": (section("balanced"),),
-    "main": (recipe("main-smollm2"),),
+    "main": (recipe("main-smollm2", SMOLLM2, "svd", "fwsvd", "svd-llm", "svd-llm-v2", "a3", "a3+"),),
+    "main-asvd": (recipe("main-smollm2", SMOLLM2, "asvd"),),
     "study": (recipe("calibration-study"),),
     "scopes": (section("scopes"),),
     "tasks": (section("tasks"), section("tasks-c4")),

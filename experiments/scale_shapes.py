@@ -70,8 +70,8 @@ CASES = {
     "8b-a3": Case(shape="llama-3.1-8b", method="a3"),
     "8b-a3+": Case(shape="llama-3.1-8b", method="a3+"),
     "7b-a3": Case(shape="llama-2-7b", method="a3"),
-    "70b-a3": Case(shape="llama-3.1-70b", method="a3", layers=3, states="host"),
-    "70b-a3+": Case(shape="llama-3.1-70b", method="a3+", layers=3, states="host"),
+    "70b-a3": Case(shape="llama-3.1-70b", method="a3", layers=2, states="host"),
+    "70b-a3+": Case(shape="llama-3.1-70b", method="a3+", layers=2, states="host"),
 }
 
 
@@ -125,7 +125,11 @@ def measure(name: str, *, device: str, samples: int, length: int) -> dict[str, A
     )
     config = CompressConfig(ratio=0.25, method=case.method, calibration=CalibrationConfig(states=case.states))
     meter = DeviceMeter() if torch.device(device).type == "cuda" else ProcessMeter()
-    result = compress(model, config, tokens=tokens_from_tensor(ids, "random ids"))
+
+    def say(stage: str, done: int, total: int) -> None:
+        print(f"{name}: {stage} {done} of {total}", flush=True)
+
+    result = compress(model, config, tokens=tokens_from_tensor(ids, "random ids"), progress=say)
     seconds, peak = meter.read()
     layers = case.layers or whole
     receipt = build_receipt(

@@ -57,11 +57,28 @@ def test_methods_without_curves_go_by_those_of_a3_plus() -> None:
     assert measured(None, method="a3-xkv", parts=("ov",)).method == "a3+"
 
 
-def test_the_mlp_has_the_finest_grid() -> None:
+def test_the_mlp_has_the_finest_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trisect.curves.CHEAP", -1.0)
     curves = measured(None, method="a3", parts=("qk", "mlp"))
     assert len(SHARES["mlp"]) == 7
     assert sorted(curves.points[0, "mlp"]) == [32, 40, 46, 52, 60, 66, 72, 80]
     assert sorted(curves.points[0, "qk"]) == [6, 8, 10, 12, 14, 16]
+
+
+def test_curves_go_on_below_where_the_narrowest_width_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trisect.curves.CHEAP", -1.0)
+    short = measured(None, method="a3", parts=("ov",))
+    ends = sorted(curve[min(curve)] for curve in short.points.values())
+    assert ends[0] < ends[-1]
+    limit = (ends[0] + ends[-1]) / 2
+    monkeypatch.setattr("trisect.curves.CHEAP", limit)
+    longer = measured(None, method="a3", parts=("ov",))
+    assert longer.points.keys() == short.points.keys()
+    for key, curve in short.points.items():
+        added = longer.points[key].keys() - curve.keys()
+        assert longer.points[key].items() >= curve.items()
+        assert bool(added) == (curve[min(curve)] < limit)
+        assert all(width < min(curve) for width in added)
 
 
 def test_parts_that_a_file_lacks_are_measured_and_added(tmp_path: Path) -> None:

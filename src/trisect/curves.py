@@ -36,6 +36,9 @@ HEAD_SHARES = (0.875, 0.75, 0.625, 0.5, 0.375)
 SHARES = {"qk": HEAD_SHARES, "ov": HEAD_SHARES, "mlp": tuple(k / 12 for k in range(11, 4, -1))}
 """Shares of each width that are measured; in between the curve is a straight line. The MLP has most of the
 parameters and is cut in the smallest steps, so its curve is the finest."""
+LOW_SHARES = (0.25, 0.125)
+CHEAP = 0.002
+"""Nats per token: where the narrowest width costs less, those low ones are measured, too."""
 TEST_SHARE = 4
 """One window in so many judges."""
 MEASURED = ("a3", "a3+")
@@ -162,7 +165,17 @@ def _note_method(curves: Curves, config: CompressConfig) -> None:
 
 def _curve(view: LayerView, part: str, loss: Callable[[int], float], dense: float) -> dict[int, float]:
     full = view.shape().width(part)
+    curve = {full: 0.0}
+    for width in _widths(full, part, SHARES[part]):
+        curve[width] = loss(width) - dense
+    for width in _widths(full, part, LOW_SHARES):
+        if width not in curve and curve[min(curve)] < CHEAP:
+            curve[width] = loss(width) - dense
+    return curve
+
+
+def _widths(full: int, part: str, shares: tuple[float, ...]) -> list[int]:
+    """Widths at shares of the full one, the widest first."""
     step = 8 if part != "mlp" and full >= 32 else 2
-    widths = {max(MINIMUM_HEAD, round(full * share) // step * step) for share in SHARES[part]}
-    narrower = sorted((width for width in widths if width < full), reverse=True)
-    return {full: 0.0, **{width: loss(width) - dense for width in narrower}}
+    widths = {max(MINIMUM_HEAD, round(full * share) // step * step) for share in shares}
+    return sorted((width for width in widths if width < full), reverse=True)

@@ -1,7 +1,7 @@
 """Ranks for methods on single linear maps: the same everywhere, or spread as the method's paper does it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from trisect.goals import Floors
 from trisect.judge import Judge
 from trisect.methods.method import Method, Options, solve
 from trisect.models import layer_views, shape_of
-from trisect.parts import COMPONENTS
+from trisect.parts import COMPONENTS, Factored
 from trisect.plan import Plan
 from trisect.plan.budget import linear_heads, linear_sizes, linears_of
 from trisect.plan.problem import chosen_layers
@@ -33,8 +33,8 @@ from trisect.shapes import LayerShape, LinearShape, ModelShape, widths_of
 
 KEPT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 """Shares of a linear map's parameters at which ASVD's search looks at the loss."""
-JUDGING_WINDOWS = 8
-"""Calibration windows that ASVD's search looks at; it runs the model once per map and share."""
+JUDGING_WINDOWS, JUDGING_TOKENS = 8, 4096
+"""At most what ASVD's search looks at of the calibration text: it runs the model once per map and share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,25 +189,32 @@ def _by_fisher(problem: Problem) -> dict[Key, int]:
 def _by_sensitivity(problem: Problem) -> dict[Key, int]:
     """ASVD: the perplexity with each map alone cut, at a few shares, on a few calibration windows."""
     ids, method = problem.ids, problem.method
-    judge = Judge(
-        problem.model, layer_views(problem.model), ids[:JUDGING_WINDOWS], batch_size=problem.batch_size
-    )
+    few = max(1, min(JUDGING_WINDOWS, JUDGING_TOKENS // ids.shape[1]))
+    judge = Judge(problem.model, layer_views(problem.model), ids[:few], batch_size=problem.batch_size)
     names = frozenset().union(*method.reads.values())
     curves: dict[Key, dict[float, float]] = {}
     for view, statistics in collect(problem.model, ids, lambda layer: names, batch_size=problem.batch_size):
         for key in (key for key in problem.sizes if key[0] == view.index):
-            name = key[1]
+            name, part = key[1], view.linear(key[1])
+            widths = {share: problem.rule(*problem.sizes[key], 1 - share) for share in KEPT_SHARES}
+            widest = solve(
+                method, name, part, statistics, width=max(widths.values()), options=problem.options
+            )
+            assert isinstance(widest, Factored)
             curves[key] = {}
-            for share in KEPT_SHARES:
-                width = problem.rule(*problem.sizes[key], 1 - share)
+            for share, width in widths.items():
                 with view.trial():
-                    part = view.linear(name)
-                    view.apply(solve(method, name, part, statistics, width=width, options=problem.options))
+                    view.apply(leading(widest, width))
                     curves[key][share] = judge.perplexity(view.index)
             if problem.progress is not None:
                 problem.progress("sensitivity", len(curves), len(problem.sizes))
         judge.advance(view)
     return sensitivity_ranks(curves, problem.sizes, problem.rule, problem.ratio)
+
+
+def leading(solution: Factored, width: int) -> Factored:
+    """The solution of a smaller rank: singular vectors come in order, so none is computed again."""
+    return replace(solution, A=solution.A[:, :width], B=solution.B[:, :width])
 
 
 SEARCHES: dict[str, Callable[[Problem], dict[Key, int]]] = {

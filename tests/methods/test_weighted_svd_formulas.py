@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trisect.methods.weighted_svd import equal_parameters_rank
+from trisect.ranks import leading
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,6 +64,13 @@ def test_asvd_scales_inputs_by_the_root_of_their_mean_magnitude(
     S = torch.diag(problem.X.abs().mean(dim=0) ** 0.5)
     scaled, _ = truncated(problem.part.W.mT @ S, rank)
     same(product(solved("asvd", problem, rank)).mT, scaled @ torch.linalg.inv(S))
+
+
+@few
+@given(size=linear_sizes, data=st.data())
+def test_a_smaller_rank_is_the_beginning_of_a_larger_one(size: LinearSize, data: st.DataObject) -> None:
+    problem, rank = linear_problem(size), some_rank(size, data)
+    same(product(leading(solved("asvd", problem, size.full), rank)), product(solved("asvd", problem, rank)))
 
 
 @pytest.mark.parametrize("method", ["svd-llm", "svd-llm-v2"])
