@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from core_protocol import ASSETS, HALVES, split_stories
+from safetensors.torch import load_file
 
 from trisect.data import load_tokens
 from trisect.export.llama_cpp import LlamaCpp
@@ -67,18 +68,19 @@ APART = """
 import json, sys
 sys.modules["trisect"] = None
 import torch, transformers
+from safetensors.torch import save_file
 folder, asked, out = sys.argv[1:]
 model = transformers.AutoModelForCausalLM.from_pretrained(folder)
 tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 asked = json.loads(asked)
 with torch.no_grad():
-    found = {"logits": model(torch.tensor(asked["windows"])).logits, "class": type(model).__name__}
+    save_file({"logits": model(torch.tensor(asked["windows"])).logits.contiguous()}, out)
 prompts = [tokenizer(text, return_tensors="pt").input_ids for text in asked["prompts"]]
-found["text"] = [
+texts = [
     model.generate(ids, max_new_tokens=asked["count"], do_sample=False)[0, ids.shape[1]:].tolist()
     for ids in prompts
 ]
-torch.save(found, out)
+print(json.dumps({"class": type(model).__name__, "texts": texts}))
 """
 
 
@@ -130,21 +132,37 @@ def stock_row(
 ) -> dict[str, Any]:
     folder, facts = exported(native, "-hf", "--dtype", "float32")
     asked = {"windows": windows[:2].tolist(), "prompts": PROMPTS, "count": NEW_TOKENS}
-    out = Path(f"{native}-hf.pt")
-    subprocess.run([sys.executable, "-c", APART, str(folder), json.dumps(asked), str(out)], check=True)
-    found = torch.load(out)
-    difference = (found["logits"] - native_logits[:2]).abs().max()
+    out = Path(f"{native}-hf.safetensors")
+    words = [sys.executable, "-c", APART, str(folder), json.dumps(asked), str(out)]
+    printed = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = json.loads(printed.splitlines()[-1])
+    difference = (load_file(out)["logits"] - native_logits[:2]).abs().max()
     return {
         "class": found["class"],
         "largest_difference_of_logits": float(difference),
         "largest_logit": float(native_logits[:2].abs().max()),
-        "greedy": agreement(found["text"], texts),
+        "greedy": agreement(found["texts"], texts),
         "notes": facts["notes"],
     }
 
 
+@torch.no_grad()
+def partings(
+    model: Any, prompts: list[list[int]], found: list[list[int]], expected: list[list[int]]
+) -> list[dict[str, Any]]:
+    """Where texts part, and by how many nats the native model preferred its own token there."""
+    parted = []
+    for prompt, theirs, ours in zip(prompts, found, expected, strict=True):
+        at = next((i for i, pair in enumerate(zip(theirs, ours, strict=False)) if len(set(pair)) > 1), None)
+        if at is not None:
+            logits = model(torch.tensor([prompt + ours[:at]])).logits[0, -1]
+            parted.append({"after": at, "nats": float(logits[ours[at]] - logits[theirs[at]])})
+    return parted
+
+
 def gguf_row(
     native: Path,
+    model: Any,
     kind: str,
     windows: torch.Tensor,
     dense: float,
@@ -163,6 +181,7 @@ def gguf_row(
         "nats_from_native_at_one_token": facts["llama_cpp"],
         "greedy": agreement(found, texts),
         "greedy_from_tokens": agreement(from_ids, texts),
+        "partings": partings(model, prompts, from_ids, texts),
         "perplexity": perplexity,
         "relative_to_native": perplexity / dense - 1,
         "notes": facts["notes"],
@@ -194,7 +213,7 @@ def main(name: str, device: str) -> None:
         "hf float32": stock_row(native, windows, logits, texts),
     }
     for kind in ("f16", "q8_0"):
-        rows[f"gguf {kind}"] = gguf_row(native, kind, windows, perplexity, prompts, texts)
+        rows[f"gguf {kind}"] = gguf_row(native, loaded.model, kind, windows, perplexity, prompts, texts)
         print(kind, rows[f"gguf {kind}"], flush=True)
     recipe = {
         "script": f"experiments/export_smollm2.py {name}",

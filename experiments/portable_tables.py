@@ -31,7 +31,11 @@ def _against(row: Entry) -> str:
 
 
 def _greedy(row: Entry) -> str:
-    return f"{row['greedy']['same']} of {row['greedy']['texts']}" if "greedy" in row else ""
+    if "greedy" not in row:
+        return ""
+    told = f"{row['greedy']['same']} of {row['greedy']['texts']}"
+    gaps = [parting["nats"] for parting in row.get("partings", [])]
+    return f"{told}; others part where native tokens lead by {max(gaps):.3f} nats or less" if gaps else told
 
 
 def export_short() -> list[str]:

@@ -17,6 +17,8 @@ LINE_ENDS = 6.0
 @dataclass(frozen=True)
 class Point:
     base: str
+    removed: float
+    """Share of the decoder's weights."""
     setting: str
     bits: float
     """Per weight of the dense decoder, scales and zeros included."""
@@ -31,23 +33,26 @@ class Point:
         return self.base != "dense" and self.setting != "whole"
 
     @property
+    def model(self) -> str:
+        """What was really removed, not what was asked for: widths are multiples."""
+        method = self.base.rpartition("-")[0]
+        return f"{method} {self.removed:.1%}" if method else self.base
+
+    @property
     def name(self) -> str:
         bits, _, group = self.setting.partition("-")
         held = "" if bits == "whole" else f", HQQ {bits[1:]} bits, groups {group.removeprefix('g')}"
-        return base_name(self.base) + held
-
-
-def base_name(base: str) -> str:
-    method, _, ratio = base.rpartition("-")
-    return f"{method} {float(ratio):.1%}" if method else base
+        return self.model + held
 
 
 def points(study: str) -> list[Point]:
     """Every receipt of a study, most bits first."""
     found = []
     for entry in _read(f"quantise-{study}"):
-        bits = entry["bits"]["per_original_weight"]
-        found.append(Point(entry["base"], entry["setting"], bits, entry["perplexity"]["perplexity"]))
+        bits = entry["bits"]
+        removed = 1 - bits["decoder_weights"] / bits["original_decoder_weights"]
+        at, perplexity = bits["per_original_weight"], entry["perplexity"]["perplexity"]
+        found.append(Point(entry["base"], removed, entry["setting"], at, perplexity))
     return sorted(found, key=lambda point: (-point.bits, point.perplexity))
 
 
@@ -89,18 +94,18 @@ def pareto_table(study: str) -> str:
 def orthogonal_table(study: str) -> str:
     """What four bits cost the dense model and the narrow ones."""
     rows = ["| model | whole | HQQ 4 bits | increase | factor |", "|---|---|---|---|---|"]
-    for base, whole, four in _pairs(study):
-        change = f"+{four - whole:.2f} | x{four / whole:.3f}"
-        rows.append(f"| {base_name(base)} | {whole:.2f} | {four:.2f} | {change} |")
+    for whole, quantised in _pairs(study):
+        a, b = whole.perplexity, quantised.perplexity
+        rows.append(f"| {whole.model} | {a:.2f} | {b:.2f} | {b - a:+.2f} | x{b / a:.3f} |")
     return "\n".join(rows)
 
 
-def _pairs(study: str) -> list[tuple[str, float, float]]:
-    """Model, perplexity of it whole and in four bits, where both were measured."""
-    by_name = {(point.base, point.setting): point.perplexity for point in points(study)}
-    bases = sorted({base for base, _ in by_name}, key=_dense_first)
-    known = [(base, by_name.get((base, "whole")), by_name.get((base, "b4-auto"))) for base in bases]
-    return [(base, whole, four) for base, whole, four in known if whole is not None and four is not None]
+def _pairs(study: str) -> list[tuple[Point, Point]]:
+    """Models whole and in four bits, where both were measured."""
+    known = {(point.base, point.setting): point for point in points(study)}
+    bases = sorted({base for base, _ in known}, key=_dense_first)
+    pairs = [(known.get((base, "whole")), known.get((base, "b4-auto"))) for base in bases]
+    return [(whole, four) for whole, four in pairs if whole is not None and four is not None]
 
 
 def kv_table() -> str:
@@ -139,7 +144,7 @@ def figure(study: str) -> bytes:
     axes.plot([p.bits for p in line], [p.perplexity for p in line], color="0.5", label="pure HQQ")
     for at, base in enumerate(sorted({point.base for point in found}, key=_dense_first)):
         these = [point for point in found if point.base == base]
-        label = "pure HQQ, each setting" if base == "dense" else f"{base_name(base)} + HQQ"
+        label = "pure HQQ, each setting" if base == "dense" else f"{these[0].model} + HQQ"
         colour = "0.5" if base == "dense" else f"C{at}"
         x, y = [p.bits for p in these], [p.perplexity for p in these]
         axes.plot(x, y, marker=MARKERS[at], linestyle="", color=colour, label=label)
@@ -160,7 +165,7 @@ def _read(folder: str) -> list[dict[str, Any]]:
 
 
 TABLES = {
-    "quantise-orthogonal": partial(orthogonal_table, "stories15m"),
+    **{f"quantise-orthogonal-{study}": partial(orthogonal_table, study) for study in STUDIES},
     **{f"quantise-pareto-{study}": partial(pareto_table, study) for study in STUDIES},
     "quantise-kv": kv_table,
 }

@@ -12,10 +12,14 @@ from caches import SCALE, cached, written_out
 from rotations import answer, problem
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tiny_models import tiny, tokens
 from trisect.decode import Decoder
+from trisect.decode.norms import FusedNorm, fuse_norm
 from trisect.kernels import rotate_qk, using
+from trisect.kernels.gate import gated, plain_gated
 from trisect.kernels.sdpa import sdpa
 from trisect.models import layer_views
 
@@ -165,3 +169,69 @@ def test_bf16_decodes_finitely_in_every_mode_and_batch() -> None:
         )
         assert decoder.mode == "graphs"
         assert decoder.generate(tokens(batch, 8).cuda(), 20).shape == (batch, 28)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1, 11008), (2, 700, 11008), (33, 160), (7, 2 * 1037)])
+def test_the_gate_kernel_computes_what_its_twin_computes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    y = 3 * torch.randn(shape, device="cuda").to(dtype)
+    gate, up = y.double().chunk(2, dim=-1)
+    found, twin = gated(y), plain_gated(y)
+    torch.testing.assert_close(
+        found.double(), gate / (1 + torch.exp(-gate)) * up, rtol=TOLERANCE[dtype], atol=1e-6
+    )
+    torch.testing.assert_close(found, twin, rtol=TOLERANCE[dtype], atol=1e-6)
+    if dtype == torch.bfloat16:  # the same two roundings, but for the last bit of the exponential
+        assert (found == twin).double().mean() > 0.99
+
+
+def test_the_gate_kernel_replays_in_a_graph_on_what_is_there_by_then() -> None:
+    y = torch.randn(3, 1, 1376, device="cuda", dtype=torch.bfloat16)
+    gated(y)  # compiled before the graph
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = gated(y)
+    y.copy_(torch.randn_like(y))
+    graph.replay()
+    assert out.equal(gated(y))
+
+
+def test_the_gate_kernel_counts_beyond_32_bits() -> None:
+    rows, width = 200_000, 5504
+    if torch.cuda.mem_get_info()[0] < 12 * 2**30:
+        pytest.skip("takes 12 GiB")
+    y = torch.empty(rows, 2 * width, device="cuda", dtype=torch.bfloat16)
+    y[-5:] = torch.randn(5, 2 * width, device="cuda")
+    assert gated(y)[-5:].equal(gated(y[-5:]))
+
+
+class Operations(TorchDispatchMode):
+    """Names of what torch runs inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("width", [5120, 80])
+def test_a_fused_norm_is_one_operation_and_as_close_as_the_stock_one(width: int) -> None:
+    stock, ours = LlamaRMSNorm(width), LlamaRMSNorm(width)
+    with torch.no_grad():
+        stock.weight.add_(0.3 * torch.randn(width))
+    ours.load_state_dict(stock.state_dict())
+    for norm in (stock, ours):
+        norm.to("cuda", torch.bfloat16)
+    fuse_norm(ours)
+    assert isinstance(ours, FusedNorm)
+    x = torch.randn(2, 9, width, device="cuda", dtype=torch.bfloat16)
+    exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + stock.variance_epsilon)
+    exact = exact * stock.weight.double()
+    with torch.no_grad(), Operations() as seen:
+        found = ours(x)
+    assert "aten._fused_rms_norm.default" in seen.names
+    assert "aten.mean.dim" not in seen.names
+    assert (found.double() - exact).abs().mean() <= (stock(x).double() - exact).abs().mean()

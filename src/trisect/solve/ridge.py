@@ -36,11 +36,15 @@ class Regression:
 
     def whole(self) -> "Regression":
         """The same problem, ready to be solved."""
-        return replace(self, gram=self.gram.to(self.cross))
+        return replace(self, gram=self._fetched())
+
+    def _fetched(self, *, copy: bool = False) -> Tensor:
+        """The Gram beside the rest: moved first and lengthened there, where it is fast."""
+        return self.gram.to(self.cross.device).to(self.cross.dtype, copy=copy)
 
     def mapped(self, features: Tensor) -> "Regression":
         """The same problem in the features x -> x `features`, (n, m)."""
-        gram = features.mT @ self.gram.to(self.cross) @ features
+        gram = features.mT @ self._fetched() @ features
         return replace(self, gram=gram, cross=features.mT @ self.cross)
 
     def chosen(self, index: Tensor) -> "Regression":
@@ -62,7 +66,7 @@ class Regression:
         n = self.tokens + other.tokens
         a, b = self.tokens / n, other.tokens / n
         return Regression(
-            gram=self.gram.to(self.cross, copy=True).mul_(a).add_(other.gram.to(self.cross.device), alpha=b),
+            gram=self._fetched(copy=True).mul_(a).add_(other.gram.to(self.cross.device), alpha=b),
             cross=a * self.cross + b * other.cross,
             energy=a * self.energy + b * other.energy,
             tokens=n,

@@ -1,0 +1,54 @@
+"""Gate one half of a product with the other: the Triton kernel where it applies, its plain twin elsewhere.
+
+`trisect::gated` is a custom operator, so that torch.compile, autograd and CUDA graphs know what happens.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from trisect.kernels.operators import register
+from trisect.kernels.switch import has_triton
+
+
+def gated(y: Tensor) -> Tensor:
+    """silu(gate) * up of a product (..., 2 i) that holds [gate | up]: (..., i)."""
+    # A compiler fuses the plain form with what surrounds it, which an operator of ours would prevent.
+    if y.is_cuda and has_triton() and y.dtype != torch.float64 and not torch.compiler.is_compiling():
+        found: Tensor = torch.ops.trisect.gated(y)
+        return found
+    return plain_gated(y)
+
+
+def plain_gated(y: Tensor) -> Tensor:
+    """What the kernel does, in plain torch: as stock models have it, with their two roundings."""
+    gate, up = y.chunk(2, dim=-1)
+    return silu(gate) * up
+
+
+def _gated(y: Tensor) -> Tensor:
+    out = _half(y)
+    if has_triton() and y.is_cuda:
+        from trisect.kernels.triton_gate import fits, launch
+
+        if fits(y):
+            launch(y, out)
+            return out
+    return out.copy_(plain_gated(y))
+
+
+def _half(y: Tensor) -> Tensor:
+    return torch.empty((*y.shape[:-1], y.shape[-1] // 2), dtype=y.dtype, device=y.device)
+
+
+def _remember(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
+    (y,) = ctx.saved_tensors  # type: ignore[attr-defined]
+    gate, up = y.chunk(2, dim=-1)
+    return torch.cat([torch.ops.aten.silu_backward(grad * up, gate), grad * silu(gate)], dim=-1)
+
+
+register("gated", _gated, fake=_half, remember=_remember, backward=_backward)
