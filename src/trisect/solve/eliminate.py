@@ -28,17 +28,24 @@ def eliminate_rows(
     del gram
     index = torch.arange(len(W), device=W.device)
     per_round = max(1, -(-(len(W) - keep) // rounds))
+    failed = torch.zeros((), dtype=torch.int32, device=W.device)
     while len(index) > keep:
         count = min(per_round, len(index) - keep)
         cost = W.square().sum(dim=-1) / H.diagonal()
         order = cost.argsort(stable=True)
         drop, stay = order[:count], order[count:].sort().values
         rows = H[drop]
-        update = torch.linalg.solve(rows[:, drop], rows)  # (count, n)
+        # Looked at once, at the end: a GPU would wait for the host in every round.
+        update, info = torch.linalg.solve_ex(rows[:, drop], rows)  # (count, n)
+        failed += info.abs()
         W = W.addmm_(update.mT, W[drop], alpha=-1.0).index_select(0, stay)
         H = H.addmm_(rows.mT, update, alpha=-1.0).index_select(0, stay)
         H = H.index_select(1, stay)
         index = index[stay]
+    if failed:
+        raise torch.linalg.LinAlgError(
+            "Neurons cannot be eliminated: the inverse Gram lost its definiteness."
+        )
     return index
 
 

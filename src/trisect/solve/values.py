@@ -59,15 +59,15 @@ def _improve(T: Tensor, B: Tensor, gram: Tensor, goal: Tensor) -> Tensor:
 
     residual = _sum_groups(goal @ B.mT, k) - normal(T)
     direction, size = residual, residual.square().sum()
-    start = size
+    enough = 1e-20 * size
     for _ in range(CONJUGATE_STEPS):
-        if size <= 1e-20 * start or size == 0:
-            break
+        # Once there, further steps are none: looking whether to stop would make a GPU wait every time.
+        going = size > enough
         image = normal(direction)
-        step = size / (direction * image).sum()
+        step = torch.where(going, size / (direction * image).sum(), 0.0)
         T, residual = T + step * direction, residual - step * image
         size, before = residual.square().sum(), size
-        direction = residual + size / before * direction
+        direction = residual + torch.where(going, size / before, 0.0) * direction
     return T
 
 
