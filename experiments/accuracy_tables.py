@@ -63,10 +63,12 @@ def tasks_short() -> list[str]:
         name.partition("/")[2].removesuffix(".json"): entry
         for name, entry in read_all("tasks-smollm2-25/*.json").items()
     }
+    limits = sorted({entry["limit"] for entry in entries.values()})
     lines = [
+        f"At most {' or '.join(map(str, limits))} questions of each task.",
         "The dense model itself is near chance on most of these and below it on BoolQ, where cut models "
         "answer the majority's way. Only LAMBADA and PIQA, where the dense model is well above chance, "
-        "say much."
+        "say much.",
     ]
     if {"a3", "a3plus"} <= entries.keys():
         ours, paper = entries["a3plus"], entries["a3"]

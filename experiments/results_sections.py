@@ -93,7 +93,7 @@ ACCURACY = (
         name="tasks",
         title="Zero-shot tasks",
         what=(
-            "SmolLM2-135M at 25%, uniform widths, the first 300 questions of each task, the same for all, "
+            "SmolLM2-135M at 25%, calibrated on WikiText-2, the first questions of each task, the same for all, "
             "through lm-eval; accuracy with its standard error."
         ),
         command=f"{PROTOCOL} tasks --device cuda --requests FILE; python experiments/device_tasks.py score",
