@@ -1,6 +1,6 @@
 """Accuracy of the paper's A3 on small models beside the reference figures, and of every method on tasks."""
 
-from tables import found, read, read_all, table, targets, verdict
+from tables import Entry, found, read, read_all, table, targets, verdict
 
 
 def core_table() -> str:
@@ -42,27 +42,28 @@ def core_short() -> list[str]:
     ]
 
 
-def tasks_table() -> str:
+def _answered(folder: str) -> dict[str, Entry]:
+    """Model -> its scores."""
+    return {
+        name.partition("/")[2].removesuffix(".json"): entry
+        for name, entry in read_all(f"{folder}/*.json").items()
+    }
+
+
+def tasks_table(folder: str) -> str:
     """Zero-shot accuracy of SmolLM2 with a quarter of its decoder removed, best average first."""
-    entries = read_all("tasks-smollm2-25/*.json")
-    order = sorted(entries.values(), key=lambda entry: -entry["average"])
-    names = {id(entry): name.partition("/")[2] for name, entry in entries.items()}
-    tasks = list(order[0]["scores"])
+    entries = sorted(_answered(folder).items(), key=lambda item: -item[1]["average"])
+    tasks = list(entries[0][1]["scores"])
     lines = []
-    for entry in order:
+    for name, entry in entries:
         scores = [_percent(entry["scores"][task]["value"], entry["scores"][task]["stderr"]) for task in tasks]
-        name = (
-            names[id(entry)].removesuffix(".json").replace("plusbalanced", "+ balanced").replace("plus", "+")
-        )
-        lines.append([name, *scores, _percent(entry["average"], entry["average_stderr"])])
+        shown = name.replace("plusbalanced", "+ balanced").replace("plus", "+")
+        lines.append([shown, *scores, _percent(entry["average"], entry["average_stderr"])])
     return table(["accuracy, %", *tasks, "average"], lines)
 
 
-def tasks_short() -> list[str]:
-    entries = {
-        name.partition("/")[2].removesuffix(".json"): entry
-        for name, entry in read_all("tasks-smollm2-25/*.json").items()
-    }
+def tasks_short(folder: str) -> list[str]:
+    entries = _answered(folder)
     limits = sorted({entry["limit"] for entry in entries.values()})
     lines = [
         f"At most {' or '.join(map(str, limits))} questions of each task.",

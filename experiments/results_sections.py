@@ -15,8 +15,8 @@ from tables import Entry, found
 PROTOCOL = "python experiments/a3plus_protocol.py"
 
 
-def _tasks() -> list[Entry]:
-    return files("a3plus-tasks.json")() if found("tasks-smollm2-25/*.json") else []
+def _tasks(folder: str, rows: str) -> list[Entry]:
+    return files(rows)() if found(f"{folder}/*.json") else []
 
 
 def _quantise_pictures() -> dict[str, bytes]:
@@ -89,17 +89,21 @@ ACCURACY = (
         body=lambda: f"{a3plus.scopes_table()}\n\n{a3plus.position_table()}",
         short=a3plus.scopes_short,
     ),
-    Section(
-        name="tasks",
-        title="Zero-shot tasks",
-        what=(
-            "SmolLM2-135M at 25%, calibrated on WikiText-2, the first questions of each task, the same for all, "
-            "through lm-eval; accuracy with its standard error."
-        ),
-        command=f"{PROTOCOL} tasks --device cuda --requests FILE; python experiments/device_tasks.py score",
-        entries=_tasks,
-        body=accuracy.tasks_table,
-        short=accuracy.tasks_short,
+    *(
+        Section(
+            name=f"tasks{ending}",
+            title=f"Zero-shot tasks, calibrated on {text}",
+            what=(
+                f"SmolLM2-135M at 25%, calibrated on {text}, the first questions of each task, the same for "
+                "all, through lm-eval; accuracy with its standard error."
+            ),
+            command=f"{PROTOCOL} tasks{ending} --device cuda --requests FILE; "
+            "python experiments/device_tasks.py score",
+            entries=partial(_tasks, f"tasks-smollm2-25{ending}", f"a3plus-tasks{ending}.json"),
+            body=partial(accuracy.tasks_table, f"tasks-smollm2-25{ending}"),
+            short=partial(accuracy.tasks_short, f"tasks-smollm2-25{ending}"),
+        )
+        for ending, text in {"": "WikiText-2", "-c4": "C4"}.items()
     ),
 )
 APPLICATIONS = (
