@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import interpreted
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import interpreted
 from torch import Tensor
 
 from trisect.kernels.gate import gated, plain_gated
@@ -25,10 +25,8 @@ WIDTHS = (1, 5, 80, 688, 1024, 5504)
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[ModuleType]:
     """The kernel's module, run by Triton's interpreter."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreted, "MODULES", ("triton_gate",))
-        with interpreted.interpreted() as modules:
-            yield modules["triton_gate"]
+    with interpreted() as modules:
+        yield modules["triton_gate"]
 
 
 def product(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -8,13 +8,12 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from trisect.kernels.operators import register
-from trisect.kernels.switch import has_triton
+from trisect.kernels.switch import has_triton, wants_kernel
 
 
 def gated(y: Tensor) -> Tensor:
     """silu(gate) * up of a product (..., 2 i) that holds [gate | up]: (..., i)."""
-    # A compiler fuses the plain form with what surrounds it, which an operator of ours would prevent.
-    if y.is_cuda and has_triton() and y.dtype != torch.float64 and not torch.compiler.is_compiling():
+    if wants_kernel("gate", y):
         found: Tensor = torch.ops.trisect.gated(y)
         return found
     return plain_gated(y)

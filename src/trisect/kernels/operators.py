@@ -1,9 +1,11 @@
 """Custom operators of this package: registered once per process, whoever comes first."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _kept: list[Any] = []
 """An operator is gone when nobody holds it."""
@@ -11,6 +13,17 @@ _kept: list[Any] = []
 
 def nothing(*arguments: Any) -> None:
     """The twin of an operator that writes into its arguments and gives nothing back."""
+
+
+def beside_its_data(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run `function` with its first tensor's GPU as the current one: Triton launches on that one alone."""
+
+    @wraps(function)
+    def guarded(first: Tensor, *others: Any, **named: Any) -> Any:
+        with torch.cuda.device_of(first):
+            return function(first, *others, **named)
+
+    return guarded
 
 
 def register(
@@ -28,7 +41,7 @@ def register(
     """
     if hasattr(torch.ops.trisect, name):
         return
-    operator = torch.library.custom_op(f"trisect::{name}", function, mutates_args=mutates)
+    operator = torch.library.custom_op(f"trisect::{name}", beside_its_data(function), mutates_args=mutates)
     operator.register_fake(fake)
     if backward is not None:
         operator.register_autograd(backward, setup_context=remember)

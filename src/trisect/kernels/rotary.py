@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trisect.kernels.operators import register
 from trisect.kernels.plain import Layout, head_angles, rate_angles, rotate_heads
-from trisect.kernels.switch import choice, has_triton
+from trisect.kernels.switch import has_triton, wants_kernel
 
 Angles = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """cos, sin, index, rates and positions, of which `rotate_qk` says what they are.
@@ -40,7 +40,7 @@ def rotate_qk(
     """
     cos, sin = (None, None) if table is None or rates is not None else table
     adjacent = layout == "adjacent"
-    if not _wants_kernel(q):
+    if not wants_kernel("rotary", q):
         return plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout)
     if in_place and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
         torch.ops.trisect.rotate_(q, k, cos, sin, index, rates, positions, pairs, adjacent, False)
@@ -49,14 +49,6 @@ def rotate_qk(
         q, k, cos, sin, index, rates, positions, pairs, adjacent, False
     )
     return turned
-
-
-def _wants_kernel(q: Tensor) -> bool:
-    chosen = choice("rotary")
-    if chosen == "auto":
-        # A compiler fuses the plain form with what surrounds it, which an operator of ours would prevent.
-        return q.is_cuda and has_triton() and q.dtype != torch.float64 and not torch.compiler.is_compiling()
-    return chosen == "kernel"
 
 
 def plain_rotation(

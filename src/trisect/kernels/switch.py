@@ -6,12 +6,15 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from trisect.errors import unknown_name
 
 Choice = Literal["auto", "kernel", "plain"]
 CHOICES = ("auto", "kernel", "plain")
 
-_chosen: dict[str, Choice] = {"rotary": "auto", "decode": "auto"}
+_chosen: dict[str, Choice] = {"rotary": "auto", "decode": "auto", "gate": "auto"}
 
 
 @cache
@@ -23,6 +26,15 @@ def has_triton() -> bool:
 def choice(kernel: str) -> Choice:
     """What was chosen for a kernel: "auto" unless inside `using`."""
     return _chosen[kernel]
+
+
+def wants_kernel(kernel: str, x: Tensor) -> bool:
+    """Whether a kernel that has a plain twin is to work on `x`."""
+    chosen = choice(kernel)
+    if chosen == "auto":
+        # A compiler fuses the plain form with what surrounds it, which an operator of ours would prevent.
+        return x.is_cuda and has_triton() and x.dtype != torch.float64 and not torch.compiler.is_compiling()
+    return chosen == "kernel"
 
 
 @contextmanager
