@@ -45,6 +45,7 @@ class Worker:
         self.requests = given.requests
         if torch.device(self.device).type == "cuda":
             _share_memory(given.workers)
+        torch.set_float32_matmul_precision("high" if given.tf32 else "highest")
         bench.load_model = functools.cache(bench.load_model)  # type: ignore[attr-defined]
         Folder.claimed = _until(Folder.claimed, self.late)  # type: ignore[method-assign]
 
@@ -187,6 +188,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--requests", type=Path, help="for tasks: what device_tasks.py recorded")
+    parser.add_argument("--tf32", action="store_true", help="faster products, and receipts that say so")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from trisect import receipt
@@ -36,3 +37,15 @@ def test_without_git_there_is_no_commit(monkeypatch):
 
 def test_a_package_that_is_not_installed_has_no_version():
     assert receipt.package_version("no-such-package-here") is None
+
+
+def test_a_receipt_says_where_products_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    assert receipt.hardware()["gpu"] == "a GPU"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert receipt.hardware()["gpu"] == "a GPU with TF32 products"
+    finally:
+        torch.set_float32_matmul_precision(before)

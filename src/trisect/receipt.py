@@ -106,8 +106,16 @@ def hardware() -> dict[str, Any]:
     return {
         "cpu": _cpu_model(),
         "cores": usable_cores(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": _gpu_model() if torch.cuda.is_available() else None,
     }
+
+
+def _gpu_model() -> str:
+    """Its name, and whether it may round what float32 products are made of, which moves a figure's end."""
+    import torch
+
+    exact = torch.get_float32_matmul_precision() == "highest"
+    return torch.cuda.get_device_name() + ("" if exact else " with TF32 products")
 
 
 def usable_cores() -> int:
