@@ -84,9 +84,9 @@ def compress(
     """Compress a model in place and say what it cost.
 
     Statistics come from `moments` if given, else from `tokens`, else from `config.calibration`. Loss curves,
-    where the plan needs them, are read from the file `curves`, or measured and written there. A `plan` given
-    is carried out as it is. With a folder `work`, every finished layer is kept there, and a run that finds
-    some goes on after them.
+    or ASVD's sensitivities, are read from the file `curves` where the plan needs them, or measured and
+    written there. A `plan` given is carried out as it is. With a folder `work`, every finished layer is kept
+    there, and a run that finds some goes on after them.
     """
     with timing(next(model.parameters()).device) as clock:
         method = get_method(config.method)
@@ -226,7 +226,7 @@ def make_plan(
     """Widths for the components, or ranks for the linear maps, whichever the method works on."""
     check_plannable(config)
     if method.linear:
-        return linear_plan(model, method, config, tokens, options=options, progress=progress)
+        return linear_plan(model, method, config, tokens, options=options, progress=progress, kept=curves)
     check_parts(method, config.parts)
     found = curves_for(model, config, tokens, options=options, path=curves, progress=progress)
     return plan_for(shape_of(model), config, found)

@@ -2,18 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from trisect import workers
 from trisect.calibrate import Progress, collect, fisher_information
 from trisect.config import CompressConfig
 from trisect.data import Tokens
+from trisect.data.tokens import content_hash
 from trisect.errors import TrisectError
 from trisect.goals import Floors
 from trisect.judge import Judge
 from trisect.methods.method import Method, Options, solve
-from trisect.models import layer_views, shape_of
+from trisect.models import fingerprint, layer_views, shape_of
 from trisect.parts import COMPONENTS, Factored
 from trisect.plan import Plan
 from trisect.plan.budget import linear_heads, linear_sizes, linears_of
@@ -29,6 +32,7 @@ from trisect.plan.ranks import (
     truncation_loss,
     uniform_ranks,
 )
+from trisect.sensitivity import read_sensitivities, write_sensitivities
 from trisect.shapes import LayerShape, LinearShape, ModelShape, widths_of
 
 KEPT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -52,6 +56,8 @@ class Problem:
     options: Options
     batch_size: int | None
     progress: Progress | None
+    kept: Path | None
+    """Where what a search measured stays for other ratios."""
 
     @property
     def ids(self) -> Tensor:
@@ -72,6 +78,7 @@ def linear_plan(
     *,
     options: Options,
     progress: Progress | None,
+    kept: str | Path | None = None,
 ) -> Plan:
     """The ranks (or kept weights) of every linear map that a method on linear maps is to change.
 
@@ -96,6 +103,7 @@ def linear_plan(
         options=options,
         batch_size=config.calibration.batch_size,
         progress=progress,
+        kept=None if kept is None else Path(kept),
     )
     if not problem.sizes:
         asked, known = ",".join(config.parts), ",".join(method.parts)
@@ -188,6 +196,22 @@ def _by_fisher(problem: Problem) -> dict[Key, int]:
 
 def _by_sensitivity(problem: Problem) -> dict[Key, int]:
     """ASVD: the perplexity with each map alone cut, at a few shares, on a few calibration windows."""
+    path, ids = problem.kept, problem.ids
+    made_of = {
+        "fingerprint": fingerprint(problem.model),
+        "token_hash": content_hash(ids),
+        "method": problem.method.name,
+    }
+    if path is not None and workers.told(path.exists()):
+        curves = read_sensitivities(path, made_of, problem.sizes)
+    else:
+        curves = _sensitivities(problem)
+        if path is not None and workers.leads():
+            write_sensitivities(path, curves, made_of)
+    return sensitivity_ranks(curves, problem.sizes, problem.rule, problem.ratio)
+
+
+def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
     ids, method = problem.ids, problem.method
     few = max(1, min(JUDGING_WINDOWS, JUDGING_TOKENS // ids.shape[1]))
     judge = Judge(problem.model, layer_views(problem.model), ids[:few], batch_size=problem.batch_size)
@@ -197,9 +221,8 @@ def _by_sensitivity(problem: Problem) -> dict[Key, int]:
         for key in (key for key in problem.sizes if key[0] == view.index):
             name, part = key[1], view.linear(key[1])
             widths = {share: problem.rule(*problem.sizes[key], 1 - share) for share in KEPT_SHARES}
-            widest = solve(
-                method, name, part, statistics, width=max(widths.values()), options=problem.options
-            )
+            most = max(widths.values())
+            widest = solve(method, name, part, statistics, width=most, options=problem.options)
             assert isinstance(widest, Factored)
             curves[key] = {}
             for share, width in widths.items():
@@ -209,7 +232,7 @@ def _by_sensitivity(problem: Problem) -> dict[Key, int]:
             if problem.progress is not None:
                 problem.progress("sensitivity", len(curves), len(problem.sizes))
         judge.advance(view)
-    return sensitivity_ranks(curves, problem.sizes, problem.rule, problem.ratio)
+    return curves
 
 
 def leading(solution: Factored, width: int) -> Factored:

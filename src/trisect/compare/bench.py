@@ -19,6 +19,7 @@ from trisect.compare.measure import cell_receipt, dense_receipt
 from trisect.compare.recipe import Calibration, ModelEntry
 from trisect.compare.sources import calibration_tokens, evaluation_tokens, located
 from trisect.data import Tokens
+from trisect.methods import get_method
 from trisect.models import Loaded, fingerprint, load_model, shape_of
 from trisect.pipeline import compress
 from trisect.shapes import ModelShape
@@ -149,9 +150,12 @@ class Bench:
         return model
 
     def curves_path(self, cell: Cell) -> Path | None:
-        """Where a method's loss curves are kept: they are the same for every ratio and alignment."""
+        """Where a method's loss curves or sensitivities are kept: the same for every ratio and alignment."""
         config = cell.config
         if config is None or cell.calibration is None or allocation(config) == "uniform":
+            return None
+        method = get_method(config.method)
+        if method.linear and method.search != "sensitivity":
             return None
         made_of = [self.fingerprint, self.tokens(cell.calibration).hash, config.method, config.seed]
         return self.folder.cache / f"curves-{content_key(made_of)}.json"
