@@ -3,8 +3,8 @@
     .venv/bin/python experiments/a3plus_protocol.py SECTION [--device cuda] [--out DIR]
 
 Sections: uniform, balanced, scopes (who shares rotation frequencies), from-c4 (calibrated on another domain),
-tasks, tasks-c4. What each piece brings is the recipe experiments/recipes/pieces.yaml. On one H200 a row takes
-about half a minute; on a CPU, hours.
+tasks, tasks-mixed (calibrated on both domains). What each piece brings is the recipe
+experiments/recipes/pieces.yaml. On one H200 a row takes about half a minute; on a CPU, hours.
 
 Calibration: random windows of WikiText-2 valid (seed 0). Evaluation: first windows of WikiText-2 test and of
 texts of other domains. The model is dequantised from 4 bits. Every finished row is written at once, and rows
@@ -62,9 +62,12 @@ SECTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-SECTIONS["tasks-c4"] = SECTIONS["tasks"]
-TASKS = ("tasks", "tasks-c4")
+SECTIONS["tasks-mixed"] = SECTIONS["tasks"]
+TASKS = ("tasks", "tasks-mixed")
 """Sections whose rows answer questions as well."""
+WIKITEXT, C4 = DATA / "wikitext-2/valid.txt", DATA / "c4/c4_demo.jsonl"
+CALIBRATION = {"from-c4": C4, "tasks-mixed": f"{WIKITEXT}:0.5+{C4}:0.5"}
+"""Of sections that are not calibrated on WikiText-2 alone."""
 
 
 class Protocol:
@@ -77,18 +80,17 @@ class Protocol:
             out / "a3plus-curves.json",
         )
         self.loaded = load_model(MODEL, device=device)
-        source = "c4/c4_demo.jsonl" if section.endswith("-c4") else "wikitext-2/valid.txt"
-        self.tokens = self._tokens(source, 64, sampling="random")
-        self.texts = {name: self._tokens(file, n) for name, (file, n) in TEXTS.items()}
+        self.tokens = self._tokens(CALIBRATION.get(section, WIKITEXT), 64, sampling="random")
+        self.texts = {name: self._tokens(DATA / file, n) for name, (file, n) in TEXTS.items()}
         self.requests = device_tasks.read_requests(requests) if requests else None
         self.before = budget_of(shape_of(self.loaded.model))
         self.locks = Folder(path=ROOT / "runs" / "a3plus-protocol")
         self.locks.prepare()
         self.dense = {name: perplexity(self.loaded.model, ids).perplexity for name, ids in self.texts.items()}
 
-    def _tokens(self, file: str, samples: int, *, sampling: str = "first") -> Any:
+    def _tokens(self, source: str | Path, samples: int, *, sampling: str = "first") -> Any:
         cut = {"samples": samples, "length": 2048, "seed": 0, "sampling": sampling}
-        return load_tokens(str(DATA / file), self.loaded.tokenizer, **cut)
+        return load_tokens(str(source), self.loaded.tokenizer, **cut)
 
     def run(self, *, seconds: float) -> None:
         """Every row that is not there yet, as long as there is time to start one."""

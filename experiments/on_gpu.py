@@ -128,7 +128,7 @@ JOBS: dict[str, tuple[Job, ...]] = {
     "main-asvd": (recipe("main-smollm2", SMOLLM2, "asvd"),),
     "study": (recipe("calibration-study"),),
     "scopes": (section("scopes"),),
-    "tasks": (section("tasks"), section("tasks-c4")),
+    "tasks": (section("tasks"), section("tasks-mixed")),
     "quantise": (script("quantise_pareto.py", "smollm2"),),
     "finetune": (script("finetune_smollm2.py", "smollm2-37.5"),),
     "ablations": tuple(recipe(f"ablation-{part}") for part in ("qk", "ov", "mlp")),

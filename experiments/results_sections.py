@@ -103,7 +103,7 @@ ACCURACY = (
             body=partial(accuracy.tasks_table, f"tasks-smollm2-25{ending}"),
             short=partial(accuracy.tasks_short, f"tasks-smollm2-25{ending}"),
         )
-        for ending, text in {"": "WikiText-2", "-c4": "C4"}.items()
+        for ending, text in {"": "WikiText-2", "-mixed": "WikiText-2 and C4"}.items()
     ),
 )
 APPLICATIONS = (
