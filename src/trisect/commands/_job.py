@@ -28,6 +28,8 @@ class Job:
     evaluate: str
     eval_windows: int
     load_options: dict[str, Any]
+    usual_length: bool
+    """Nobody said how long windows are to be."""
     fresh: bool
     quiet: bool
 
@@ -77,10 +79,13 @@ def _outcome(job: Job, work: Path) -> "tuple[Loaded, Outcome]":
     import torch
 
     from trisect.commands._flow import compress_and_measure, load
+    from trisect.commands._lengths import of_usual_length
     from trisect.commands._screen import progress
 
     while True:
         loaded = load(job.model, **job.load_options)
+        if job.usual_length:
+            job = replace(job, config=of_usual_length(job.config, loaded.model))
         if job.config.portable:
             from trisect.export.targets import check_portable
 

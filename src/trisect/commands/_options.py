@@ -32,7 +32,10 @@ Samples = Annotated[
 ]
 Length = Annotated[
     int | None,
-    typer.Option(help="Tokens per calibration window. (default: 2048)", rich_help_panel=CALIBRATION),
+    typer.Option(
+        help="Tokens per calibration window. (default: 2048, or the model's context)",
+        rich_help_panel=CALIBRATION,
+    ),
 ]
 Sampling = Annotated[
     str | None,

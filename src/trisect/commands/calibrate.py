@@ -46,6 +46,7 @@ def run(
 ) -> None:
     """Run the calibration tokens through a model and save its moments."""
     from trisect.commands._flow import load
+    from trisect.commands._lengths import of_usual_length
     from trisect.commands._screen import progress, quoted, say_next, stdout
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.files import check_writable
@@ -68,6 +69,8 @@ def run(
     )
     check_writable(out)
     loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    if length is None:
+        config = of_usual_length(config, loaded.model)
     with progress(quiet=quiet) as report:
         info = calibrate(loaded.model, config, out, tokenizer=loaded.tokenizer, progress=report)
     stdout().print(f"Moments of {info.num_tokens:,} tokens saved to {out}", soft_wrap=True)

@@ -94,6 +94,7 @@ def run(
             evaluate=evaluate,
             eval_windows=eval_windows,
             load_options={**load_options, "stream": stream},
+            usual_length=length is None,
             fresh=fresh,
             quiet=quiet,
         ),

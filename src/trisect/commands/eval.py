@@ -34,7 +34,9 @@ def run(
             autocompletion=completed(data_names),
         ),
     ] = None,
-    length: Annotated[int, typer.Option(help="Tokens per window.")] = 2048,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens per window. (default: 2048, or the model's context)")
+    ] = None,
     windows: Annotated[int | None, typer.Option(help="Number of windows. (default: all)")] = None,
     sampling: Annotated[
         str,
@@ -83,6 +85,7 @@ def run(
 ) -> None:
     """Measure the perplexity of a model on a text, its scores on tasks, or both."""
     from trisect.commands._flow import load
+    from trisect.commands._lengths import USUAL, usual_length
     from trisect.commands._screen import keep_measurement, quoted, say_next
     from trisect.evaluate.positions import check_buckets
     from trisect.evaluate.tasks import check_request, parse_tasks
@@ -91,7 +94,7 @@ def run(
     if by_position is not None:
         if data is None and requests:
             raise TrisectError("--by-position is about a text, and tasks are not one: add --data builtin.")
-        check_buckets(by_position, length=length)
+        check_buckets(by_position, length=length or USUAL)
     if requests:
         check_request(limit=limit, task_source=task_source, batch_size=batch_size)
     elif limit is not None or shots is not None:
@@ -99,6 +102,7 @@ def run(
     loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     measured: dict[str, Any] = {"model": model}
     if data is not None or not requests:
+        length = length or usual_length(loaded.model)
         choice = {"samples": windows, "length": length, "sampling": sampling, "seed": seed}
         settings: dict[str, Any] = {"buckets": by_position, "batch_size": batch_size, "quiet": quiet}
         measured |= _perplexity(loaded, data or "builtin", choice, **settings)

@@ -55,7 +55,10 @@ def run(
             autocompletion=completed(data_names),
         ),
     ] = None,
-    length: Annotated[int, typer.Option(help="Tokens per window of that text.")] = 2048,
+    length: Annotated[
+        int | None,
+        typer.Option(help="Tokens per window. (default: 2048, or the model's context)"),
+    ] = None,
     windows: Annotated[int, typer.Option(help="Windows of that text.")] = 8,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
@@ -65,6 +68,7 @@ def run(
 ) -> None:
     """Hold a model's linear weights in fewer bits, and save it as a folder that loads as it is."""
     from trisect.commands._flow import load
+    from trisect.commands._lengths import usual_length
     from trisect.commands._screen import keep_measurement, quoted, say_next, say_saved
     from trisect.data import load_tokens
     from trisect.files import check_new_folder
@@ -85,6 +89,7 @@ def run(
     loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     tokens = None
     if data is not None:
+        length = length or usual_length(loaded.model)
         choice: dict[str, Any] = {"samples": windows, "length": length, "sampling": "first", "seed": 0}
         tokens = load_tokens(data, loaded.tokenizer, split="evaluation", **choice)
     measured = _carry_out(loaded, config, tokens=tokens, quiet=quiet)
