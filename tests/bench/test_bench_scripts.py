@@ -61,11 +61,13 @@ def test_the_cpu_script_writes_its_receipt(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(cpu, "subject_of_model", lambda name: wide)
     monkeypatch.setattr(cpu.torch, "set_num_threads", lambda number: None)
     path = tmp_path / "receipt.json"
-    assert cpu.main(path, length=16, new=4) == 0
+    assert cpu.main(path, length=16, new=4, rounds=3) == 0
     data = json.loads(path.read_text())
+    assert all(sorted(row["p50_of_rounds"])[1] == row["times"]["p50"] for row in data["rows"])
     kinds = [row["case"]["kind"] for row in data["rows"] if row["case"]["phase"] == "prefill"]
     assert kinds == ["dense", "owned", "trisect", "svd-llm"]
     assert all("against_dense" in row for row in data["rows"])
     assert any("On a CPU" in note for note in data["notes"])
+    monkeypatch.setattr(cpu, "run_sweep", lambda *given, **named: pytest.fail("measured again"))
     assert cpu.main(path, length=16, new=4) == 0
     assert json.loads(path.read_text()) == data
