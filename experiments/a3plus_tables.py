@@ -3,8 +3,6 @@
 from tables import Entry, found, read, table, targets, verdict
 
 WIKITEXT, C4 = "wikitext-2 test", "c4"
-EARLY = "0e991d87af0b"
-"""The commit of a3+ before it scaled the last norm."""
 
 
 def a3plus_rows() -> tuple[Entry, list[Entry]]:
@@ -83,13 +81,6 @@ def a3plus_short() -> list[str]:
         "so those columns are somewhat flattering; C4 and TinyStories were not used for choosing. One "
         "calibration seed."
     )
-    early = [name for name in ("uniform", "balanced", "scopes", "tasks") if _there(name) and _early(name)]
-    if early:
-        lines.append(
-            f"Measured with an earlier version of a3+, which did not scale the last norm: {', '.join(early)}."
-        )
-    if "balanced" in early:
-        lines.append("Balanced plans there use loss curves of a still earlier version, on a coarser grid.")
     return lines
 
 
@@ -153,7 +144,3 @@ def from_c4_table() -> str:
 
 def _there(section: str) -> bool:
     return bool(found(f"a3plus-{section}.json"))
-
-
-def _early(name: str) -> bool:
-    return bool(read(f"a3plus-{name}.json")["receipt"]["commit"].startswith(EARLY))
