@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trisect.calibrate.scores import QuerySampler
+from trisect.calibrate.states import in_main_memory
 from trisect.clock import stage
 from trisect.errors import TrisectError
 from trisect.models.view import LayerView
@@ -204,11 +205,6 @@ class Accumulator:
             self.sums = summed(self.sums)
             totals = summed({"counts": counts})["counts"].tolist()
         self.counts = dict(zip(sorted(self.sums), totals, strict=True))
-
-
-def in_main_memory(x: Tensor) -> Tensor:
-    """A copy there, in pages that stay: a GPU fetches from those many times as fast as from others."""
-    return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x)
 
 
 @contextmanager
