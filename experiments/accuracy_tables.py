@@ -71,14 +71,15 @@ def tasks_short(folder: str) -> list[str]:
         "answer the majority's way. Only LAMBADA and PIQA, where the dense model is well above chance, "
         "say much.",
     ]
-    if {"a3", "a3plus"} <= entries.keys():
-        ours, paper = entries["a3plus"], entries["a3"]
-        apart = ours["average"] - paper["average"]
-        error = (ours["average_stderr"] ** 2 + paper["average_stderr"] ** 2) ** 0.5
-        lines.append(
-            f"The average of a3+ is {100 * apart:+.1f} points from a3's, with a standard error of "
-            f"{100 * error:.1f} points for the difference."
-        )
+    for name, shown in (("a3plus", "a3+"), ("a3plusbalanced", "a3+ balanced")):
+        if {"a3", name} <= entries.keys():
+            ours, paper = entries[name], entries["a3"]
+            apart = ours["average"] - paper["average"]
+            error = (ours["average_stderr"] ** 2 + paper["average_stderr"] ** 2) ** 0.5
+            lines.append(
+                f"The average of {shown} is {100 * apart:+.1f} points from a3's, with a standard error of "
+                f"{100 * error:.1f} points for the difference, as if each had had questions of its own."
+            )
     return lines
 
 

@@ -121,6 +121,7 @@ def test_receipts_that_land_appear_with_their_tables_figures_and_verdicts(
     tables, sections = script("tables"), script("results_sections")
     rows = tables.read("bench-cpu-smollm2/rows.json")
     for row in rows["rows"]:
+        row["case"]["subject"] = tables.targets()["speed_setting"]["subject"]
         # At the limit and far from it, whatever was measured last.
         dense = next(r for r in rows["rows"] if r["case"]["phase"] == row["case"]["phase"])
         if row["case"]["kind"] == "trisect":
@@ -139,5 +140,7 @@ def test_receipts_that_land_appear_with_their_tables_figures_and_verdicts(
     assert "| prefill | kernel | 10.0 | 3,000 | 0.90 |" in said["rotary"]
     assert "asked: 0.97, met" in said["bench-h200"]
     assert "asked: 0.95, **missed**" in said["bench-h200"]
+    assert "trisect 0.25 takes 2.00 times as long as dense" in said["bench-h200"]
+    assert "beside the dense model in it they are at" in said["bench-h200"]
     assert "At 25.0%, a3+ uniform: 0.267 (asked: at most 0.25, **missed**)" in said["a3plus"]
     assert all("Commit `0123456789ab`" in said[name] for name in ("kills", "shapes", "growth"))

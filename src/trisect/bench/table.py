@@ -11,6 +11,7 @@ GIGA = 1e9
 Columns = Mapping[str, Callable[[Row], str]]
 
 NAMES: Columns = {
+    "shape": lambda row: row["case"]["subject"],
     "model": lambda row: _model(row["case"]),
     "widths": lambda row: row["case"]["widths"] + (" folded" if row["case"]["folded"] else ""),
     "run": lambda row: f"{_size(row['case'])} {_kernels(row['case'])}",
@@ -52,10 +53,12 @@ RUNTIME: Columns = {
 
 
 def cells(rows: Sequence[Row], phase: str, columns: Columns) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of one phase's rows, without those that failed and without empty columns."""
+    """Header and cells of one phase's rows that did not fail, without columns that say nothing."""
     chosen = [row for row in related(rows) if row["case"]["phase"] == phase and "error" not in row]
     made = {name: [column(row) for row in chosen] for name, column in columns.items()}
     filled = {name: values for name, values in made.items() if any(values)}
+    if len(set(filled.get("shape", ()))) == 1:
+        del filled["shape"]
     return list(filled), [list(line) for line in zip(*filled.values(), strict=True)]
 
 

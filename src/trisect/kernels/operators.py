@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 _kept: list[Any] = []
 """An operator is gone when nobody holds it."""
@@ -24,6 +25,16 @@ def beside_its_data(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(first, *others, **named)
 
     return guarded
+
+
+def unwatched(x: Tensor) -> bool:
+    """Whether a kernel may run without its operator, which takes the host longer than the launch itself.
+
+    Operators are for who looks on: compilers, autograd, and whoever traces or counts what is called.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    return type(x) is Tensor and not is_in_torch_dispatch_mode()
 
 
 def register(

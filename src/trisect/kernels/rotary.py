@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trisect.kernels.operators import register
+from trisect.kernels.operators import beside_its_data, register, unwatched
 from trisect.kernels.plain import Layout, head_angles, rate_angles, rotate_heads
 from trisect.kernels.switch import has_triton, wants_kernel
 
@@ -42,12 +42,14 @@ def rotate_qk(
     adjacent = layout == "adjacent"
     if not wants_kernel("rotary", q):
         return plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout)
+    arguments = (q, k, cos, sin, index, rates, positions, pairs, adjacent, False)
     if in_place and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
-        torch.ops.trisect.rotate_(q, k, cos, sin, index, rates, positions, pairs, adjacent, False)
+        if unwatched(q):
+            _turn_in_place(*arguments)
+        else:
+            torch.ops.trisect.rotate_(*arguments)
         return q, k
-    turned: tuple[Tensor, Tensor] = torch.ops.trisect.rotate(
-        q, k, cos, sin, index, rates, positions, pairs, adjacent, False
-    )
+    turned: tuple[Tensor, Tensor] = torch.ops.trisect.rotate(*arguments)
     return turned
 
 
@@ -109,6 +111,9 @@ def _rotate_in_place(
     inverse: bool,
 ) -> None:
     _turn((q, k), q, k, (cos, sin, index, rates, positions), pairs, adjacent, inverse)
+
+
+_turn_in_place = beside_its_data(_rotate_in_place)
 
 
 def _turn(

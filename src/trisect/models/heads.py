@@ -77,11 +77,10 @@ class FusedMaps:
         if torch.compiler.is_compiling():
             # Nothing replaces modules inside, and asking who they are would compile every layer anew.
             return True
-        same = all(
-            now is then and then.weight is row
-            for now, then, row in zip(modules, self.modules, self.weights, strict=True)
-        )
-        return same and self.weights[0].data_ptr() == self.weight.data_ptr()
+        for now, then, row in zip(modules, self.modules, self.weights, strict=True):
+            if now is not then or then.weight is not row:
+                return False
+        return self.weights[0].data_ptr() == self.weight.data_ptr()
 
 
 def fused_maps(modules: Sequence[nn.Module]) -> FusedMaps | None:
