@@ -45,7 +45,7 @@ TEXTS = {
     "tinystories": ("tinystories/tinystories.txt", 8),
 }
 EXACT: dict[str, Any] = {"align": None}
-BASELINES = ("svd-llm", "svd-llm-v2", "fwsvd", "svd")
+BASELINES = ("svd-llm", "svd-llm-v2", "asvd", "fwsvd", "svd")
 
 SECTIONS: dict[str, list[dict[str, Any]]] = {
     "uniform": [{"method": m, "ratio": r, **EXACT} for m in ("a3", "a3+") for r in RATIOS],
@@ -107,7 +107,8 @@ class Protocol:
     def measure(self, settings: dict[str, Any]) -> None:
         model, begun = copy.deepcopy(self.loaded.model), time.perf_counter()
         if settings["method"] != "dense":
-            compress(model, CompressConfig(**settings), tokens=self.tokens, curves=self.curves)
+            curves = self.curves if settings.get("allocate") == "balanced" else None
+            compress(model, CompressConfig(**settings), tokens=self.tokens, curves=curves)
         self.add(settings, model, seconds=time.perf_counter() - begun)
 
     @property

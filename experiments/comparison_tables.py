@@ -15,7 +15,7 @@ from trisect.compare.recipe import Recipe
 from trisect.compare.results import page
 
 RECIPES = ROOT / "experiments" / "recipes"
-ORDER = ("main-", "svd-llm-core", "kv-", "ablation-", "diagnostic", "calibration-", "pieces-", "tasks-")
+ORDER = ("main-", "why-", "svd-llm-core", "kv-", "ablation-", "diagnostic", "calibration-", "pieces")
 """Names of recipes as the page has them; others follow."""
 COMMON = "Perplexity, in brackets"
 """Begins what every page of a recipe says; here it is said once."""

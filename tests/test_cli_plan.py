@@ -103,7 +103,7 @@ def test_ranks_of_linear_maps_are_planned_from_the_configuration_alone(
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_bytes((model_folder / "config.json").read_bytes())
-    goal = ["--ratio", 0.5, "--method", method, "--align", 8]
+    goal = ["--ratio", 0.5, "--method", method, "--align", 8, "--allocate", "uniform"]
     assert run("plan", bare, *goal, "--json", tmp_path / "p.json") == 0
     printed = capsys.readouterr().out
     facts = read(tmp_path / "p.json")

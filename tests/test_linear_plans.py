@@ -44,7 +44,7 @@ def test_sizes_read_off_a_shape_are_those_of_the_maps(name: str) -> None:
         ("svd", {"ratio": 0.3}),
         ("svd-llm", {"ratio": 0.3, "align": 8, "layers": (1,), "parts": ("ov", "mlp")}),
         ("asvd", {"ratio": 0.4, "allocate": "uniform"}),
-        ("palu", {"kv_ratio": 0.5}),
+        ("palu", {"kv_ratio": 0.5, "allocate": "uniform"}),
         ("wanda-sparse", {"ratio": 0.3}),
         ("wanda-2:4", {"ratio": 0.5}),
     ],

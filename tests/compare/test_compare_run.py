@@ -116,7 +116,7 @@ def test_moments_are_collected_once_and_give_the_same_results(
 
 
 def test_methods_on_linear_maps_are_counted_as_they_are(bench: Path) -> None:
-    methods = ["svd-llm", "wanda-2:4", {"name": "palu", "parts": ["qk", "ov"]}]
+    methods = ["svd-llm", "wanda-2:4", {"name": "palu", "parts": ["qk", "ov"], "allocate": "uniform"}]
     write_recipe(bench, methods=methods, ratios=[0.5])
     folder = Folder(path=bench / "out")
     tally = run_recipe(load_recipe("small.yaml"), folder)
@@ -130,6 +130,14 @@ def test_methods_on_linear_maps_are_counted_as_they_are(bench: Path) -> None:
     # With rotary heads only values can be cached narrow: half of what was asked for.
     assert found["palu"]["of"] == "KV"
     assert found["palu"]["chosen"] == found["palu"]["kv_bytes_per_token"] == pytest.approx(0.25)
+
+
+def test_a_rank_search_of_some_maps_leaves_that_of_others_its_own_file(bench: Path) -> None:
+    write_recipe(bench, methods=[{"name": "asvd", "parts": [part]} for part in ("mlp", "ov")], ratios=[0.5])
+    folder = Folder(path=bench / "out")
+    tally = run_recipe(load_recipe("small.yaml"), folder)
+    assert not tally.failed
+    assert len(list(folder.cache.glob("curves-*.json"))) == 2
 
 
 def test_receipts_are_small_and_name_no_machine(laboratory: Path, first_run: tuple[Path, Tally]) -> None:

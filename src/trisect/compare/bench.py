@@ -158,4 +158,6 @@ class Bench:
         if method.linear and method.search != "sensitivity":
             return None
         made_of = [self.fingerprint, self.tokens(cell.calibration).hash, config.method, config.seed]
+        if method.linear:  # sensitivities are of the maps that are cut
+            made_of.append(config.parts)
         return self.folder.cache / f"curves-{content_key(made_of)}.json"

@@ -54,4 +54,5 @@ PALU = Method(
     groups=head_groups,
     cached=True,
     search="fisher",
+    allocate="search",
 )
