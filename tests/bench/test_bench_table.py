@@ -30,7 +30,7 @@ def row(seconds: float, flops: float, peak: float, weights: float, **case: Any) 
         "kv_bytes_per_token": 10,
         "flops": {"layers": int(flops), "total": int(flops)},
         "bytes": int(weights) + 1000,
-        "floor_seconds": flops / 1e15,
+        "floor_seconds": flops / 4e15,
     }
 
 
@@ -57,10 +57,10 @@ def test_a_table_has_speed_and_limit_beside_each_other() -> None:
         "limit": "1.333x",
         "of limit": "0.938",
         "over owned": "1.188x",
-        "of peak": "1.875",
+        "of peak": "0.469",
     }
     dense = dict(zip(header, lines[1], strict=True))
-    assert (dense["speed-up"], dense["of peak"]) == ("", "2.000")
+    assert (dense["speed-up"], dense["of peak"]) == ("", "0.500")
     eager = dict(zip(header, lines[0], strict=True))
     assert eager["run"] == "2 x 2048 eager"
     header, lines = cells(ROWS, "prefill", MEMORY)
@@ -105,6 +105,17 @@ def test_notes_say_which_numbers_mean_something() -> None:
     notes = " ".join(notes_for([cpu]))
     assert "extrapolated" in notes
     assert "peak memory is that of the whole process" in notes
+    fast = {**ROWS[3], "floor_seconds": 2 * ROWS[3]["times"]["p50"]}
+    (noise,) = notes_for([*ROWS, fast])[1:]
+    assert "Faster than this device can be, so noise: trisect 0.2 (prefill)." in noise
+
+
+def test_shapes_are_named_where_there_are_several() -> None:
+    other = row(0.1, 1e14, 1e9, 1e9, subject="llama-3.2-3b")
+    assert "shape" not in cells(ROWS, "prefill", SPEED)[0]
+    header, lines = cells([*ROWS, other], "prefill", SPEED)
+    assert header[0] == "shape"
+    assert [line[0] for line in lines] == [CASE["subject"]] * len(ROWS) + ["llama-3.2-3b"]
 
 
 def test_rows_compare_with_dense_rows_of_the_same_setting_only() -> None:

@@ -7,6 +7,8 @@ from trisect.bench.relate import related
 
 Row = Mapping[str, Any]
 GIGA = 1e9
+BEYOND = 1.2
+"""Share of the device's peak above which a row cannot be true; peaks themselves are measured, too."""
 
 Columns = Mapping[str, Callable[[Row], str]]
 
@@ -115,6 +117,13 @@ def notes_for(rows: Sequence[Row]) -> list[str]:
             "Rows marked * ran some of the layers; times, memory and tokens/s are extrapolated to all of "
             "them from that slice and from one layer."
         )
+    beyond = [row for row in rows if "error" not in row and _of_peak(row) > BEYOND]
+    if beyond:
+        names = ", ".join(dict.fromkeys(f"{_model(row['case'])} ({row['case']['phase']})" for row in beyond))
+        notes.append(
+            f"Faster than this device can be, so noise: {names}. Measure again on a quiet machine, with more "
+            "--layers if some were left out."
+        )
     if any("threads" in row["case"]["device"] for row in rows):
         notes += [
             "On a CPU, compare rows of one run: speed-ups and their limits mean something, absolute times "
@@ -123,6 +132,10 @@ def notes_for(rows: Sequence[Row]) -> list[str]:
             "graphs and no tensor cores.",
         ]
     return notes
+
+
+def _of_peak(row: Row) -> float:
+    return float(row["floor_seconds"] / row["times"]["p50"])
 
 
 def _relative(row: Row, first: Row) -> list[str]:
