@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trisect.kernels import rotate_qk, using
-from trisect.kernels.gate import LARGE, gated, plain_gated
+from trisect.kernels.gate import gated
 from trisect.kernels.operators import unwatched
 
 KINDS = ("index", "rates", "shared")
@@ -103,21 +103,6 @@ def test_a_compiled_model_calls_the_operator() -> None:
     with torch.no_grad():
         torch.compile(step, backend=keep, fullgraph=True)(torch.ones(2, 4))
     assert any("trisect.gated" in code for code in graphs)
-
-
-def test_the_gate_of_a_short_prompt_is_left_to_torch(
-    monkeypatch: pytest.MonkeyPatch, called: list[str]
-) -> None:
-    monkeypatch.setattr("trisect.kernels.gate.wants_kernel", lambda name, y: True)
-    short, token = torch.randn(1, 8, 12), torch.randn(4, 1, 12)
-    assert torch.equal(gated(short), plain_gated(short))
-    assert called == []
-    gated(token)
-    assert called == ["gated"]
-    monkeypatch.setattr("trisect.kernels.gate.LARGE", short.numel())
-    gated(short)
-    assert called == ["gated", "gated"]
-    assert short.numel() < LARGE
 
 
 @pytest.mark.gpu

@@ -8,16 +8,12 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from trisect.kernels.operators import beside_its_data, register, unwatched
-from trisect.kernels.switch import choice, has_triton, wants_kernel
-
-LARGE = 1 << 25
-"""Elements of a product from which the kernel saves a GPU more time than its launch takes a host. Single
-tokens go through it whatever their size: they are what CUDA graphs are made of, which launch for nothing."""
+from trisect.kernels.switch import has_triton, wants_kernel
 
 
 def gated(y: Tensor) -> Tensor:
     """silu(gate) * up of a product (..., 2 i) that holds [gate | up]: (..., i)."""
-    if not wants_kernel("gate", y) or not _pays(y):
+    if not wants_kernel("gate", y):
         return plain_gated(y)
     found: Tensor = _gated_here(y) if unwatched(y) else torch.ops.trisect.gated(y)
     return found
@@ -27,10 +23,6 @@ def plain_gated(y: Tensor) -> Tensor:
     """What the kernel does, in plain torch: as stock models have it, with their two roundings."""
     gate, up = y.chunk(2, dim=-1)
     return silu(gate) * up
-
-
-def _pays(y: Tensor) -> bool:
-    return choice("gate") == "kernel" or y.numel() >= LARGE or (y.ndim > 1 and y.shape[-2] == 1)
 
 
 def _gated(y: Tensor) -> Tensor:
