@@ -2,6 +2,8 @@
 
 from tables import Entry, found, read, table, targets, verdict
 
+from trisect.methods import get_method
+
 WIKITEXT, C4 = "wikitext-2 test", "c4"
 
 
@@ -32,7 +34,8 @@ def a3plus_table() -> str:
 def row_name(row: Entry) -> str:
     settings = row["settings"]
     scope = f", scope {settings['rope_scope']}" if "rope_scope" in settings else ""
-    return f"{settings['method']} {settings.get('allocate', 'uniform')}{scope}"
+    allocate = settings.get("allocate") or get_method(settings["method"]).allocate
+    return f"{settings['method']} {allocate}{scope}"
 
 
 def share_of_a3(row: Entry, text: str) -> float | None:
