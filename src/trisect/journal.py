@@ -144,10 +144,11 @@ class Journal(Ledger):
 
 
 @contextmanager
-def unfinished(out: Path, *, fresh: bool = False) -> Iterator[Path]:
+def unfinished(out: Path, *, fresh: bool = False, pieces: str = "layer-*") -> Iterator[Path]:
     """The folder of a run on `out`, for this run alone; it goes when the run ends well.
 
-    What an earlier run left that was killed while it wrote is removed, with `fresh` all that it left.
+    What an earlier run left that was killed while it wrote is removed, with `fresh` all that it left. A run
+    that fails leaves the folder only if there are `pieces` in it to go on with.
     """
     folder = out.parent / f"{out.name}{SUFFIX}"
     if not workers.leads():
@@ -163,7 +164,7 @@ def unfinished(out: Path, *, fresh: bool = False) -> Iterator[Path]:
         try:
             yield folder
         except BaseException:
-            if not any(folder.glob("layer-*")):
+            if not any(folder.glob(pieces)):
                 shutil.rmtree(folder)
             raise
         shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Greedy decoding with nothing rebuilt per token: a fixed cache, and one graph per stretch of its length.
+"""Decoding with nothing rebuilt per token: a fixed cache, and one graph per stretch of its length.
 
 b = batch, t = tokens of the prompt
 """
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trisect.decode.cache import LiveCache
+from trisect.decode.pick import Pick, likeliest
 from trisect.decode.prepare import prepare_for_inference
 from trisect.decode.regions import compile_layers
 from trisect.decode.rules import all_ended, filled_up, settled, switch_of
@@ -38,7 +39,8 @@ class Decoder:
     both replay a graph of the result; "auto" is "graphs" on a GPU and "eager" elsewhere.
 
     Our own attention kernel reads the live part of the cache only. Where torch's attention is used instead,
-    it looks at the cache in steps of `bucket` slots, with one graph for each.
+    it looks at the cache in steps of `bucket` slots, with one graph for each. `pick` makes tokens (b,) of
+    logits (b, v): the likeliest ones, or what `drawn` draws (trisect.decode.pick).
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Decoder:
         mode: Mode = "auto",
         bucket: int | None = None,
         prepare: bool = True,
+        pick: Pick = likeliest,
     ):
         if mode not in MODES:
             raise unknown_name("decoding mode", mode, MODES)
@@ -80,6 +83,7 @@ class Decoder:
         self._graphs: dict[tuple[int, bool], Any] = {}
         self._pool: Any = None
         self._call: Any = model
+        self._pick = pick
         self._compiled = False
 
     @property
@@ -141,8 +145,8 @@ class Decoder:
     ) -> Tensor:
         """Prompts and what follows, (b, t + new_tokens), fewer if every text has reached `eos_token_id`.
 
-        Greedy, as transformers' generate(do_sample=False): texts that ended early are filled up with
-        `pad_token_id`.
+        As transformers' generate(do_sample=False), unless `pick` draws: texts that ended early are filled up
+        with `pad_token_id`.
         """
         if ids.shape[1] + new_tokens > self.max_length + 1:
             raise TrisectError(
@@ -211,7 +215,7 @@ class Decoder:
         output = call(
             ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **extra
         )
-        return output.logits[:, -1].argmax(dim=-1)
+        return self._pick(output.logits[:, -1])
 
     def _advance(self) -> None:
         """One token for every text; all that changes from call to call is on the device."""
