@@ -252,6 +252,20 @@ MACHINES = (
         for bench, (title, command) in speed.BENCHES.items()
     ),
     Section(
+        name="short-prompts",
+        title="Speed: short prompts, models in turn",
+        what=(
+            "Prefills that take as long as the host takes to launch them. Its pace drifts within a run, so "
+            "all models are in memory and take turns; each lap has its own ratio to dense, and the median "
+            "of those counts."
+        ),
+        command="python benchmarks/short_prompts.py --device cuda --json "
+        "experiments/results/short-prompts.json",
+        entries=files(speed.SHORT_PROMPTS),
+        body=speed.short_prompts_table,
+        short=speed.short_prompts_short,
+    ),
+    Section(
         name="rotary",
         title="Speed: the rotary kernel",
         what=(

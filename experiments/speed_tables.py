@@ -1,4 +1,4 @@
-"""Speed of narrow models: rows of `trisect bench`, and of the rotary kernel."""
+"""Speed of narrow models: rows of `trisect bench`, of short prompts, and of the rotary kernel."""
 
 from typing import Any
 
@@ -15,6 +15,7 @@ BENCHES = {
 }
 """Folder of results -> its title and its command."""
 GAIN = "gain"
+SHORT_PROMPTS = "short-prompts.json"
 
 
 def rows_of(bench: str) -> list[Entry]:
@@ -108,6 +109,36 @@ def pictures(bench: str) -> dict[str, bytes]:
     """Gains over the dense model with their limits."""
     made = draw(rows_of(bench))
     return {f"{bench}-{name}": svg for name, svg in made.items() if name.startswith(GAIN)}
+
+
+def short_prompts_table() -> str:
+    """Until everything is done, until the host has launched it, and both ways to compare."""
+    header = ["prompt", "model", "p50 ms", "p50 ms until launched", "p50 / dense", "lap by lap / dense"]
+    header.append("p10 to p90 of laps")
+    lines = [
+        [_prompt(row), _model(row), f"{1000 * row['seconds']:.2f}", f"{1000 * row['launched_seconds']:.2f}"]
+        + [f"{row['against_dense']:.3f}", f"{row['paired']:.3f}"]
+        + [f"{row['paired_p10']:.3f} to {row['paired_p90']:.3f}"]
+        for row in read(SHORT_PROMPTS)["rows"]
+    ]
+    return table(header, lines)
+
+
+def short_prompts_short() -> list[str]:
+    """Where a narrow model, or our runtime, is slower than the stock model in the same laps."""
+    return [
+        f"{row['name']}, {_prompt(row)}: {_model(row)} takes {row['paired']:.3f} times as long as dense."
+        for row in read(SHORT_PROMPTS)["rows"]
+        if row["paired"] > 1
+    ]
+
+
+def _prompt(row: Entry) -> str:
+    return f"{row['batch']} x {row['length']}"
+
+
+def _model(row: Entry) -> str:
+    return f"{row['kind']} {row['asked']}".rstrip()
 
 
 def rotary_files() -> dict[str, Any]:
