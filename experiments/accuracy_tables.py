@@ -71,7 +71,7 @@ def tasks_short(folder: str) -> list[str]:
         "answer the majority's way. Only LAMBADA and PIQA, where the dense model is well above chance, "
         "say much.",
     ]
-    if folder.endswith("-mixed"):
+    if folder.endswith(("-mixed", "-own")):
         lines.append("The plan of a3+ balanced is from loss curves on WikiText-2 alone.")
     for name, shown in (("a3plus", "a3+"), ("a3plusbalanced", "a3+ balanced")):
         if {"a3", name} <= entries.keys():

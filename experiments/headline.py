@@ -2,30 +2,39 @@
 
 import a3plus_tables as a3plus
 import speed_tables as speed
-from tables import found, read, table
+from tables import Entry, found, read, table
 
 GPU = "bench-h200"
+RATIO = 0.25
+NAMES = {
+    "a3+ balanced": "a3+, `--allocate balanced`",
+    "a3+ uniform": "a3+",
+    "a3 uniform": "a3, the paper",
+    "svd-llm uniform": "svd-llm",
+}
+"""Rows of the README's table in their order -> what they are called there."""
+OWN_WORDS = "a3+, `--allocate balanced`, half own words"
 
 
 def accuracy_table() -> str:
     """For the README: one ratio, two texts, the paper's method and ours, and what the others do."""
     dense, rows = a3plus.a3plus_rows()
-    chosen = [row for row in rows if row["settings"]["ratio"] == 0.25]
-    order = {"a3+ balanced": 0, "a3+ uniform": 1, "a3 uniform": 2, "svd-llm uniform": 3}
-    shown = sorted(
-        (r for r in chosen if a3plus.row_name(r) in order), key=lambda r: order[a3plus.row_name(r)]
-    )
-    names = {
-        "a3+ balanced": "a3+, `--allocate balanced`",
-        "a3+ uniform": "a3+",
-        "a3 uniform": "a3, the paper",
-    }
-    lines = [["dense", "-", f"{dense[a3plus.WIKITEXT]:.1f}", f"{dense[a3plus.C4]:.1f}"]]
-    for row in shown:
-        name = a3plus.row_name(row)
-        values = [f"{row['perplexity'][text]:.1f}" for text in (a3plus.WIKITEXT, a3plus.C4)]
-        lines.append([names.get(name, name.removesuffix(" uniform")), f"{row['removed']:.1%}", *values])
+    known = {a3plus.row_name(row): row for row in rows if row["settings"]["ratio"] == RATIO}
+    lines = [["dense", "-", *_perplexities(dense)]]
+    for name, shown in NAMES.items():
+        if name in known:
+            lines.append([shown, f"{known[name]['removed']:.1%}", *_perplexities(known[name]["perplexity"])])
+    if found("a3plus-own-words.json"):
+        lines[1:1] = [
+            [OWN_WORDS, f"{row['removed']:.1%}", *_perplexities(row["perplexity"])]
+            for row in read("a3plus-own-words.json")["rows"]
+            if a3plus.row_name(row) == "a3+ balanced" and row["settings"]["ratio"] == RATIO
+        ]
     return table(["method", "removed", "perplexity, WikiText-2", "perplexity, C4"], lines)
+
+
+def _perplexities(measured: Entry) -> list[str]:
+    return [f"{measured[text]:.1f}" for text in (a3plus.WIKITEXT, a3plus.C4)]
 
 
 def machine_lines() -> str:

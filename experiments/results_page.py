@@ -16,6 +16,7 @@ from pathlib import Path
 import a3plus_tables
 import comparison_tables as comparisons
 import headline
+import own_words_tables
 import portable_tables
 import quantise_tables
 import tables
@@ -56,6 +57,7 @@ def blocks() -> tables.Blocks:
         "headline-machines": headline.machine_lines,
         "export": portable_tables.export_table,
         "scopes": a3plus_tables.scopes_table,
+        "own-words": own_words_tables.own_words_table,
         "finetune": finetune_block,
         **quantise_tables.TABLES,
     }

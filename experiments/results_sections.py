@@ -5,6 +5,7 @@ from functools import partial
 import a3plus_tables as a3plus
 import accuracy_tables as accuracy
 import machine_tables as machine
+import own_words_tables as own_words
 import portable_tables as portable
 import quantise_tables as quantise
 import results_figures as figures
@@ -13,6 +14,12 @@ from results_section import Section, files
 from tables import Entry, found
 
 PROTOCOL = "python experiments/a3plus_protocol.py"
+CALIBRATED = {
+    "": "WikiText-2",
+    "-mixed": "WikiText-2 and C4",
+    "-own": "WikiText-2 and the model's own words",
+}
+"""Ending of a section of tasks -> what its models were calibrated on."""
 
 
 def _tasks(folder: str, rows: str) -> list[Entry]:
@@ -77,6 +84,22 @@ ACCURACY = (
         body=a3plus.from_c4_table,
     ),
     Section(
+        name="own-words",
+        title="Calibrated on the model's own words",
+        what=(
+            "Increase in perplexity of SmolLM2-135M when half of the calibration windows, or all, are text "
+            "that the dense model has drawn from itself (`trisect sample`, docs/sample.md)."
+        ),
+        command=f"{PROTOCOL} own-words|own-words-alone --device cuda",
+        entries=lambda: [
+            entry
+            for name in ("a3plus-own-words.json", "a3plus-own-words-alone.json", "own-words.json")
+            for entry in files(name)()
+        ],
+        body=own_words.own_words_table,
+        short=own_words.own_words_short,
+    ),
+    Section(
         name="scopes",
         title="Who shares rotation frequencies",
         what=(
@@ -103,7 +126,7 @@ ACCURACY = (
             body=partial(accuracy.tasks_table, f"tasks-smollm2-25{ending}"),
             short=partial(accuracy.tasks_short, f"tasks-smollm2-25{ending}"),
         )
-        for ending, text in {"": "WikiText-2", "-mixed": "WikiText-2 and C4"}.items()
+        for ending, text in CALIBRATED.items()
     ),
 )
 APPLICATIONS = (

@@ -15,6 +15,10 @@ BENCHES = {
 }
 """Folder of results -> its title and its command."""
 GAIN = "gain"
+BESIDE_EACH_OTHER = (
+    "Models are measured one after the other here. Where a prompt is so short that the host's launches take "
+    "the time, the host's own pace decides, and it drifts; docs/bench.md names the script that takes turns."
+)
 SHORT_PROMPTS = "short-prompts.json"
 
 
@@ -60,7 +64,8 @@ def bench_short(bench: str) -> list[str]:
         chosen = [row for row in asked_rows(bench) if row["case"]["phase"] == phase]
         if chosen:
             lines.append(_share(bench, phase, chosen))
-    lines += _beaten(rows)
+    beaten = _beaten(rows)
+    lines += [*beaten, BESIDE_EACH_OTHER] if beaten else []
     failed = len(failures(rows))
     return [*lines, f"Rows that failed: {failed}."] if failed else lines
 

@@ -6,6 +6,7 @@ has something of everything it has learnt.
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -49,7 +50,7 @@ class OwnWords:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise TrisectError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-        if not is_number(self.temperature) or self.temperature <= 0:
+        if not is_number(self.temperature) or not 0 < self.temperature < math.inf:
             raise TrisectError(f"The temperature must be above 0, not {self.temperature!r}; try 1.")
 
 
@@ -134,21 +135,25 @@ class Writer:
         return -(-self.config.samples // self.batch)
 
     def write(self, number: int, told: Told | None = None) -> list[str]:
-        """The texts of one batch."""
+        """The texts of one batch, without what the tokenizer puts before them."""
+        ids = self.draw(number, told)[:, len(self.before) :]
+        return [self.tokenizer.decode(row, clean_up_tokenization_spaces=False) for row in ids.tolist()]
+
+    def draw(self, number: int, told: Told | None = None) -> Tensor:
+        """The tokens of one batch, (b, length)."""
         seed = random.Random(f"{self.config.seed}/{number}").getrandbits(63)
-        device, total = self.decoder.device, self.batches * self.batch * self.config.length
+        length, device = self.config.length, self.decoder.device
         opening = self._opening(seed)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             found = [opening.to(device), self.decoder.prefill(opening)[:, None]]
-            for length in range(opening.shape[1] + 1, self.config.length):
+            for done in range(opening.shape[1] + 1, length):
                 found.append(self.decoder.step()[:, None])
-                if told is not None and length % TELL_EVERY == 0:
-                    told(self.batch * (number * self.config.length + length), total)
+                if told is not None and done % TELL_EVERY == 0:
+                    told(self.batch * (number * length + done), self.batch * self.batches * length)
         if told is not None:
-            told((number + 1) * self.batch * self.config.length, total)
-        ids = torch.cat(found, dim=1)[:, len(self.before) :]  # (b, length - t)
-        return [self.tokenizer.decode(row, clean_up_tokenization_spaces=False) for row in ids.tolist()]
+            told(self.batch * (number + 1) * length, self.batch * self.batches * length)
+        return torch.cat(found, dim=1)
 
     def _opening(self, seed: int) -> Tensor:
         """What stands before every text, and one token at random, so that texts part from the first on."""

@@ -77,6 +77,7 @@ def write_results(folder: Path, *, bench_rows: dict[str, Any]) -> None:
     files: dict[str, Any] = {
         "a3plus-uniform.json": _rows(a3, {**a3, "method": "a3+"}),
         "a3plus-from-c4.json": _rows(a3, {**a3, "method": "a3+"}),
+        "a3plus-own-words.json": _rows(a3, {**a3, "method": "a3+"}),
         "kill-and-resume.json": kills,
         "scale-8b-a3.json": _shape("8b-a3", 50.0),
         "scale-8b-a3plus.json": _shape("8b-a3+", 500.0),

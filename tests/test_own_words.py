@@ -1,0 +1,195 @@
+"""A model's own words are drawn from the model, the same for the same seed, and survive a kill.
+
+References: softmax of stock transformers' logits; `generate(do_sample=False)`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+
+from command_line import run
+from narrow_models import narrow
+from tiny_models import CONFIGS, VOCAB, character_tokenizer, logits, save_tiny, tiny, tokens
+from trisect.decode import Decoder, drawn
+from trisect.errors import TrisectError
+from trisect.own_words import OwnWords, Writer, receipt_beside, write_own_words
+
+SMALL = OwnWords(samples=5, length=12, batch_size=2)
+
+
+def with_bos() -> Any:
+    """A tokenizer that puts a token before every text, as Llama's does."""
+    tokenizer = character_tokenizer(bos_token="~")
+    bos = tokenizer.convert_tokens_to_ids("~")
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single="~ $A", special_tokens=[("~", bos)])
+    return tokenizer
+
+
+def texts(path: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()]
+
+
+def write(out: Path, config: OwnWords = SMALL, **more: Any) -> bytes:
+    write_own_words(tiny("llama-gqa"), character_tokenizer(), config, out, **more)
+    return out.read_bytes()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_are_as_frequent_as_softmax_says(temperature: float) -> None:
+    row = torch.tensor([2.0, 0.5, -1.0, 0.0, 30.0])
+    torch.manual_seed(0)
+    found = drawn(temperature=temperature, vocabulary=4)(row.expand(40_000, -1))
+    frequencies = found.bincount(minlength=5) / len(found)
+    expected = (row[:4] / temperature).softmax(dim=-1)
+    # Five standard errors of the most uncertain share; and what is behind the vocabulary never comes.
+    assert (frequencies[:4] - expected).abs().max() < 5 * (0.25 / 40_000) ** 0.5
+    assert frequencies[4] == 0
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_cold_draws_are_greedy_in_every_family(name: str) -> None:
+    model, ids = narrow(name), tokens(2, 5)
+    settings: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, **settings)
+    decoder = Decoder(model, batch=2, max_length=12, pick=drawn(temperature=1e-5))
+    assert decoder.generate(ids, 6).equal(expected)
+
+
+def test_what_follows_an_opening_is_drawn_from_the_stock_models_softmax() -> None:
+    """Averaged over the random openings of many texts, token by token of the vocabulary."""
+    tokenizer = character_tokenizer()
+    writer = Writer(tiny("llama-gqa"), tokenizer, OwnWords(samples=6000, length=2, batch_size=6000))
+    ids, known = writer.draw(0), len(tokenizer)
+    stock = logits(tiny("llama-gqa"), ids[:, :1])[:, -1, :known].softmax(dim=-1)
+    frequencies = ids[:, 1].bincount(minlength=known) / len(ids)
+    # Draws are independent, so their variance is that of the softmax, averaged.
+    error = ((stock * (1 - stock)).mean(dim=0) / len(ids)).sqrt()
+    assert ((frequencies - stock.mean(dim=0)).abs() <= 5 * error).all()
+
+
+def test_texts_open_with_what_the_tokenizer_puts_there_and_an_ordinary_token() -> None:
+    tokenizer = with_bos()
+    writer = Writer(tiny("llama-gqa"), tokenizer, OwnWords(samples=200, length=4, batch_size=200))
+    opening = writer._opening(seed=1)
+    assert opening.shape == (200, 2)
+    assert (opening[:, 0] == tokenizer.bos_token_id).all()
+    special = {tokenizer.unk_token_id, tokenizer.bos_token_id}
+    assert not special & set(opening[:, 1].tolist())
+    assert len(opening[:, 1].unique()) > VOCAB // 2
+    assert all(not text.startswith("~") for text in writer.write(0))
+
+
+def test_the_same_seed_gives_the_same_bytes_and_leaves_torchs_own_alone(tmp_path: Path) -> None:
+    model = tiny("llama-gqa")
+    before = torch.get_rng_state()
+    write_own_words(model, character_tokenizer(), SMALL, tmp_path / "a.jsonl")
+    assert torch.get_rng_state().equal(before)
+    first = (tmp_path / "a.jsonl").read_bytes()
+    assert write(tmp_path / "b.jsonl") == first
+    assert write(tmp_path / "c.jsonl", OwnWords(samples=5, length=12, batch_size=2, seed=1)) != first
+    assert len(texts(tmp_path / "a.jsonl")) == SMALL.samples
+    receipt = json.loads(receipt_beside(tmp_path / "a.jsonl").read_text())
+    assert receipt["recipe"]["temperature"] == 1.0
+    assert receipt["token_hash"]
+
+
+def test_a_run_that_dies_goes_on_behind_its_last_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out, begun = write(tmp_path / "whole.jsonl"), tmp_path / "out.jsonl", []
+    written = Writer.write
+
+    def dies(writer: Writer, number: int, told: Any = None) -> list[str]:
+        begun.append(number)
+        if begun == [0, 1]:
+            raise KeyboardInterrupt
+        return written(writer, number, told)
+
+    monkeypatch.setattr(Writer, "write", dies)
+    with pytest.raises(KeyboardInterrupt):
+        write(out)
+    assert not out.exists()
+    assert not receipt_beside(out).exists()
+    assert write(out) == whole
+    assert begun == [0, 1, 1, 2]
+    assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl", "out.receipt.json"]
+
+
+def test_pieces_of_other_settings_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, out = Writer.write, tmp_path / "out.jsonl"
+
+    def dies(writer: Writer, number: int, told: Any = None) -> list[str]:
+        if number == 1:
+            raise RuntimeError
+        return written(writer, number, told)
+
+    monkeypatch.setattr(Writer, "write", dies)
+    with pytest.raises(RuntimeError):
+        write(out)
+    monkeypatch.setattr(Writer, "write", written)
+    other = OwnWords(samples=5, length=12, batch_size=2, seed=3)
+    assert write(out, other) == write(tmp_path / "alone.jsonl", other)
+
+
+def test_progress_ends_at_all_tokens(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    write(
+        tmp_path / "a.jsonl",
+        OwnWords(samples=4, length=40, batch_size=2),
+        told=lambda *now: told.append(now),
+    )
+    assert told[-1] == (160, 160)
+    assert told == sorted(told)
+    assert len(told) > 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"samples": 0}, "samples must be a whole number of at least 1"),
+        ({"batch_size": True}, "batch_size must be"),
+        ({"temperature": 0.0}, "above 0"),
+        ({"temperature": float("nan")}, "above 0"),
+        ({"length": 1}, "length must be"),
+    ],
+)
+def test_settings_that_make_no_text_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrisectError, match=message):
+        OwnWords(**settings)
+
+
+def test_what_cannot_be_written_is_said_before_anything_is(tmp_path: Path) -> None:
+    taken = tmp_path / "taken.jsonl"
+    taken.write_text("mine\n")
+    for out, message in ((taken, "is there already"), (tmp_path / "a.txt", r"try -o .*a\.jsonl")):
+        with pytest.raises(TrisectError, match=message):
+            write(out)
+    with pytest.raises(TrisectError, match="without a tokenizer"):
+        write_own_words(tiny("llama-gqa"), None, SMALL, tmp_path / "b.jsonl")
+    with pytest.raises(TrisectError, match="give --length"):
+        write(tmp_path / "c.jsonl", OwnWords(samples=1, length=10**6))
+    with pytest.raises(TrisectError, match="none of the model's own"):
+        write_own_words(tiny("llama-gqa"), with_bos(), OwnWords(length=2), tmp_path / "d.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.jsonl"]
+    assert taken.read_text() == "mine\n"
+
+
+def test_a_user_samples_and_calibrates_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, own, small = save_tiny(tmp_path / "model"), tmp_path / "own.jsonl", tmp_path / "small"
+    assert run("sample", model, "-o", own, "--samples", 4, "--length", 64) == 0
+    shown = capsys.readouterr().out
+    assert "4 texts, 256 tokens" in shown
+    assert f"--calibration {own}" in shown
+    text = tmp_path / "text.txt"
+    text.write_text("some text of another kind " * 40)
+    mixed = f"{text}:0.5+{own}:0.5"
+    cut = ["--ratio", 0.25, "--align", "none", "--samples", 4, "--length", 32, "--calibration", mixed]
+    assert run("compress", model, "-o", small, *cut) == 0
+    receipt = json.loads((small / "receipt.json").read_text())
+    assert receipt["recipe"]["calibration"]["source"] == mixed
+    assert run("sample", model, "-o", own) == 2
+    assert "is there already" in capsys.readouterr().err
