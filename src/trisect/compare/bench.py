@@ -17,7 +17,8 @@ from trisect.compare.count import Count, count
 from trisect.compare.folder import Folder
 from trisect.compare.measure import cell_receipt, dense_receipt
 from trisect.compare.recipe import Calibration, ModelEntry
-from trisect.compare.sources import calibration_tokens, evaluation_tokens, located
+from trisect.compare.sources import calibration_tokens, evaluation_tokens
+from trisect.compare.texts import located
 from trisect.data import Tokens
 from trisect.methods import get_method
 from trisect.models import Loaded, fingerprint, load_model, shape_of

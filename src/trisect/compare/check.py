@@ -7,7 +7,8 @@ from trisect.compare.cells import Cell, allocation, cells_of
 from trisect.compare.count import chosen_weights
 from trisect.compare.folder import Folder
 from trisect.compare.recipe import ModelEntry, Recipe
-from trisect.compare.sources import located, missing_sources
+from trisect.compare.sources import missing_sources
+from trisect.compare.texts import located
 from trisect.data import REGISTRY_MODELS
 from trisect.data.hub import hub_answers
 from trisect.data.registry import cache_folder

@@ -1,15 +1,22 @@
 """From YAML to a Recipe: every key is known or refused by name, every value is checked before any work."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from trisect.compare.entries import (
+    at_place,
+    check_keys,
+    check_unique,
+    count_of,
+    flag_of,
+    items_of,
+    text_of,
+)
 from trisect.compare.recipe import (
     FIGURES,
     Calibration,
-    DerivedText,
     Drawing,
     Evaluation,
     MethodEntry,
@@ -17,6 +24,7 @@ from trisect.compare.recipe import (
     Recipe,
     Tasks,
 )
+from trisect.compare.texts import read_text
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods import get_method
@@ -51,27 +59,27 @@ REQUIRED = ("name", "models", "methods", "ratios")
 def load_recipe(path: str | Path) -> Recipe:
     """Read and check a recipe."""
     data = read_mapping(path)
-    with _at(str(path)):
+    with at_place(str(path)):
         return recipe_from(data)
 
 
 def recipe_from(data: Mapping[str, Any]) -> Recipe:
     """A recipe from its mapping."""
-    _known(data, RECIPE_KEYS, required=REQUIRED)
-    name = _text(data, "name")
+    check_keys(data, RECIPE_KEYS, required=REQUIRED)
+    name = text_of(data, "name")
     if Path(name).name != name or name.startswith("."):
         raise TrisectError(f"name: {name!r} is to be a folder's name; leave slashes and leading dots out.")
     models = _models(data)
     recipe = Recipe(
         name=name,
-        title=_text(data, "title", name),
-        note=_text(data, "note", ""),
+        title=text_of(data, "title", name),
+        note=text_of(data, "note", ""),
         models=models,
         methods=_methods(data, models),
         tasks=_tasks(data.get("tasks")),
-        kv=_flag(data, "kv"),
-        figures=tuple(_drawing(entry, at, models) for at, entry in _items(data, "figures", ())),
-        texts=tuple(_derived(entry, at) for at, entry in _items(data, "texts", ())),
+        kv=flag_of(data, "kv"),
+        figures=tuple(_drawing(entry, at, models) for at, entry in items_of(data, "figures", ())),
+        texts=tuple(read_text(entry, at) for at, entry in items_of(data, "texts", ())),
     )
     _check_labels(recipe)
     return recipe
@@ -79,23 +87,23 @@ def recipe_from(data: Mapping[str, Any]) -> Recipe:
 
 def _models(data: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
     entries = []
-    for at, entry in _items(data, "models"):
+    for at, entry in items_of(data, "models"):
         entry = {"source": entry, "name": entry} if isinstance(entry, str) else entry
-        with _at(at):
+        with at_place(at):
             keys = ("name", "source", "dtype", "note", "calibration", "evaluation")
-            _known(entry, keys, required=("source",))
+            check_keys(entry, keys, required=("source",))
             own = {key: entry.get(key, data.get(key)) for key in ("calibration", "evaluation")}
             entries.append(
                 ModelEntry(
-                    name=_text(entry, "name", entry["source"]),
-                    source=_text(entry, "source"),
-                    dtype=_text(entry, "dtype", "") or None,
-                    note=_text(entry, "note", ""),
+                    name=text_of(entry, "name", entry["source"]),
+                    source=text_of(entry, "source"),
+                    dtype=text_of(entry, "dtype", "") or None,
+                    note=text_of(entry, "note", ""),
                     calibrations=_calibrations(own["calibration"]),
                     evaluations=_evaluations(own["evaluation"]),
                 )
             )
-    _unique([entry.name for entry in entries], "models", "name")
+    check_unique([entry.name for entry in entries], "models", "name")
     return tuple(entries)
 
 
@@ -107,28 +115,28 @@ def _calibrations(data: Any) -> tuple[Calibration, ...]:
     several = isinstance(data, list)
     sets = []
     for number, entry in enumerate(data if several else [data]):
-        with _at(f"calibration[{number}]" if several else "calibration"):
-            _known(entry, ("name", *known), required=("name",) if several else ("source",))
+        with at_place(f"calibration[{number}]" if several else "calibration"):
+            check_keys(entry, ("name", *known), required=("name",) if several else ("source",))
             config = CalibrationConfig.from_dict({key: entry[key] for key in entry if key != "name"})
-            sets.append(Calibration(name=_text(entry, "name", config.source), config=config))
-    _unique([entry.name for entry in sets], "calibration", "name")
+            sets.append(Calibration(name=text_of(entry, "name", config.source), config=config))
+    check_unique([entry.name for entry in sets], "calibration", "name")
     return tuple(sets)
 
 
 def _evaluations(data: Any) -> tuple[Evaluation, ...]:
     texts = []
-    for at, entry in _items({"evaluation": data}, "evaluation"):
-        with _at(at):
-            _known(entry, ("name", "data", "length", "windows"), required=("data",))
+    for at, entry in items_of({"evaluation": data}, "evaluation"):
+        with at_place(at):
+            check_keys(entry, ("name", "data", "length", "windows"), required=("data",))
             texts.append(
                 Evaluation(
-                    name=_text(entry, "name", entry["data"]),
-                    data=_text(entry, "data"),
-                    length=_count(entry, "length", 2048, minimum=2),
-                    windows=_count(entry, "windows", None, minimum=1),
+                    name=text_of(entry, "name", entry["data"]),
+                    data=text_of(entry, "data"),
+                    length=count_of(entry, "length", 2048, minimum=2),
+                    windows=count_of(entry, "windows", None, minimum=1),
                 )
             )
-    _unique([entry.name for entry in texts], "evaluation", "name")
+    check_unique([entry.name for entry in texts], "evaluation", "name")
     return tuple(texts)
 
 
@@ -136,13 +144,13 @@ def _methods(data: Mapping[str, Any], models: Sequence[ModelEntry]) -> tuple[Met
     defaults = {key: data[key] for key in SETTINGS if key in data}
     ratios = _ratios(data["ratios"])
     methods = []
-    for at, entry in _items(data, "methods"):
+    for at, entry in items_of(data, "methods"):
         entry = {"name": entry} if isinstance(entry, str) else entry
-        with _at(at):
-            _known(entry, ("name", "label", "ratios", "models", *SETTINGS), required=("name",))
+        with at_place(at):
+            check_keys(entry, ("name", "label", "ratios", "models", *SETTINGS), required=("name",))
             method = MethodEntry(
-                name=_text(entry, "name"),
-                label=_text(entry, "label", _default_label(entry)),
+                name=text_of(entry, "name"),
+                label=text_of(entry, "label", _default_label(entry)),
                 settings={**defaults, **{key: entry[key] for key in SETTINGS if key in entry}},
                 ratios=_ratios(entry["ratios"]) if "ratios" in entry else ratios,
                 models=_model_names(entry.get("models"), models),
@@ -193,14 +201,14 @@ def _model_names(names: Any, models: Sequence[ModelEntry]) -> tuple[str, ...]:
 def _check_labels(recipe: Recipe) -> None:
     for model in recipe.models:
         labels = [method.label for method in recipe.methods if model.name in method.models]
-        _unique(labels, "methods", "label")
+        check_unique(labels, "methods", "label")
 
 
 def _ratios(data: Any) -> tuple[float, ...]:
     values = data if isinstance(data, list) else [data]
     if not values or not all(map(is_number, values)):
         raise TrisectError(f"ratios must be a list such as [0.1, 0.2], not {data!r}.")
-    _unique([f"{value:g}" for value in values], "ratios", "value")
+    check_unique([f"{value:g}" for value in values], "ratios", "value")
     return tuple(float(value) for value in values)
 
 
@@ -209,19 +217,21 @@ def _tasks(data: Any) -> Tasks | None:
         return None
     from trisect.evaluate.tasks import parse_tasks
 
-    with _at("tasks"):
+    with at_place("tasks"):
         data = {"names": data} if isinstance(data, str | list) else data
-        _known(data, ("names", "limit", "shots"), required=("names",))
-        names = ",".join(map(str, data["names"])) if isinstance(data["names"], list) else _text(data, "names")
-        limit, shots = _count(data, "limit", None, minimum=1), _count(data, "shots", None, minimum=0)
+        check_keys(data, ("names", "limit", "shots"), required=("names",))
+        names = (
+            ",".join(map(str, data["names"])) if isinstance(data["names"], list) else text_of(data, "names")
+        )
+        limit, shots = count_of(data, "limit", None, minimum=1), count_of(data, "shots", None, minimum=0)
         parse_tasks(names, shots=shots)
         return Tasks(names=names, limit=limit, shots=shots)
 
 
 def _drawing(data: Any, at: str, models: Sequence[ModelEntry]) -> Drawing:
     data = {"kind": data} if isinstance(data, str) else data
-    with _at(at):
-        _known(data, tuple(entry.name for entry in fields(Drawing)), required=("kind",))
+    with at_place(at):
+        check_keys(data, tuple(entry.name for entry in fields(Drawing)), required=("kind",))
         if data["kind"] not in FIGURES:
             raise unknown_name("kind of figure", str(data["kind"]), FIGURES)
         known = [text.name for model in models for text in model.evaluations]
@@ -230,71 +240,3 @@ def _drawing(data: Any, at: str, models: Sequence[ModelEntry]) -> Drawing:
         given = {key: data[key] for key in ("ratio", "parts") if data.get(key) is not None}
         parts = CompressConfig.from_dict({"ratio": 0.5, "parts": list(Drawing.parts), **given}).parts
         return Drawing(**{**data, "parts": parts})
-
-
-def _derived(data: Any, at: str) -> DerivedText:
-    with _at(at):
-        _known(data, ("file", "from", "split", "every", "start"), required=("file", "from", "split"))
-        return DerivedText(
-            file=_text(data, "file"),
-            source=_text(data, "from"),
-            split=_text(data, "split"),
-            every=_count(data, "every", 1, minimum=1) or 1,
-            start=_count(data, "start", 0, minimum=0) or 0,
-        )
-
-
-@contextmanager
-def _at(where: str) -> Iterator[None]:
-    """Say where in the recipe an error is."""
-    try:
-        yield
-    except TrisectError as error:
-        raise TrisectError(f"{where}: {error}") from error
-
-
-def _known(data: Any, known: Sequence[str], *, required: Sequence[str] = ()) -> None:
-    if not isinstance(data, Mapping):
-        raise TrisectError(f"a mapping with some of {', '.join(known)} is needed here, not {data!r}.")
-    for key in data:
-        if key not in known:
-            raise unknown_name("key", str(key), known)
-    for key in required:
-        if data.get(key) is None:
-            raise TrisectError(f"the key {key} is missing; docs/comparison.md describes all of them.")
-
-
-def _items(data: Mapping[str, Any], key: str, default: Any = None) -> list[tuple[str, Any]]:
-    """The entries of a list, each with its place."""
-    found = data.get(key, default)
-    if not isinstance(found, list | tuple) or (default is None and not found):
-        raise TrisectError(f"{key} must be a list with at least one entry, not {found!r}.")
-    return [(f"{key}[{number}]", entry) for number, entry in enumerate(found)]
-
-
-def _text(data: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    value = data.get(key, default)
-    if not isinstance(value, str) or (not value and default is None):
-        raise TrisectError(f"{key} must be text, not {value!r}.")
-    return " ".join(value.split()) if key in ("title", "note") else value
-
-
-def _count(data: Mapping[str, Any], key: str, default: Any, *, minimum: int) -> Any:
-    value = data.get(key, default)
-    if value is None and default is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise TrisectError(f"{key} must be a whole number of at least {minimum}, not {value!r}.")
-    return value
-
-
-def _flag(data: Mapping[str, Any], key: str) -> bool:
-    value = data.get(key, False)
-    if not isinstance(value, bool):
-        raise TrisectError(f"{key} must be true or false, not {value!r}.")
-    return value
-
-
-def _unique(values: Sequence[str], key: str, what: str) -> None:
-    for twice in (value for value in values if values.count(value) > 1):
-        raise TrisectError(f"{key}: two entries have the {what} {twice!r}; give each its own {what}.")

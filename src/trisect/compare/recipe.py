@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from trisect.compare.texts import DerivedText, WrittenText
 from trisect.config import CalibrationConfig, CompressConfig
-from trisect.errors import TrisectError
 
 FIGURES = ("ratio", "bars", "diagnostic")
 
@@ -86,24 +85,6 @@ class Drawing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DerivedText:
-    """A file made before the run from a part of another, so that two sets of tokens never share a story."""
-
-    file: str
-    source: str
-    split: str
-    """What stands between the documents of the source."""
-    every: int = 1
-    start: int = 0
-    """Documents start, start + every, ... are taken."""
-
-    def __post_init__(self) -> None:
-        path = Path(self.file)
-        if path.is_absolute() or ".." in path.parts or path.suffix != ".txt":
-            raise TrisectError(f"{self.file!r} would be written: name a .txt file below the current folder.")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything that a comparison runs and shows."""
 
@@ -116,4 +97,4 @@ class Recipe:
     kv: bool = False
     """Show KV bytes per token."""
     figures: tuple[Drawing, ...] = ()
-    texts: tuple[DerivedText, ...] = ()
+    texts: tuple[DerivedText | WrittenText, ...] = ()

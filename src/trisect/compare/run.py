@@ -12,7 +12,7 @@ from trisect.compare.bench import Bench
 from trisect.compare.cells import Cell, cells_of
 from trisect.compare.folder import Folder
 from trisect.compare.recipe import ModelEntry, Recipe
-from trisect.compare.sources import make_texts
+from trisect.compare.texts import make_texts
 from trisect.errors import TrisectError, unknown_name
 from trisect.receipt import package_commit, package_version
 
@@ -52,7 +52,7 @@ def run_recipe(
         missing = [cell for cell in missing if not folder.error_path(cell.key).exists()]
     tally.done = len(wanted) - len(missing)
     if missing:
-        make_texts(recipe)
+        make_texts(recipe.texts, device=device, progress=progress)
     for model in recipe.models:
         mine = [cell for cell in missing if cell.model == model]
         if mine:
