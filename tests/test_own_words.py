@@ -110,7 +110,7 @@ def test_a_run_that_dies_goes_on_behind_its_last_batch(
         return written(writer, number, told)
 
     monkeypatch.setattr(Writer, "write", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="1 of 3 batches are kept"):
         write(out)
     assert not out.exists()
     assert not receipt_beside(out).exists()
@@ -133,6 +133,18 @@ def test_pieces_of_other_settings_are_not_taken(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Writer, "write", written)
     other = OwnWords(samples=5, length=12, batch_size=2, seed=3)
     assert write(out, other) == write(tmp_path / "alone.jsonl", other)
+
+
+def test_a_device_that_is_too_small_is_told_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(writer: Writer) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Decoder, "step", full)
+    with pytest.raises(TrisectError, match="smaller --batch-size than 2"):
+        write(tmp_path / "a.jsonl")
+    assert not list(tmp_path.iterdir())
 
 
 def test_progress_ends_at_all_tokens(tmp_path: Path) -> None:

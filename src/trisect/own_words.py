@@ -9,6 +9,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,25 @@ def _pieces(writer: "Writer", folder: Path, key: str, told: Told | None) -> Iter
     for number in range(writer.batches):
         path = folder / f"texts-{key}-{number:05d}.jsonl"
         if not path.exists():
-            texts = writer.write(number, told)
+            with _explained(number, writer):
+                texts = writer.write(number, told)
             atomic_write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
         yield path.read_text(encoding="utf-8")
+
+
+@contextmanager
+def _explained(done: int, writer: "Writer") -> Iterator[None]:
+    """Say what is kept of a run that was interrupted, and what to change where memory is short."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        kept = f"{done} of {writer.batches} batches are kept, and the same command goes on with them."
+        raise KeyboardInterrupt(kept if done else "") from error
+    except torch.OutOfMemoryError as error:
+        raise TrisectError(
+            f"{writer.batch} texts of {writer.config.length} tokens at once do not fit into the memory of "
+            f"{writer.decoder.device}; give a smaller --batch-size than {writer.batch}, or --dtype bfloat16."
+        ) from error
 
 
 class Writer:
