@@ -40,16 +40,21 @@ def own_words_table() -> str:
     return table(["calibrated on", "method", "removed", *rows[0][2]], lines)
 
 
+def featured(name: str) -> dict[str, dict[str, float]]:
+    """Of a method and allocation at the featured ratio: calibrated on -> text -> increase in perplexity."""
+    return {
+        calibrated: rises_of(row, dense)
+        for calibrated, row, dense in own_words_rows()
+        if row["settings"]["ratio"] == FEATURED and row_name(row) == name
+    }
+
+
 def own_words_short() -> list[str]:
     """What half own words do to a3+, text by text; and where text of one's own was chosen from."""
-    mine = {
-        (calibrated, row_name(row)): rises_of(row, dense)
-        for calibrated, row, dense in own_words_rows()
-        if row["settings"]["ratio"] == FEATURED
-    }
     lines = []
     for name in ("a3+ uniform", "a3+ balanced"):
-        before, after = mine.get(("WikiText-2", name)), mine.get((CALIBRATED["own-words"], name))
+        mine = featured(name)
+        before, after = mine.get(CALIBRATED["uniform"]), mine.get(CALIBRATED["own-words"])
         if before and after:
             shares = {text: after[text] / before[text] for text in before}
             told = ", ".join(f"{share:.2f} on {text}" for text, share in shares.items() if text != WIKITEXT)

@@ -5,6 +5,7 @@ from typing import Any
 
 import a3plus_tables as a3plus
 import machine_tables as machine
+import own_words_tables as own_words
 from tables import read
 
 from trisect.compare.figures import MARKERS
@@ -33,6 +34,27 @@ def _increase(text: str) -> bytes:
     axes.set_ylabel("increase in perplexity")
     axes.set_title(f"SmolLM2-135M, {text}")
     axes.legend(frameon=False)
+    return as_svg(figure)
+
+
+def own_words_pictures() -> dict[str, bytes]:
+    """What each way of calibrating costs a3+ on each text, a figure per allocation."""
+    names = ("a3+ uniform", "a3+ balanced")
+    return {file_name("own-words", name): _calibrated(name) for name in names if own_words.featured(name)}
+
+
+def _calibrated(name: str) -> bytes:
+    bars = own_words.featured(name)
+    texts = list(next(iter(bars.values())))
+    width = 0.8 / len(bars)
+    figure, axes = one_plot()
+    for at, (calibrated, rises) in enumerate(bars.items()):
+        places = [place + (at - (len(bars) - 1) / 2) * width for place in range(len(texts))]
+        axes.bar(places, [rises[text] for text in texts], width, label=calibrated)
+    axes.set_xticks(range(len(texts)), texts)
+    axes.set_ylabel("increase in perplexity")
+    axes.set_title(f"SmolLM2-135M, {name}, {own_words.FEATURED:.0%} removed")
+    axes.legend(frameon=False, title="calibrated on")
     return as_svg(figure)
 
 

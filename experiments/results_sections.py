@@ -98,6 +98,7 @@ ACCURACY = (
         ],
         body=own_words.own_words_table,
         short=own_words.own_words_short,
+        pictures=figures.own_words_pictures,
     ),
     Section(
         name="scopes",
