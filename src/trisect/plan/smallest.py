@@ -135,5 +135,13 @@ def _best(trials: list[Trial]) -> Trial:
     raise TrisectError(
         f"None of {len(trials)} plans stays within the bound: the mildest removes {mildest.plan.ratio:.1%} "
         f"of the decoder's weights and multiplies perplexity by {math.exp(mildest.rise):.4g}; "
-        "allow more with --max-ppl-increase, or try --allocate balanced or --method a3+."
+        f"allow more with --max-ppl-increase, or try {_milder(mildest.plan)}."
     )
+
+
+def _milder(plan: Plan) -> str:
+    """What would let a plan remove less, or lose less by what it removes, and is not so already."""
+    finer = {32: "--align 16", 16: "--align 8"}.get(plan.align or 0, "--align none")
+    better = ["--method a3+"] if plan.method != "a3+" else []
+    found = [*([finer] if plan.align is not None else []), *better, "--allocate balanced where it is not set"]
+    return ", ".join(found[:-1]) + f" or {found[-1]}" if len(found) > 1 else found[0]
