@@ -20,7 +20,7 @@ from torch import Tensor
 from trisect.clock import stage, timing
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
-from trisect.evaluate.likelihood import CONTEXT_NAMES
+from trisect.evaluate.likelihood import stated_contexts
 from trisect.files import atomic_write_text, check_writable, write_json
 from trisect.journal import unfinished
 from trisect.models.fingerprint import fingerprint
@@ -180,9 +180,10 @@ class Writer:
 
 
 def _check_length(model: Any, length: int, *, opening: int) -> None:
-    config = model.config.get_text_config()
-    known = [value for name in CONTEXT_NAMES if isinstance(value := getattr(config, name, None), int)]
+    known = stated_contexts(model)
     if known and length > min(known):
-        raise TrisectError(f"The model reads {min(known)} tokens, and a text has {length}; give --length.")
+        raise TrisectError(
+            f"The model reads {min(known)} tokens, and a text has {length}; give --length {min(known)}."
+        )
     if length <= opening:
         raise TrisectError(f"A text of {length} tokens has none of the model's own; give --length 2048.")

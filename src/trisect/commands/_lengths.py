@@ -11,11 +11,9 @@ USUAL = 2048
 
 def usual_length(model: Any) -> int:
     """2048 tokens, or the model's context where that is shorter."""
-    from trisect.evaluate.likelihood import CONTEXT_NAMES
+    from trisect.evaluate.likelihood import stated_contexts
 
-    config = model.config.get_text_config()
-    known = [getattr(config, name, None) for name in CONTEXT_NAMES]
-    return min([USUAL, *(length for length in known if isinstance(length, int) and length > 1)])
+    return min([USUAL, *stated_contexts(model)])
 
 
 def of_usual_length(config: "CompressConfig", model: Any) -> "CompressConfig":

@@ -15,12 +15,14 @@ def likeliest(logits: Tensor) -> Tensor:
 
 
 def drawn(*, temperature: float = 1.0, vocabulary: int | None = None) -> Pick:
-    """Draw from softmax(logits / temperature) over the first `vocabulary` tokens, with torch's own seed."""
+    """Draw from softmax(logits / temperature) over the first `vocabulary` tokens.            [math.md W-1]
+
+    Random numbers are those of torch's own generator.
+    """
 
     def draw(logits: Tensor) -> Tensor:
         shares = (logits[:, :vocabulary].float() / temperature).softmax(dim=-1)
-        # Whoever waits shortest, at rates that are the shares, is a draw from the shares. torch.multinomial
-        # would look at them on the host first.
+        # Not torch.multinomial: it looks at the shares on the host first.
         waits = torch.empty_like(shares).exponential_().clamp_(min=torch.finfo(shares.dtype).tiny)
         return (shares / waits).argmax(dim=-1)
 

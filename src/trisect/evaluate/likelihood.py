@@ -58,6 +58,13 @@ def answer(
     return [answers[index] for index in range(len(requests))]
 
 
+def stated_contexts(model: Any) -> list[int]:
+    """Every number of tokens that the config names as what the model reads at once."""
+    config = model.config.get_text_config()
+    named = [getattr(config, name, None) for name in CONTEXT_NAMES]
+    return [length for length in named if isinstance(length, int) and length > 1]
+
+
 def context_length(model: Any) -> int:
     """The most tokens that the config lets the model read, as lm-eval finds it."""
     config = getattr(model.config, "text_config", None) or model.config
