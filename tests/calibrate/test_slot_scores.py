@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trisect.calibrate import scores
-from trisect.calibrate.scores import KeyCovariances, PairGrams, QuerySampler, SlotGrams
+from trisect.calibrate.scores import AWAKE, KeyCovariances, PairGrams, QuerySampler, SlotGrams
 from trisect.parts import Slots
 
 B, T, H, K, D, P, SLOTS = 2, 12, 4, 2, 8, 3, 2
@@ -61,7 +61,8 @@ def looks(mask: str) -> Iterator[tuple[int, int, Tensor, Tensor, Tensor, Tensor]
             at = visible(mask)[m].nonzero().squeeze(1)
             for head in range(H):
                 x, y = q[window, m, head].double(), k[window, at, head // G].double()
-                yield head, m, x, y, at, (y @ x).softmax(dim=0)
+                weights = (1 - AWAKE) * (y @ x).softmax(dim=0) + AWAKE / len(y)
+                yield head, m, x, y, at, weights
 
 
 def sampled(mask: str, *readings: object) -> dict[str, Tensor]:

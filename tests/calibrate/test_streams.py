@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tiny_models import CONFIGS, tiny, tokens
 from trisect.calibrate import TwoStreams
-from trisect.calibrate.scores import PairGrams, QuerySampler
+from trisect.calibrate.scores import AWAKE, PairGrams, QuerySampler
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
@@ -103,7 +103,7 @@ def test_sampled_scores_are_attention_weighted_covariances(mask: str) -> None:
             visible = [n for n in range(m + 1) if mask == "none" or n >= m - 4]
             for head in range(h):
                 x, y = q[i, m, head].double(), key[i, visible, head // 2].double()
-                p = (y @ x).softmax(0)
+                p = (1 - AWAKE) * (y @ x).softmax(0) + AWAKE / len(visible)
                 s = x[:P] * y[:, :P] + x[P : 2 * P] * y[:, P : 2 * P]
                 quad = x[:P] * y[:, P : 2 * P] - x[P : 2 * P] * y[:, :P]
                 z = torch.cat([s, quad], dim=1)

@@ -129,6 +129,7 @@ def test_a3plus_value_heads_have_the_squared_singular_values_of_their_outputs() 
     values = [torch.linalg.svdvals(heard @ W_o).square() for heard, W_o in zip(a, part.W_o, strict=True)]
     outputs = (a @ part.W_o).sum(dim=0)
     moments = fitting("a", a.transpose(0, 1).flatten(1), outputs)
+    moments["a_values"] = torch.zeros(part.W_v.shape[0], size.width, size.width, dtype=a.dtype)
     check(solution_of("a3+", "ov", part, moments, 3).spectrum, by_rank(values, size.width))
 
 

@@ -22,7 +22,7 @@ from trisect.solve import (
     stacked,
     value_bases,
 )
-from trisect.solve.ridge import STRENGTHS, inverse_positive, unit_system
+from trisect.solve.ridge import STRENGTHS, inverse_positive, steady_choice, unit_system
 
 seeds = st.integers(0, 10_000)
 
@@ -84,8 +84,33 @@ def test_held_out_tokens_choose_the_strength_that_does_best_on_them() -> None:
     x, y = samples(3, 60, 12, 2)
     fit, held, prior = regression(x[:30], y[:30]), regression(x[30:], y[30:]), torch.zeros(12, 2).double()
     _, chosen = held_out_ridge(fit, held, prior)
-    errors = {s: held.error(ridge(fit, prior, s)).item() for s in STRENGTHS}
-    assert errors[chosen] == min(errors.values())
+    best = min(held.error(ridge(fit, prior, s)).item() for s in STRENGTHS)
+    # Strengths within a thousandth of the best share the choice, so a few thousandths may be given away.
+    assert held.error(ridge(fit, prior, chosen)) <= best * (1 + 3e-3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(twins=st.sets(st.integers(0, len(STRENGTHS) - 1), min_size=2, max_size=2), dust=st.floats(-1e-9, 1e-9))
+def test_rounding_cannot_move_the_strength_where_two_are_as_good(twins: set[int], dust: float) -> None:
+    errors = torch.full((len(STRENGTHS),), 2.0, dtype=torch.float64)
+    first, second = sorted(twins)
+    errors[[first, second]] = 1.0
+    between = steady_choice(errors)
+    assert STRENGTHS[first] < between < STRENGTHS[second]
+    errors[first] += dust
+    assert steady_choice(errors) == pytest.approx(between, rel=1e-4)
+
+
+@settings(deadline=None, max_examples=10)
+@given(seed=seeds)
+def test_a_penalty_is_what_more_samples_would_add_that_agree_with_the_prior(seed: int) -> None:
+    x, y = samples(seed, 40, 5, 3)
+    more, _ = samples(seed + 1, 30, 5, 3)
+    prior = torch.ones(5, 3, dtype=torch.float64)
+    problem = replace(regression(x, y), penalty=more.T @ more / len(x))
+    stacked = torch.cat([x, 0.7**0.5 * more]), torch.cat([y, 0.7**0.5 * more @ prior])
+    expected = torch.linalg.lstsq(*stacked).solution
+    torch.testing.assert_close(ridge(problem, prior, 0.7), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_with_too_few_tokens_the_refit_stays_at_the_prior() -> None:
@@ -97,7 +122,7 @@ def test_with_too_few_tokens_the_refit_stays_at_the_prior() -> None:
     fresh = torch.randn(2000, 12, generator=generator, dtype=torch.float64)
     other = regression(fresh, fresh @ truth)
     W, chosen = held_out_ridge(regression(x[:4], y[:4]), other, truth)
-    assert chosen == max(STRENGTHS)
+    assert chosen == pytest.approx(max(STRENGTHS))
     assert other.error(W) < 1e-3 * other.energy
 
 

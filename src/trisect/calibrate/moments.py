@@ -108,8 +108,13 @@ READINGS: dict[str, Reading] = {
 }
 
 # Regressions of a target on what is heard: name -> tap. Each gives NAME_gram, NAME_target, NAME_energy and
-# NAME_tokens over the fitting tokens, and the same with _held over the held-out ones.
+# NAME_tokens over the fitting tokens, and the same with _held over the held-out ones. Rows count by the
+# weights that come with the target.
 REGRESSIONS = {"a": "a", "mlp": "down"}
+REGRESSED = ("gram", "target", "energy", "tokens")
+VALUES = "a_values"
+"""Second moment (k, d, d) of the value heads in the metric of the regression "a", over all tokens: what a
+head's output could be if it attended to any one token."""
 SAMPLED = frozenset({"scores", "keys"})
 """Sums over sampled queries (scores.py): a sampler that is given gathers them."""
 
@@ -117,8 +122,13 @@ WIDE_GRAM = 1 << 28
 """Entries. Regressions stand the rounding of larger ones: at a unit diagonal and 28672 features it is at most
 some 1e-5 in norm, and the least ridge is ten times that."""
 
-Target = Callable[[str], Tensor]
-"""Tap name -> what the projection behind that tap should put out for the batch at hand."""
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What the projections of a layer should put out for the batch at hand, by the tap in front of them."""
+
+    target: Callable[[str], Tensor]  # tap -> (b, t, D)
+    weight: Callable[[str], Tensor]  # tap -> (b, t), how much each token's error counts
 
 
 class Accumulator:
@@ -126,8 +136,9 @@ class Accumulator:
 
     def __init__(self, names: frozenset[str], *, sampler: QuerySampler | None = None, shared: bool = False):
         regressed = {name for name in REGRESSIONS if f"{name}_target" in names}
-        covered = {f"{name}_{what}" for name in regressed for what in ("gram", "target", "energy", "tokens")}
-        self.readings = sorted(names - covered - SAMPLED)
+        covered = {f"{name}_{what}" for name in regressed for what in REGRESSED}
+        self.readings = sorted(names - covered - SAMPLED - {VALUES})
+        self.values = VALUES in names
         self.regressed = sorted(regressed)
         self.sampler = sampler
         self.shared = shared
@@ -135,7 +146,7 @@ class Accumulator:
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
         self.held = False
-        self.target: Target | None = None
+        self.goal: Goal | None = None
 
     def __call__(self, tap: str, *heard: Tensor) -> None:
         with stage("grams"):
@@ -155,13 +166,22 @@ class Accumulator:
         for name in self.readings:
             if READINGS[name].tap == tap:
                 self._add(name, READINGS[name].sum(x), tokens)
+        if tap == "v" and self.values:
+            self._add(VALUES, head_grams(x * self._root("a").reshape(*x.shape[:2], 1, 1)), tokens)
         for name in self.regressed:
             if REGRESSIONS[name] == tap:
                 self._regress(name, x.reshape(tokens, -1), tokens)
 
+    def _root(self, tap: str) -> Tensor:
+        """What rows are multiplied with so that their squares count by their weights: (n, 1)."""
+        assert self.goal is not None
+        return self.goal.weight(tap).sqrt().reshape(-1, 1)
+
     def _regress(self, name: str, x: Tensor, tokens: int) -> None:
-        assert self.target is not None
-        y = self.target(REGRESSIONS[name]).reshape(tokens, -1)
+        assert self.goal is not None
+        tap = REGRESSIONS[name]
+        root = self._root(tap)
+        x, y = (x * root).to(x.dtype), self.goal.target(tap).reshape(tokens, -1) * root
         suffix = "_held" if self.held else ""
         self._add(f"{name}_gram{suffix}", input_gram(x), tokens)
         self._add(f"{name}_target{suffix}", products(x, y), tokens)

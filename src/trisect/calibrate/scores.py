@@ -24,6 +24,10 @@ MOST_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
 below. A CPU is faster on what its caches hold; a GPU waits for every operation, and gets few and large ones.
 """
 
+AWAKE = 1e-3
+"""Share of a query's attention that is taken to go to all visible keys alike. A head that rests on one key
+says nothing of the others; on other text it may look at them."""
+
 WINDOWS_APART = 1_000_003
 """Seeds of neighbouring layers are further apart than there are windows."""
 
@@ -93,7 +97,10 @@ class QuerySampler:
             some = slice(start, start + heads_at_once)
             query, key = q[:, some], k[:, some]
             seen = (query.flatten(2, 3) @ key.mT).unflatten(2, query.shape[2:4])  # (b, k, g, q, t)
-            weights = seen.masked_fill(hidden[:, None, None], float("-inf")).softmax(dim=-1)
+            unseen = hidden[:, None, None]
+            weights = seen.masked_fill(unseen, float("-inf")).softmax(dim=-1)
+            anywhere = (~unseen).to(weights.dtype) / (~unseen).sum(dim=-1, keepdim=True)
+            weights = weights.lerp(anywhere, AWAKE)
             count = key.shape[1]
             heard = Heard(
                 heads=torch.arange(heads, device=k.device)[some].repeat(b),

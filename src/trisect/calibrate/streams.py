@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trisect.calibrate.moments import Accumulator, listening
+from trisect.calibrate.moments import Accumulator, Goal, listening
 from trisect.calibrate.replay import Progress, Stream
 from trisect.calibrate.scores import (
     QUERIES,
@@ -116,7 +116,9 @@ class TwoStreams:
             for number, states in enumerate(self.narrow.hidden):
                 self._announce(accumulator, number)
                 attended.clear()
-                accumulator.target = self._target(view, number, states, attended)
+                accumulator.goal = Goal(
+                    target=self._target(view, number, states, attended), weight=partial(self._weight, number)
+                )
                 call = self.narrow.calls[len(states)][view.index]
                 with stage("forward"), suppress(_Enough):
                     view.layer(states, *call.args, **call.kwargs)
@@ -148,6 +150,19 @@ class TwoStreams:
     def finish(self, view: LayerView) -> None:
         """Move the narrow stream past the layer as it now is."""
         self.narrow.advance(view)
+
+    def _weight(self, number: int, tap: str) -> Tensor:
+        """One over the squared norm of the dense residual stream behind a projection, (b, t).  [math.md F-5]
+
+        Whoever reads the stream reads it through a norm, which divides an error by just that.
+        """
+        stream = (
+            wide(self.before[number]) + wide(self.attention_out[number]).reshape(self.before[number].shape)
+            if tap == "a"
+            else wide(self.dense.hidden[number])
+        )
+        energy = stream.square().sum(dim=-1)
+        return 1 / energy.clamp(min=torch.finfo(energy.dtype).tiny ** 0.5)
 
     def _target(self, view: LayerView, number: int, states: Tensor, attended: States) -> Any:
         """What each output projection should add so that the residual stream is the dense one again."""

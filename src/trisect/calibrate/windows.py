@@ -11,8 +11,8 @@ from trisect.errors import TrisectError
 # Tokens per forward pass when the caller does not say: enough to keep the matrix units busy.
 TOKENS_PER_BATCH = 8192
 
-# One window in eight chooses the ridge and does not take part in the fit it judges.
-HELD_SHARE = 8
+# One window in four is held out: it chooses the ridge and takes no part in the fit that it is measured on.
+HELD_SHARE = 4
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from trisect.errors import unknown_name
 from trisect.methods import a3
 from trisect.methods.fold import head_maps, keep_neurons, like, map_heads, map_rows
 from trisect.methods.method import Method, Options, need
+from trisect.methods.regressions import output_regressions, projected, regressions
 from trisect.methods.slots import PAIR_RIDGES, candidates, choose_pairs, share_rates
 from trisect.methods.spectra import NEURONS, SINGULAR_VALUES, head_spectrum, spectrum
 from trisect.parts import MLP, OV, QK, Moments, Shrunk, Slots
@@ -40,8 +41,10 @@ from trisect.solve import (
 # h = query heads, k = key/value heads, g = h / k, D = d_model, d = head width, r = new width, P = pairs
 
 SLOT_RIDGES = (*PAIR_RIDGES, 1e2)
-ROW_RIDGE = 1e-3
+ROW_RIDGE = 0.1
 VALUE_ROUNDS = 8
+AWAKE = 0.01
+"""Share of tokens at which a head is taken to attend to any one token, when value bases are chosen."""
 CHOICE_STRENGTH = 0.3
 """Ridge of the full-width weights that a choice is made against; what stays is fitted again afterwards."""
 
@@ -194,18 +197,19 @@ def compensated(maps: Tensor, pairs: Pairs, num_pairs: int) -> Tensor:
 def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk:
     """Bases for all value heads together, then one refit of W_o over all heads.    [math.md V-1, F-1, F-2]"""
     a3.refuse_shared_output(part)
-    fit, held = regressions(moments, "a")
-    both = fit.joined(held)
+    fit, held, both = output_regressions(part, moments)
     prior = part.W_o.to(SOLVE_DTYPE).flatten(0, 1)  # (h d, D)
     T, carried = None, None
     if width != part.width:
+        assert both.penalty is not None
         heads = ridge(both, prior, CHOICE_STRENGTH).unflatten(0, (part.heads, -1))
         kv_heads = part.W_v.shape[0]
         rounds = 0 if "values" in options.without else VALUE_ROUNDS
-        T = value_bases(both.gram, heads, kv_heads=kv_heads, rank=width, rounds=rounds)
+        awake = both.gram + AWAKE * both.penalty
+        T = value_bases(awake, heads, kv_heads=kv_heads, rank=width, rounds=rounds)
         carried = spectrum(SINGULAR_VALUES, pooled_basis(both.gram, heads, kv_heads=kv_heads).values)
         features = stacked(T, part.heads)
-        prior = _projected(both, features, prior)
+        prior = projected(both.penalty, features, prior)
         fit, held, both = (problem.mapped(features) for problem in (fit, held, both))
     wanted = prior if "refit-o" in options.without else _refit(fit, held, prior, options)
     W_o = wanted.unflatten(0, (part.heads, -1))
@@ -260,35 +264,13 @@ def _refit(fit: Regression, held: Regression, prior: Tensor, options: Options) -
     return held_out_ridge(fit, held, prior)[0]
 
 
-def regressions(moments: Moments, name: str) -> tuple[Regression, Regression]:
-    """The fitting problem and its held-out twin."""
-
-    def problem(suffix: str) -> Regression:
-        return Regression(
-            gram=need(moments, f"{name}_gram{suffix}"),
-            cross=need(moments, f"{name}_target{suffix}"),
-            energy=need(moments, f"{name}_energy{suffix}"),
-            tokens=need(moments, f"{name}_tokens{suffix}").item(),
-        )
-
-    return problem(""), problem("_held")
-
-
-def _projected(problem: Regression, features: Tensor, W: Tensor) -> Tensor:
-    """The weights in the narrow features that come closest to W: what is left of it without any refit."""
-    narrow = problem.mapped(features)
-    system = narrow.gram.clone()
-    system.diagonal().add_(1e-9 * system.diagonal().mean())
-    return torch.linalg.solve(system, features.mT @ problem.gram @ W)
-
-
 A3_PLUS = Method(
     name="a3+",
     summary="Refitted, compensated, repaired: the paper's components on two streams.",
     solvers={"qk": solve_qk, "ov": solve_ov, "mlp": solve_mlp},
     reads={
         "qk": frozenset({"q", "k", "scores", "q_squares", "k_squares"}),
-        "ov": frozenset({"a_gram", "a_target", "a_energy", "a_tokens"}),
+        "ov": frozenset({"a_gram", "a_target", "a_energy", "a_tokens", "a_values"}),
         "mlp": frozenset({"mlp_gram", "mlp_target", "mlp_energy", "mlp_tokens"}),
     },
     repairs=True,

@@ -1,9 +1,10 @@
 """Least squares with a prior: refit what follows a cut, no further than the data can carry.
 
-    min_W  E |x W - y|^2 + strength * sum_i E[x_i^2] |w_i - w0_i|^2                          [math.md F-1]
+    min_W  E |x W - y|^2 + strength * tr (W - W0)^T P (W - W0)                               [math.md F-1]
 
-The penalty is in each feature's own unit, so that one strength suits loud and quiet channels, and pulls
-towards the weights the cut left behind: with too few tokens the answer is those weights, not zero.
+The penalty P is in the features' own units, so that one strength suits loud and quiet channels, and pulls
+towards the weights the cut left behind: with too few tokens the answer is those weights, not zero. Left out,
+P is the diagonal of the Gram.
 """
 
 from dataclasses import dataclass, replace
@@ -20,6 +21,9 @@ SILENCE = 1e-14
 # Added to the unit diagonal: exactly dependent features would make the system singular.
 DEPENDENCE = 1e-10
 
+# Strengths whose held-out errors differ by less than this share are as good as each other.
+TIE = 1e-3
+
 
 @dataclass(frozen=True, kw_only=True)
 class Regression:
@@ -33,6 +37,7 @@ class Regression:
     cross: Tensor  # (n, D) E[x^T y]
     energy: Tensor  # () E|y|^2
     tokens: float
+    penalty: Tensor | None = None  # (n, n) P; None is the Gram's diagonal
 
     def whole(self) -> "Regression":
         """The same problem, ready to be solved."""
@@ -45,7 +50,8 @@ class Regression:
     def mapped(self, features: Tensor) -> "Regression":
         """The same problem in the features x -> x `features`, (n, m)."""
         gram = features.mT @ self._fetched() @ features
-        return replace(self, gram=gram, cross=features.mT @ self.cross)
+        penalty = None if self.penalty is None else features.mT @ self.penalty @ features
+        return replace(self, gram=gram, cross=features.mT @ self.cross, penalty=penalty)
 
     def chosen(self, index: Tensor) -> "Regression":
         """The same problem with some features only."""
@@ -70,13 +76,17 @@ class Regression:
             cross=a * self.cross + b * other.cross,
             energy=a * self.energy + b * other.energy,
             tokens=n,
+            penalty=self.penalty,
         )
 
 
 def ridge(problem: Regression, prior: Tensor, strength: float, *, overwrite: bool = False) -> Tensor:
     """The weights (n, D) for one strength of the prior; with `overwrite`, in the place of the Gram."""
     gap = (problem.gram @ prior).neg_().add_(problem.cross)  # what the prior leaves unexplained, (n, D)
-    system, scale = unit_system(problem.gram, strength, overwrite=overwrite)
+    if problem.penalty is None:
+        system, scale = unit_system(problem.gram, strength, overwrite=overwrite)
+    else:
+        system, scale = unit_system(problem.gram + strength * problem.penalty, 0.0, overwrite=True)
     change = _solve_positive(system, gap.mul_(scale.unsqueeze(-1)))
     return change.mul_(scale.unsqueeze(-1)).add_(prior)
 
@@ -122,6 +132,17 @@ def unit_scale(gram: Tensor) -> Tensor:
 
 def held_out_ridge(fit: Regression, held: Regression, prior: Tensor) -> tuple[Tensor, float]:
     """Weights from all tokens, with the strength that did best on the held-out ones.      [math.md F-2]"""
-    errors = [held.error(ridge(fit, prior, strength)).item() for strength in STRENGTHS]
-    best = STRENGTHS[min(range(len(errors)), key=errors.__getitem__)]
+    errors = torch.stack([held.error(ridge(fit, prior, strength)) for strength in STRENGTHS])
+    best = steady_choice(errors)
     return ridge(fit.joined(held), prior, best, overwrite=True), best
+
+
+def steady_choice(errors: Tensor) -> float:
+    """The best strength; of several that are as good, their mean in logarithms.
+
+    A mere minimum would jump between them by rounding, and the weights with it.
+    """
+    least = errors.min()
+    shares = ((least - errors) / (TIE * least.abs().clamp(min=torch.finfo(errors.dtype).tiny))).softmax(dim=0)
+    strengths = torch.tensor(STRENGTHS, dtype=errors.dtype, device=errors.device)
+    return (shares * strengths.log()).sum().exp().item()
