@@ -1,0 +1,250 @@
+"""Does a3+ give the same answer everywhere, and what should it be calibrated on? Two tables of rows.
+
+    .venv/bin/python experiments/trust.py spread                    # this CPU, every row that is missing
+    .venv/bin/python experiments/trust.py spread --device cuda      # one GPU, in three precisions
+    .venv/bin/python experiments/trust.py texts --device cuda       # calibration texts and window counts
+    .venv/bin/python experiments/trust.py spread --model stories15m --workers 2 --seconds 500
+
+Rows go to experiments/results/spread.json and calibration-texts.json, one file each; what is there is not run
+again. Each row is a process of its own, because instruction sets and threads are settled when torch starts.
+SmolLM2-135M is dequantised from 4 bits. A quarter is removed, widths uniform and exact.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "experiments" / "results"
+ASSETS = Path(os.environ.get("TRISECT_ASSETS") or ROOT.parent / "shared")
+FILES = {"spread": "spread.json", "texts": "calibration-texts.json"}
+INSTRUCTIONS = {
+    "native": {},
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "DNNL_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "sse4": {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "SSE41"},
+}
+MODELS = {"smollm2-135m": "smollm2-135m", **{n: f"models/{n}" for n in ("stories15m", "stories-mpt-20m")}}
+WIKIPEDIA_SHARE = 0.8
+"""Of Wikipedia's text calibrates, the rest evaluates; of TinyStories, half."""
+
+Cell = dict[str, Any]
+
+
+def spread_cells(device: str) -> list[Cell]:
+    """The same seed on every machine, thread count and batch size; other seeds; the paper's a3 beside it."""
+    cells = []
+    for model in MODELS:
+        story = model.startswith("stories")
+        length, large = (256, 256) if story else (512, 2048)
+        text = "tinystories" if story else "wikitext-2"
+        base = {"model": model, "calibration": [text], "device": device}
+        if device == "cpu":
+            base |= {"length": length, "evaluate": {text: [32, length]}}
+            for seed, windows in ((s, w) for s in range(3) for w in (12, 4)):
+                plain = {**base, "seed": seed, "windows": windows, "batch": 4, "threads": 2, "isa": "native"}
+                cells += [{**plain, "method": "a3"}, {**plain, "method": "a3+"}]
+            cells += [
+                {**base, "seed": s, "windows": 12, "batch": b, "threads": t, "isa": i, "method": "a3+"}
+                for s in range(3)
+                for b in (4, 1)
+                for t in (1, 2)
+                for i in INSTRUCTIONS
+            ]
+        else:
+            base |= {"length": large, "windows": 64, "evaluate": {text: [32, large]}}
+            cells += [
+                {**base, "seed": s, "precision": p, "method": m}
+                for s in range(3)
+                for p in ("float32", "tf32", "bfloat16")
+                for m in ("a3", "a3+")
+            ]
+    return [cell for number, cell in enumerate(cells) if cell not in cells[:number]]
+
+
+def text_cells(device: str) -> list[Cell]:
+    """SmolLM2 calibrated on one text, on mixtures, and on what can be had without any."""
+    reported = {name: [32, 2048] for name in ("wikitext-2", "c4", "wikipedia", "lambada")}
+    evaluate = {**reported, "tinystories": [28, 2048], "alpaca": [32, 2048], "builtin": [14, 2048]}
+    mixture = ["wikitext-2", "c4", "wikipedia"]
+    wanted: list[tuple[list[str], int]] = [(mixture, n) for n in (512, 256, 128, 64)]
+    wanted += [(["builtin"], 64), (["synthetic"], 64), (["builtin", "synthetic"], 64)]
+    wanted += [(["wikitext-2"], 256), (["wikitext-2"], 64), (["wikitext-2", "c4"], 64)]
+    wanted += [(["c4", "wikipedia"], 256)]
+    base = {"model": "smollm2-135m", "seed": 0, "length": 2048, "evaluate": evaluate, "device": device}
+    cells = [{**base, "method": "dense", "windows": 0, "calibration": []}]
+    for texts, windows in wanted:
+        cells.append({**base, "method": "a3+", "windows": windows, "calibration": texts})
+    cells += [{**base, "method": "a3", "windows": n, "calibration": mixture} for n in (64, 256)]
+    cells += [{**base, "method": "a3", "windows": 64, "calibration": [t]} for t in ("builtin", "wikitext-2")]
+    return cells
+
+
+def read_text(name: str, *, split: str) -> str:
+    """The text of one half of what is at hand."""
+    data = ASSETS / "data"
+    if name == "wikitext-2":
+        return (data / "wikitext-2" / f"{'valid' if split == 'calibration' else 'test'}.txt").read_text(
+            "utf-8"
+        )
+    if name == "c4" and split == "calibration":
+        lines = (data / "c4/c4_demo.jsonl").read_text("utf-8").splitlines()
+        return "\n\n".join(json.loads(line)["text"] for line in lines)
+    if name == "c4":
+        return (data / "c4/c4.txt").read_text("utf-8")
+    if name == "wikipedia":
+        text = (data / "wikipedia/wiki.txt").read_text("utf-8")
+        edge = int(len(text) * WIKIPEDIA_SHARE)
+        return text[:edge] if split == "calibration" else text[edge:]
+    if name == "tinystories":
+        stories = (data / "tinystories/tinystories.txt").read_text("utf-8").split("<|endoftext|>")
+        return "\n\n".join(story.strip() for story in stories[split == "evaluation" :: 2])
+    if name == "alpaca":
+        examples = json.loads((data / "alpaca/alpaca_en_demo.json").read_text("utf-8"))
+        fields = ("instruction", "input", "output")
+        return "\n\n".join("\n".join(e[f] for f in fields if e.get(f)) for e in examples)
+    if name == "lambada":
+        lines = (data / "tasks/lambada_openai.jsonl").read_text("utf-8").splitlines()[:1500]
+        return "\n\n".join(e["context"] + e["continuation"] for e in map(json.loads, lines))
+    if name == "synthetic":
+        lines = (ROOT / "runs/synthetic.jsonl").read_text("utf-8").splitlines()
+        return "\n\n".join(json.loads(line)["text"] for line in lines)
+    from trisect.data.builtin import builtin_documents
+
+    return "\n\n".join(builtin_documents(split=split))
+
+
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """One row: compress, measure, and everything that is needed to doubt it."""
+    import torch
+
+    from trisect.config import CalibrationConfig, CompressConfig
+    from trisect.data import tokens_from_tensor
+    from trisect.data.load import tokenize
+    from trisect.data.tokens import windows
+    from trisect.evaluate.perplexity import perplexity
+    from trisect.models import load_model
+    from trisect.pipeline import compress
+    from trisect.receipt import build_receipt
+
+    if cell["device"] == "cpu":
+        torch.set_num_threads(cell["threads"])
+    tf32 = cell.get("precision") == "tf32"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    name = MODELS[cell["model"]]
+    dtype = "bfloat16" if cell.get("precision") == "bfloat16" else "float32"
+    loaded = load_model(
+        name if name == cell["model"] else str(ASSETS / name),
+        dtype=dtype,
+        device=cell["device"],
+        trust_remote_code=False,
+    )
+
+    def cut(text: str, count: int, sampling: str, split: str, seed: int) -> torch.Tensor:
+        ids = tokenize(read_text(text, split=split), loaded.tokenizer, source=text)
+        return windows(ids, samples=count, length=cell["length"], sampling=sampling, seed=seed)
+
+    model, receipt, started = loaded.model, {}, time.time()
+    if cell["method"] != "dense":
+        texts, n = cell["calibration"], cell["windows"]
+        counts = [n // len(texts) + (i < n % len(texts)) for i in range(len(texts))]
+        pieces = [
+            cut(t, c, "random", "calibration", cell["seed"] + i)
+            for i, (t, c) in enumerate(zip(texts, counts, strict=True))
+        ]
+        order = torch.Generator().manual_seed(cell["seed"])
+        ids = torch.cat(pieces)[torch.randperm(n, generator=order)]
+        calibration = CalibrationConfig(
+            source="+".join(texts),
+            samples=n,
+            length=cell["length"],
+            seed=cell["seed"],
+            batch_size=cell.get("batch"),
+        )
+        config = CompressConfig(
+            ratio=0.25, method=cell["method"], align=None, calibration=calibration, seed=cell["seed"]
+        )
+        found = compress(model, config, tokens=tokens_from_tensor(ids, "+".join(texts)))
+        model, receipt = found.model, found.receipt
+    seconds = time.time() - started
+    measured = {
+        text: perplexity(
+            model, tokens_from_tensor(cut(text, count, "first", "evaluation", 0)[:, :length], text)
+        ).perplexity
+        for text, (count, length) in cell["evaluate"].items()
+    }
+    whole = build_receipt(
+        cell, seed=cell["seed"], token_hash=receipt.get("token_hash"), timings={"compress": seconds}
+    )
+    return {**cell, "perplexity": measured, "receipt": {k: v for k, v in whole.items() if k != "recipe"}}
+
+
+def run_in_a_process(cell: Cell) -> dict[str, Any]:
+    settings = {**INSTRUCTIONS[cell.get("isa", "native")]}
+    if "threads" in cell:
+        settings["OMP_NUM_THREADS"] = str(cell["threads"])
+    done = subprocess.run(
+        [sys.executable, __file__, "cell", json.dumps(cell)],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{cell} failed:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def run_missing(table: str, given: argparse.Namespace) -> None:
+    """Run what the file lacks, and write it after every row."""
+    from trisect.files import write_json
+
+    path = RESULTS / FILES[table]
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    cells = (spread_cells if table == "spread" else text_cells)(given.device)
+    cells = [c for c in cells if given.model in (None, c["model"])]
+    known = [{k: r[k] for k in r if k not in ("perplexity", "receipt")} for r in rows]
+    missing = [c for c in cells if c not in known]
+    end = time.time() + given.seconds
+
+    def run(cell: Cell) -> None:
+        if time.time() > end:
+            return
+        rows.append(run_in_a_process(cell))
+        write_json(path, {"rows": sorted(rows, key=lambda r: json.dumps(r, sort_keys=True))})
+        print(f"{len(rows)} rows, newest {cell}: {rows[-1]['perplexity']}", flush=True)
+
+    with ThreadPoolExecutor(given.workers) as pool:
+        for finished in [pool.submit(run, cell) for cell in missing]:
+            if error := finished.exception():
+                print(error, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table", choices=[*FILES, "cell"])
+    parser.add_argument("cell", nargs="?", help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", choices=list(MODELS))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after that")
+    given = parser.parse_args()
+    if given.table == "cell":
+        print(json.dumps(run_cell(json.loads(given.cell))))
+    else:
+        run_missing(given.table, given)
+
+
+if __name__ == "__main__":
+    main()
