@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 ULPS = 4
-"""Of one step: a sum of some hundred terms in two orders, in units in the last place of the largest result.
+"""Of one step: a sum of a hundred terms in two orders, in units in the last place of the largest result.
 
 Every addition rounds by half a unit at most, and as often up as down: n of them come to about sqrt(n) / 2
-units of a typical result, and the largest result of a tensor is worth a few typical ones."""
+units of a typical result, and the largest result of a tensor is worth a few typical ones. Longer sums of tiny
+models are made of several that run side by side."""
 LAYER_STEPS = 10
 """Of a decoder layer, one behind the other: norm, keys, rotation, scores, softmax, mix, o; norm, up, down."""
 
@@ -44,8 +45,9 @@ def assert_same_but_for_rounding(
 def assert_same_model(found: Any, expected: Any, ids: Tensor) -> None:
     """Equal bits in all tensors; equal logits but for rounding: files forget how a matrix lay in memory."""
     mine, others = found.state_dict(), expected.state_dict()
-    assert mine.keys() == others.keys()
-    assert not [key for key, value in others.items() if not mine[key].equal(value)]
+    assert mine.keys() == others.keys(), sorted(mine.keys() ^ others.keys())
+    changed = [key for key, value in others.items() if not mine[key].equal(value)]
+    assert not changed, changed
     assert_same_but_for_rounding(found(ids).logits, expected(ids).logits, steps=steps_of(expected))
 
 
@@ -54,7 +56,7 @@ def assert_same_text(model: Any, found: Tensor, expected: Tensor, mask: Tensor |
     """Greedy texts are the same, or part where two tokens are equally likely but for rounding."""
     if found.equal(expected):
         return
-    assert found.shape == expected.shape
+    assert found.shape == expected.shape, "one text is longer"
     seen = torch.ones_like(expected)
     if mask is not None:
         seen[:, : mask.shape[1]] = mask
