@@ -8,9 +8,15 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 demo: .venv/.installed
 	$(BIN)/trisect demo
 
+# Kernels of torch, oneDNN and MKL for a CPU without AVX, and two threads where the other passes have one;
+# threads that wait must sleep, or two workers on two cores keep each other from working.
+OTHER_CPU := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE \
+  OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE
+
 # One thread per worker: two workers on two cores would otherwise wait for each other's threads.
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(OTHER_CPU) $(BIN)/python -m pytest -n 2 -m "numerics and not gpu and not network"
 
 check: format lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not network"

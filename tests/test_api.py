@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 import trisect
 from tiny_models import LLAMA, save_tiny, shake, tiny, tokens
+from tolerances import assert_same_model
 from trisect import api
 from trisect.curves import held_out
 from trisect.data import tokens_from_tensor
@@ -69,9 +70,7 @@ def test_a_bound_on_perplexity_gives_a_smaller_copy_inside_it(
     target = small.receipt["target"]
     assert target["held_out"]["hash"] == judging.hash
     assert {trial["inside"] for trial in target["trials"]} == {True, False}  # the bound was in the way
-    again = trisect.load(trisect.save(small, tmp_path / "out"))
-    with torch.no_grad():
-        assert again(ids).logits.equal(small(ids).logits)
+    assert_same_model(trisect.load(trisect.save(small, tmp_path / "out")), small, ids)
 
 
 def test_the_goal_is_one_and_has_to_be_named() -> None:
@@ -121,8 +120,7 @@ def test_steps_from_stored_moments_wait_in_a_list_and_change_nothing_until_rewri
     result = api.rewrite(model, config, plan, steps)
     assert same_weights(model, trisect.compress(before, config=config, calibration=ids))
     folder = trisect.save(result.model, tmp_path / "out")
-    with torch.no_grad():
-        assert trisect.load(folder)(ids).logits.equal(model(ids).logits)
+    assert_same_model(trisect.load(folder), model, ids)
 
 
 def test_steps_that_build_on_each_other_cannot_be_hoarded() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from trisect import api
 from trisect.cli import main
 from trisect.commands import _checkup as machine
 from trisect.commands import _checkup_files as files
@@ -165,4 +164,3 @@ def test_a_run_that_fails_is_a_finding_and_no_traceback(monkeypatch: pytest.Monk
     (finding,) = files.check_run(["cpu"])
     assert finding.state == PROBLEM
     assert finding.says == "RuntimeError: no kernel image"
-    assert callable(api.compress)

@@ -5,8 +5,10 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from tiny_models import tiny, tokens
+from tolerances import rounding
 from trisect.config import CompressConfig
 from trisect.curves import SHARES, curves_for, measure_curves
 from trisect.data import tokens_from_tensor
@@ -42,15 +44,19 @@ def test_the_papers_method_has_curves_of_its_own(name: str) -> None:
 
 
 def test_a_point_of_the_papers_curve_is_the_loss_of_its_model() -> None:
-    model = tiny("gpt2")
+    """In float64 but for the loss itself, whose softmax and sum are float32."""
+    model = tiny("gpt2").double()
     curves = measure_curves(model, CALIBRATION, METHODS["a3"], parts=("ov",))
-    width = sorted(curves.points[1, "ov"])[1]
+    curve = curves.points[1, "ov"]
+    width = max(curve, key=lambda width: abs(curve[width]))
     solving, judging = tokens_from_tensor(CALIBRATION.ids[:-4]), CALIBRATION.ids[-4:]
     config = CompressConfig(ratio=1 - width / 16, method="a3", parts=("ov",), layers=(1,), align=None)
     narrow = compress(model, config, tokens=solving).model
     assert curves.dense_loss is not None
     rise = narrow(judging, labels=judging).loss.item() - curves.dense_loss
-    assert curves.points[1, "ov"][width] == pytest.approx(rise, abs=1e-5)
+    apart = curves.dense_loss * rounding(torch.float32, steps=2)
+    assert abs(rise) > 50 * apart
+    assert curve[width] == pytest.approx(rise, abs=apart)
 
 
 def test_methods_without_curves_go_by_those_of_a3_plus() -> None:

@@ -1,6 +1,7 @@
 """Moments for methods on single linear maps. References: plain hooks and autograd on the stock model."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tiny_models import tiny, tokens
+from tolerances import assert_same_but_for_rounding, steps_of
 from trisect.calibrate import collect, fisher_information
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
@@ -41,6 +43,7 @@ def heard(model: nn.Module, layer: nn.Module, path: str) -> Tensor:
 def test_input_moments_are_those_of_what_the_stock_modules_are_given(name: str) -> None:
     stock = tiny(name)
     owned = copy.deepcopy(stock)
+    assert_same = partial(assert_same_but_for_rounding, steps=steps_of(stock), dtype=torch.float32)
     names = frozenset(
         f"{tap}_{kind}" for tap in ("x", "a", "up", "down") for kind in ("gram", "abs", "energy")
     )
@@ -48,9 +51,9 @@ def test_input_moments_are_those_of_what_the_stock_modules_are_given(name: str) 
     for view, found in collect(owned, IDS, lambda layer: names):
         for tap, path in zip(("x", "a", "up", "down"), INPUTS[name], strict=True):
             x = heard(stock, layers[view.index], path)
-            torch.testing.assert_close(found[f"{tap}_gram"], x.mT @ x / len(x), rtol=1e-5, atol=1e-7)
-            torch.testing.assert_close(found[f"{tap}_abs"], x.abs().mean(dim=0), rtol=1e-5, atol=1e-7)
-            torch.testing.assert_close(found[f"{tap}_energy"], x.square().mean(dim=0), rtol=1e-5, atol=1e-7)
+            assert_same(found[f"{tap}_gram"], x.mT @ x / len(x))
+            assert_same(found[f"{tap}_abs"], x.abs().mean(dim=0))
+            assert_same(found[f"{tap}_energy"], x.square().mean(dim=0))
 
 
 def test_fisher_information_is_the_mean_squared_gradient_of_each_window() -> None:
@@ -76,6 +79,7 @@ def test_fisher_information_is_the_mean_squared_gradient_of_each_window() -> Non
 def test_sequential_moments_follow_the_layers_cut_so_far() -> None:
     model, method, text = tiny("llama-gqa"), METHODS["svd-llm-sequential"], tokens_from_tensor(IDS)
     dense = copy.deepcopy(model)
+    assert_same = partial(assert_same_but_for_rounding, steps=steps_of(model), dtype=torch.float32)
     config = CompressConfig(ratio=0.5, method=method.name, align=None)
     plan = linear_plan(model, method, config, text, options=Options(), progress=None)
     gathered = rounds(
@@ -84,8 +88,8 @@ def test_sequential_moments_follow_the_layers_cut_so_far() -> None:
     for view, names, found in gathered:
         whole = heard(dense, dense.model.layers[view.index], "self_attn.q_proj")
         cut = heard(model, view.layer, "self_attn.q_proj")
-        torch.testing.assert_close(found["x_gram"], whole.mT @ whole / len(whole), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(found["narrow_x_gram"], cut.mT @ cut / len(cut), rtol=1e-5, atol=1e-6)
+        assert_same(found["x_gram"], whole.mT @ whole / len(whole))
+        assert_same(found["narrow_x_gram"], cut.mT @ cut / len(cut))
         assert torch.allclose(found["x_gram"], found["narrow_x_gram"]) == (view.index == 0)
         for name in names:
             width = plan.width(view.index, name)

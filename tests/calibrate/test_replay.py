@@ -3,11 +3,14 @@
 References: the stock model's hidden states; brute-force moments of recorded activations.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 from tiny_models import CONFIGS, tiny, tokens
+from tolerances import LAYER_STEPS, assert_same_but_for_rounding, steps_of
 from trisect.calibrate import READINGS, Stream, collect
 from trisect.errors import TrisectError
 from trisect.models import layer_views
@@ -33,7 +36,8 @@ def test_replayed_hidden_states_equal_the_stock_ones(name: str) -> None:
     stream = Stream.embed(model, views, ids.split(2))  # the last batch is smaller
     for view in views:
         stream.advance(view)
-        torch.testing.assert_close(torch.cat(list(stream.hidden)), seen[view.index][0], rtol=1e-5, atol=1e-5)
+        here, steps = torch.cat(list(stream.hidden)), LAYER_STEPS * (1 + view.index)
+        assert_same_but_for_rounding(here, seen[view.index][0], steps=steps)
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "helium"])
@@ -51,20 +55,17 @@ def test_moments_equal_brute_force_sums_over_tokens(name: str) -> None:
 
     _, moments = next(collect(model, ids, lambda layer: frozenset(READINGS), batch_size=2))
     n = ids.numel()
+    assert_same = partial(assert_same_but_for_rounding, steps=LAYER_STEPS, dtype=torch.float32)
     for name_, tap in {"q": "q", "k": "k", "v": "v", "a": "a"}.items():
         x = heard[tap]
         expected = torch.einsum("bthd,bthe->hde", x, x) / n
-        torch.testing.assert_close(moments[name_], expected, rtol=1e-6, atol=1e-9)
+        assert_same(moments[name_], expected)
     flat = heard["a"].flatten(2)
-    torch.testing.assert_close(
-        moments["a_gram"], torch.einsum("bti,btj->ij", flat, flat) / n, rtol=1e-6, atol=1e-9
-    )
-    torch.testing.assert_close(moments["mlp"], down[0].square().mean(dim=(0, 1)), rtol=1e-6, atol=1e-9)
+    assert_same(moments["a_gram"], torch.einsum("bti,btj->ij", flat, flat) / n)
+    assert_same(moments["mlp"], down[0].square().mean(dim=(0, 1)))
     if name == "qwen3":
         u = heard["q_raw"].square()
-        torch.testing.assert_close(
-            moments["q_squares"], torch.einsum("bthd,bthe->hde", u, u) / n, rtol=1e-6, atol=1e-9
-        )
+        assert_same(moments["q_squares"], torch.einsum("bthd,bthe->hde", u, u) / n)
 
 
 def test_moments_do_not_depend_on_the_batch_size() -> None:
@@ -74,7 +75,7 @@ def test_moments_do_not_depend_on_the_batch_size() -> None:
     for others in runs[1:]:
         for (_, a), (_, b) in zip(runs[0], others, strict=True):
             for name in reads:
-                torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-8)
+                assert_same_but_for_rounding(a[name], b[name], steps=steps_of(model), dtype=torch.float32)
 
 
 def test_moments_of_a_bf16_model_are_float64() -> None:

@@ -10,11 +10,9 @@ UNIT = r"(?:%|times|seconds?|s|ms|us|minutes?|hours?|[KMGT]i?B|tokens/s|points|-
 KINDS = {
     "a version": r"(?:Python|torch|transformers|lm-eval|olmo-eval) \d+(?:\.\d+)+",
     "a year of a publication": r"ICML 20\d\d",
-    "a size in a model's name": r"\b\d+M (?:model|Llama|MPT)",
     "generations of a family": r"llama \(1, 2, 3\.x",
     "bits of a format": r"\b(?:2|3|4|8|16|32)(?: to (?:2|3|4|8))? bits\b",
     "the grid that widths lie on": r"heads to 16, MLP to 128",
-    "a place in a document": r"(?:section|issue|equation|theorem|table) \d+(?:\.\d+)*",
     "an item of a list": r"^\d+\. ",
     "how much text was read": r"(?:\d+ )?windows of \d+ tokens|first \d+ questions|first \d+(?= windows)",
     "a ratio that was asked for": r"\bat (?:10|12\.5|20|25|37\.5|40|50)%",

@@ -79,8 +79,10 @@ def test_where_heads_share_rates_softmax_has_no_part_in_the_choice() -> None:
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt_neox", "smollm3"])
 def test_without_any_piece_of_qk_the_part_is_the_papers(name: str) -> None:
-    ours = run(tiny(name), without=(*QK_PIECES, "streams")).model.state_dict()
-    paper = run(tiny(name), method="a3").model.state_dict()
+    # In float64: rounding turns singular vectors by as much more as two values lie close together.
+    wide = {"dtype": torch.float64}
+    ours = run(tiny(name, **wide), without=(*QK_PIECES, "streams")).model.state_dict()
+    paper = run(tiny(name, **wide), method="a3").model.state_dict()
     assert ours.keys() == paper.keys()
     for key, value in paper.items():
         torch.testing.assert_close(ours[key], value, rtol=1e-4, atol=1e-5)

@@ -17,6 +17,7 @@ from factoring import apply, factors, mixed
 from safetensors import safe_open
 
 from tiny_models import CONFIGS, logits, tiny, tokens
+from tolerances import assert_same_but_for_rounding, assert_same_model, steps_of
 from trisect.errors import TrisectError
 from trisect.models import (
     fingerprint,
@@ -57,24 +58,23 @@ def test_a_factored_model_loads_with_the_same_logits_and_shape(name: str, tmp_pa
         transformers.AutoModelForCausalLM.from_pretrained(folder).eval(),
         load_model(str(folder)).model,
     ):
-        assert logits(again, ids).equal(logits(model, ids))
+        assert_same_model(again, model, ids)
         assert shape_of(again) == shape_of(model)
-        assert again.state_dict().keys() == model.state_dict().keys()
 
 
 @pytest.mark.slow
-def test_another_process_gets_identical_logits_of_every_family(tmp_path: Path) -> None:
+def test_another_process_gets_the_same_logits_of_every_family(tmp_path: Path) -> None:
     ids = tokens()
-    expected = {}
-    for name in CONFIGS:
-        model = mixed(name)
+    models = {name: mixed(name) for name in CONFIGS}
+    for name, model in models.items():
         save(model, tmp_path / "models" / name)
-        expected[name] = logits(model, ids)
     found = tmp_path / "found.safetensors"
     command = [sys.executable, "-c", OTHER_PROCESS, str(tmp_path / "models"), str(ids.tolist()), str(found)]
     subprocess.run(command, check=True, timeout=600)
     with safe_open(found, framework="pt") as file:
-        assert all(file.get_tensor(name).equal(value) for name, value in expected.items())
+        for name, model in models.items():
+            there, here = file.get_tensor(name), logits(model, ids)
+            assert_same_but_for_rounding(there, here, steps=steps_of(model))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -96,7 +96,7 @@ def test_narrow_layers_can_be_factored_too(name: str, tmp_path: Path) -> None:
         apply(view, v=5, up=6, per_head=True)
     folder = save(model, tmp_path / "out", original=original)
     again = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    assert logits(again, ids).equal(logits(model, ids))
+    assert_same_model(again, model, ids)
     assert shape_of(again) == shape_of(model)
     shape = shape_of(again).layers[0]
     assert (shape.vo, shape.mlp, len(shape.linears)) == (12, 50, 3)
@@ -127,7 +127,7 @@ def test_masked_weights_just_save_in_the_old_format(tmp_path: Path) -> None:
     folder = save(model, tmp_path / "out")
     again = load_model(str(folder)).model
     assert zeros_of(again) == zeros_of(model) > 0
-    assert logits(again, ids).equal(logits(model, ids))
+    assert_same_model(again, model, ids)
     entry = json.loads((folder / "config.json").read_text())["trisect"]
     assert entry["format"] == 1
     assert not any("linears" in layer for layer in entry["layers"])

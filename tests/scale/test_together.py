@@ -26,8 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     launch += ["--nproc-per-node", "2", str(script), str(folder), *METHODS]
     # torchrun starts the script by its path, without the folders that pytest adds.
-    places = os.pathsep.join(str(place) for place in (script.parents[1], script.parent))
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
+    places = [str(script.parents[1]), str(script.parent), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, places))
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     answer = subprocess.run(launch, capture_output=True, text=True, timeout=300, env=settings)
     assert answer.returncode == 0, answer.stderr[-3000:]
     return folder
