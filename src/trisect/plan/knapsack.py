@@ -28,11 +28,19 @@ def least_cost(items: Sequence[Sequence[Choice]]) -> int:
     return sum(min(choice.cost for choice in item) for item in items)
 
 
-def spend(items: Sequence[Sequence[C]], *, budget: int, table: int = TABLE) -> list[C]:
-    """The best choices within a budget of at least `least_cost`, with as little of it left over as can be."""
+def smallest_step(items: Sequence[Sequence[Choice]]) -> int:
+    """The least that a step from one choice to a narrower one saves."""
+    steps = [wide.cost - narrow.cost for item in items for narrow, wide in zip(item, item[1:], strict=False)]
+    return min((step for step in steps if step > 0), default=0)
+
+
+def spend(
+    items: Sequence[Sequence[C]], *, budget: int, at_least: bool = False, table: int = TABLE
+) -> list[C]:
+    """The best choices for a budget of at least `least_cost`, met to one step: from below, or `at_least`."""
     picked = knapsack(items, budget=budget, table=table)
     assert picked is not None, "the reach was checked"
-    return _spend_the_rest(items, picked, budget=budget)
+    return widened(items, picked, budget=budget, at_least=at_least)
 
 
 def knapsack(items: Sequence[Sequence[C]], *, budget: int, table: int = TABLE) -> list[C] | None:
@@ -78,24 +86,34 @@ def _solve(costs: list[list[int]], losses: list[list[float]], *, size: int) -> l
     return numbers[::-1]
 
 
-def _spend_the_rest(items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int) -> list[C]:
+def widened(
+    items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int, at_least: bool = False
+) -> list[C]:
     """Widen while the budget lasts: what most loss is won with per cost, then what was cut deepest.
 
     Items are in order of width and no loss rises with it. Flat curves and rounded costs leave something over;
-    after this, less than the next step of any item is left.
+    after this, less than the next step of any item is left. `at_least` takes one of these steps as well.
     """
     at = [list(item).index(choice) for item, choice in zip(items, picked, strict=True)]
     rest = budget - sum(choice.cost for choice in picked)
-    while True:
-        found: tuple[float, float, int] | None = None
+
+    def best(most: float) -> int | None:
+        """The item whose next step wins most, among steps that cost no more."""
+        ranks = []
         for number, (item, here) in enumerate(zip(items, at, strict=True)):
-            if here + 1 == len(item) or item[here + 1].cost - item[here].cost > rest:
-                continue
-            extra = max(1, item[here + 1].cost - item[here].cost)
-            rank = ((item[here].loss - item[here + 1].loss) / extra, -(here + 1) / len(item), -number)
-            found = rank if found is None else max(found, rank)
-        if found is None:
-            return [item[here] for item, here in zip(items, at, strict=True)]
-        number = -found[2]
-        rest -= items[number][at[number] + 1].cost - items[number][at[number]].cost
+            if here + 1 < len(item) and item[here + 1].cost - item[here].cost <= most:
+                extra = max(1, item[here + 1].cost - item[here].cost)
+                ranks.append(
+                    ((item[here].loss - item[here + 1].loss) / extra, -(here + 1) / len(item), -number)
+                )
+        return -max(ranks)[2] if ranks else None
+
+    def widen(number: int) -> int:
         at[number] += 1
+        return items[number][at[number]].cost - items[number][at[number] - 1].cost
+
+    while (number := best(rest)) is not None:
+        rest -= widen(number)
+    if at_least and rest > 0 and (number := best(math.inf)) is not None:
+        widen(number)
+    return [item[here] for item, here in zip(items, at, strict=True)]

@@ -3,13 +3,15 @@
 The paper has "a simple search over rank allocations for each decoder layer" and says no more. Here a layer
 may lose any share in steps of RATIO_STEP, all its components alike, as in the uniform plan; its loss is the
 sum of its components' curves; the shares with the least total loss within the budget are found by the
-knapsack of the balanced plan, which lets the components of a layer differ as well.
+knapsack of the balanced plan, which lets the components of a layer differ as well. So may the last steps
+here: a layer's step is several of the grid, and the budget is met to one.
 """
 
 from dataclasses import dataclass
 
+from trisect.plan.balanced import choices_of
 from trisect.plan.curves import Curves
-from trisect.plan.knapsack import Choice, least_cost, spend
+from trisect.plan.knapsack import Choice, least_cost, smallest_step, spend, widened
 from trisect.plan.plan import Plan
 from trisect.plan.problem import Key, Planner, Problem
 
@@ -31,9 +33,22 @@ def search_planner(problem: Problem, curves: Curves) -> Planner:
 
     def at(budget: int) -> Plan:
         picked = spend(items, budget=budget)
-        return problem.plan(dict(width for choice in picked for width in choice.widths))
+        widths = dict(width for choice in picked for width in choice.widths)
+        return problem.plan(_last_steps(problem, curves, widths, budget))
 
-    return Planner(least=least_cost(items), at=at, curved=True)
+    return Planner(least=least_cost(items), smallest=smallest_step(items), at=at, curved=True)
+
+
+def _last_steps(problem: Problem, curves: Curves, widths: dict[Key, int], budget: int) -> dict[Key, int]:
+    """Single components widened, until less than one of their steps is left."""
+    items, picked = [], []
+    for key, width in widths.items():
+        here = Choice(width=width, cost=problem.costs.of(*key, width), loss=curves.loss_at(*key, width))
+        wider = [choice for choice in choices_of(problem, curves, key) if choice.width > width]
+        items.append([here, *wider])
+        picked.append(here)
+    last = widened(items, picked, budget=budget, at_least=problem.at_least)
+    return {key: choice.width for key, choice in zip(widths, last, strict=True)}
 
 
 def _choices(problem: Problem, curves: Curves, layer: int) -> list[LayerChoice]:
