@@ -98,9 +98,10 @@ class Problem:
             )
         most = self.full + self.fixed
         hundredths = 100 * (self.full - least) // most
+        finer = "" if self.align is None or self.tied else ", or --align none"
         raise TrisectError(
             f"{str(self.goal).capitalize()} is out of reach: with these parts and layers, {why} "
-            f"reach {hundredths / 100:.2f}; ask for less" + (", or --allocate uniform." if curved else ".")
+            f"reach {hundredths / 100:.2f}; ask for less{', or --allocate uniform' if curved else finer}."
         )
 
     def check_removal(self, plan: Plan, smallest: int) -> None:
