@@ -83,7 +83,7 @@ def test_a_portable_model_is_exported_without_padding(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**{**LLAMA, "head_dim": 64, "intermediate_size": 256})
     dense = transformers.LlamaForCausalLM(config).eval()
-    settings = CompressConfig(ratio=0.3, portable=True)
+    settings = CompressConfig(ratio=0.4, portable=True)
     native = compress(dense, settings, tokens=tokens_from_tensor(tokens(4, 40))).model
     hf = export_hf(native, None, tmp_path / "hf", dtype=torch.float32)
     gguf = export_gguf(native, pieces(), tmp_path / "model.gguf", kind="f32")
