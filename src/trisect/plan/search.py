@@ -1,7 +1,7 @@
 """The search: one ratio per decoder layer, shared by its components.                          [math.md A-4]
 
 The paper has "a simple search over rank allocations for each decoder layer" and says no more. Here a layer
-may lose any share in steps of RATIO_STEP, all its components alike, as in the uniform plan; its loss is the
+may lose any share in steps of RATIO_STEP, all its components alike, to the nearest widths; its loss is the
 sum of its components' curves; the shares with the least total loss within the budget are found by the
 knapsack of the balanced plan, which lets the components of a layer differ as well. So may the last steps
 here: a layer's step is several of the grid, and the budget is met to one.
