@@ -34,7 +34,7 @@ def uniform_plan(
 def uniform_planner(problem: Problem) -> Planner:
     """The largest common share that fits, then single steps until no other one does."""
     groups = groups_of(problem)
-    smallest = min((saving for group in groups for saving in group.savings if saving > 0), default=0)
+    smallest = min((group.smallest for group in groups if group.smallest), default=0)
 
     def at(budget: int) -> Plan:
         widths = _common(problem, budget, smallest)
