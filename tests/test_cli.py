@@ -135,7 +135,7 @@ def test_ls_lists_every_table(kind: str, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["--ratio", "1.5"], "ratio"),
         (["--ratio", "0"], "ratio"),
-        (["--ratio", "0.99"], "below its minimum"),
+        (["--ratio", "0.99"], "out of reach"),
         (["--ratio", "0.25", "--method", "a4"], "Known: a3,"),
         (["--ratio", "0.25", "--parts", "qk,vo"], "vo"),
         (["--ratio", "0.25", "--layers", "0-9"], "layer"),

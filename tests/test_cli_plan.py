@@ -64,7 +64,7 @@ def test_measured_curves_say_by_which_method_and_from_which_loss(curves: Path) -
     ],
 )
 @pytest.mark.parametrize("allocate", ["uniform", "search", "balanced"])
-def test_every_goal_is_planned_within_its_budget(
+def test_every_goal_is_planned_and_said_before_anything_else(
     model_folder: Path,
     curves: Path,
     tmp_path: Path,
@@ -78,9 +78,17 @@ def test_every_goal_is_planned_within_its_budget(
     assert run("plan", model_folder, *goal, *arguments) == 0
     printed = capsys.readouterr().out
     assert "% kept" in printed
-    assert "planned" in printed
+    first = printed.splitlines()[0]
     facts = read(out)
-    assert facts["budget"]["planned"] <= facts["budget"]["allowed"] < facts["budget"]["before"]
+    budget = facts["budget"]
+    if "--target" in goal[0]:
+        assert budget["planned"] <= budget["allowed"] < budget["before"]
+        assert f"asked for at most {budget['allowed']:,}" in first
+        assert f"planned {budget['planned']:,}" in first
+    else:  # a share: no more is removed than asked for
+        assert budget["allowed"] <= budget["planned"] < budget["before"]
+        removed = 1 - budget["planned"] / budget["before"]
+        assert f"asked to remove {float(goal[1]):.1%}, planned {removed:.1%}" in first
     assert facts["after"][field] == facts["budget"]["planned"]
     assert facts["before"][field] == facts["budget"]["before"]
     if "kv" in goal[0]:
@@ -148,7 +156,7 @@ def test_a_typed_goal_replaces_the_files(model_folder: Path, tmp_path: Path) -> 
     assert run("plan", model_folder, "--config", tmp_path / "run.yaml", "--kv-ratio", 0.1, "--json", out) == 0
     layers = read(out)["plan"]["layers"]
     assert {layer["qk"] for layer in layers} == {32}
-    assert {layer["vo"] for layer in layers} == {24}
+    assert {layer["vo"] for layer in layers} == {24, 32}
 
 
 def test_a_bound_on_perplexity_is_predicted_from_curves(

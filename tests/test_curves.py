@@ -52,7 +52,7 @@ def test_a_point_of_a_curve_is_the_loss_of_the_model_with_that_component_narrowe
     assert measured.points[0, "mlp"][width] == pytest.approx(narrow - dense, abs=apart)
 
 
-def test_a_balanced_run_stays_within_its_budget_and_reuses_its_curves(tmp_path: Path) -> None:
+def test_a_balanced_run_removes_no_more_than_asked_and_reuses_its_curves(tmp_path: Path) -> None:
     path = tmp_path / "curves.json"
     config = CompressConfig(ratio=0.3, method="a3+", align=8, allocate="balanced")
     wide = {"hidden_size": 48, "intermediate_size": 256}
@@ -60,7 +60,7 @@ def test_a_balanced_run_stays_within_its_budget_and_reuses_its_curves(tmp_path: 
     full = budget_of(shape_of(models[0])).linear_parameters
     for model in models:
         compress(model, config, tokens=CALIBRATION, curves=path)
-        assert budget_of(shape_of(model)).linear_parameters <= 0.7 * full
+        assert 0.7 * full <= budget_of(shape_of(model)).linear_parameters < 0.8 * full
         assert path.exists()
     assert shape_of(models[0]) == shape_of(models[1])
 

@@ -80,7 +80,17 @@ ALLOWED = {
     "evaluate": {"trisect.evaluate", "trisect.data", "trisect.errors"},
 }
 OUTSIDE = {"solve": {"torch"}, "methods": {"torch"}, "plan": {"numpy"}}
-STANDARD_ONLY = {"collections", "dataclasses", "functools", "itertools", "json", "math", "pathlib", "typing"}
+STANDARD_ONLY = {
+    "bisect",
+    "collections",
+    "dataclasses",
+    "functools",
+    "itertools",
+    "json",
+    "math",
+    "pathlib",
+    "typing",
+}
 
 
 def imported_modules(path: Path) -> set[str]:

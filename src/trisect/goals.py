@@ -26,14 +26,14 @@ NUMBER = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e\+?[0-9]{1,2})?)\s*([a-z]*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Remove this share of what the chosen parts of the chosen layers cost now."""
+    """Remove this share, and no more, of what the chosen parts of the chosen layers cost now."""
 
     budget: str
     removed: float
 
     def keeps(self, total: int) -> int:
-        """The most that may be left of `total`; decimal, because 1 - 0.3 is not 0.7 in binary."""
-        return math.floor((1 - Fraction(str(self.removed))) * total)
+        """The least that must be left of `total`; decimal, because 1 - 0.3 is not 0.7 in binary."""
+        return math.ceil((1 - Fraction(str(self.removed))) * total)
 
     def __str__(self) -> str:
         return f"a ratio of {self.removed:g}" + ("" if self.budget == "params" else f" of {self.budget}")

@@ -1,6 +1,6 @@
 """The whole flow on one screen: calibrate -> plan -> solve -> rewrite."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,14 @@ def compress(
     plan: Plan | None = None,
     work: Path | None = None,
     progress: Progress | None = None,
+    planned: Callable[[Plan], None] | None = None,
 ) -> Compressed:
     """Compress a model in place and say what it cost.
 
     Statistics come from `moments` if given, else from `tokens`, else from `config.calibration`. Loss curves,
     or ASVD's sensitivities, are read from the file `curves` where the plan needs them, or measured and
     written there. A `plan` given is carried out as it is. With a folder `work`, every finished layer is kept
-    there, and a run that finds some goes on after them.
+    there, and a run that finds some goes on after them. `planned` is told the plan before anything is solved.
     """
     with timing(next(model.parameters()).device) as clock:
         method = get_method(config.method)
@@ -110,6 +111,8 @@ def compress(
                     )
                 )
             ledger.settle(plan)
+        if planned is not None:
+            planned(plan)
 
         solved = steps(model, config, plan, tokens=tokens, moments=moments, ledger=ledger, progress=progress)
         for step in solved:

@@ -35,7 +35,7 @@ def llama_13b() -> ModelShape:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "widths"), [(0.2, "96/96/11008"), (0.4, "80/80/8320"), (0.6, "48/48/5504")]
+    ("ratio", "widths"), [(0.2, "96/112/11008"), (0.4, "80/80/8192"), (0.6, "48/64/5376")]
 )
 def test_a_ratio_gives_the_widths_that_compress_plans(ratio: float, widths: str) -> None:
     dense = llama_13b()
@@ -47,7 +47,7 @@ def test_a_ratio_gives_the_widths_that_compress_plans(ratio: float, widths: str)
 
 def test_the_factored_twin_has_the_narrow_models_parameters() -> None:
     narrow, factored = variants_of(llama_13b(), kinds=("trisect", "svd-llm"), ratios=(0.4,))
-    assert (narrow.widths, factored.widths[:4]) == ("80/80/8320", "rank")
+    assert (narrow.widths, factored.widths[:4]) == ("80/80/8192", "rank")
     assert factored.removed == pytest.approx(narrow.removed, abs=0.005)
     counts = [budget_of(variant.shape).linear_parameters for variant in (narrow, factored)]
     assert counts[0] == pytest.approx(counts[1], rel=0.01)

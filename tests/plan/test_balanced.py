@@ -64,14 +64,16 @@ def plan(ratio: float, steepness: dict[tuple[int, str], float], **settings: obje
 
 
 @settings(deadline=None, max_examples=25)
-@given(ratio=st.floats(0.02, 0.7), align=st.sampled_from([8, 16, None]))
-def test_the_budget_is_never_exceeded_and_met_to_one_step(ratio: float, align: int | None) -> None:
-    after = budget_of(apply_plan(MODEL, plan(ratio, {}, align=align)))
+@given(percent=st.integers(1, 70), align=st.sampled_from([8, 16, None]))
+def test_no_more_is_removed_than_asked_and_less_by_no_whole_step(percent: int, align: int | None) -> None:
+    if percent < 100 * 3072 / 442368 * (2 if align == 16 else 1):  # not even the smallest step
+        with pytest.raises(TrisectError, match="removes nothing"):
+            plan(percent / 100, {}, align=align)
+        return
+    after = budget_of(apply_plan(MODEL, plan(percent / 100, {}, align=align)))
     full = budget_of(MODEL).linear_parameters
-    assert after.linear_parameters <= (1 - ratio) * full
     largest_step = 64 * 3 * (128 if align == 16 else 64)
-    # Straight curves make every parameter equally dear, so there is no reason to leave budget unused.
-    assert after.linear_parameters > (1 - ratio) * full - 2 * largest_step
+    assert 0 <= 100 * after.linear_parameters - (100 - percent) * full < 100 * largest_step
 
 
 def test_what_costs_most_is_cut_least() -> None:
@@ -84,7 +86,7 @@ def test_what_costs_most_is_cut_least() -> None:
 
 def test_only_the_chosen_layers_and_parts_are_cut() -> None:
     result = plan(0.3, {}, parts=("ov",), layers=(1,))
-    assert [w.vo for w in result.layers] == [64, 32, 64]
+    assert [w.vo for w in result.layers] == [64, 48, 64]
     assert {w.mlp for w in result.layers} == {512}
     assert all(2 * w.pairs == w.qk for w in result.layers)
 

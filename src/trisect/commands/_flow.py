@@ -127,6 +127,7 @@ def compress_and_measure(
 
     In place, unless copies are tried to stay within a bound on perplexity.
     """
+    from trisect.commands._outlook import say_outlook
     from trisect.evaluate.perplexity import perplexity
     from trisect.models import shape_of
     from trisect.pipeline import compress
@@ -137,10 +138,12 @@ def compress_and_measure(
             return None
         return perplexity(model, evaluation, progress=of_stage(report, stage))
 
-    before, was = shape_of(loaded.model), measure(loaded.model, "perplexity before")
+    before = shape_of(loaded.model)
+    later = say_outlook(before, config)
+    was = measure(loaded.model, "perplexity before")
     given: dict[str, Any] = {"tokenizer": loaded.tokenizer, "curves": curves, "progress": report}
     if config.max_ppl_increase is None:
-        compressed = compress(loaded.model, config, moments=moments, work=work, **given)
+        compressed = compress(loaded.model, config, moments=moments, work=work, planned=later, **given)
     else:
         compressed = compress_within(loaded.model, config, **given)
     after, now = shape_of(compressed.model), measure(compressed.model, "perplexity after")

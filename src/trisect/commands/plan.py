@@ -24,15 +24,6 @@ EXAMPLES = (
     ),
     ("What fits 100 million parameters", "trisect plan smollm2-135m --target-params 100M"),
 )
-UNITS = {
-    "linear": "decoder weights",
-    "params": "parameters",
-    "kv": "KV bytes per token",
-    "flops": "FLOPs",
-    "latency": "nanoseconds",
-    "maps": "weights of the maps that change",
-    "masked": "weights that do not become zero (shapes stay)",
-}
 
 
 def run(
@@ -100,7 +91,7 @@ def show_plan(
     from trisect.methods import get_method
     from trisect.models import read_shape
     from trisect.pipeline import checked
-    from trisect.plan import apply_plan
+    from trisect.plan import apply_plan, outlook
     from trisect.report.heatmap import check_heatmap, heat_tables, write_heatmap
     from trisect.report.table import compression_table
 
@@ -115,6 +106,7 @@ def show_plan(
     after = apply_plan(shape, plan)
     facts = describe(shape, config, plan, known)
     console = stdout()
+    console.print(str(outlook(shape, config, plan)), soft_wrap=True)
     console.print(compression_table(shape, after))
     if not plan.masked:
         for table in heat_tables(shape, after):
@@ -161,7 +153,7 @@ def describe(
     shape: "ModelShape", config: "CompressConfig", plan: "Plan", curves: "Curves | None"
 ) -> dict[str, Any]:
     """What a plan comes to, for people and for JSON."""
-    from trisect.plan import apply_plan, budget_of, compare
+    from trisect.plan import apply_plan, budget_of, compare, outlook
 
     old, new = budget_of(shape), budget_of(apply_plan(shape, plan))
     return {
@@ -170,42 +162,9 @@ def describe(
         "after": new.to_dict(),
         "plan": plan.to_dict(),
         "allocate": config.allocate,
-        "budget": _ranks_budget(shape, plan) if plan.linears else _widths_budget(shape, config, plan),
+        "budget": outlook(shape, config, plan).counts(),
         "predicted_rise": None if curves is None else curves.rise(shape, plan),
     }
-
-
-def _widths_budget(shape: "ModelShape", config: "CompressConfig", plan: "Plan") -> dict[str, Any]:
-    """What the goal counts, in the chosen parts of the chosen layers."""
-    from trisect.plan.problem import problem_for
-
-    problem = problem_for(shape, config)
-    planned = problem.cost({key: plan.layers[key[0]].of(key[1]) for key in problem.keys})
-    return {
-        "unit": problem.costs.unit,
-        "before": problem.full + problem.fixed,
-        "allowed": None if config.max_ppl_increase is not None else problem.budget + problem.fixed,
-        "planned": planned + problem.fixed,
-    }
-
-
-def _ranks_budget(shape: "ModelShape", plan: "Plan") -> dict[str, Any]:
-    """Weights of the linear maps that the plan changes; a mask's are those that do not become zero.
-
-    Every map follows its method's rule by itself, so there is no amount that is allowed to them together.
-    """
-    from trisect.plan import apply_plan
-    from trisect.plan.budget import linear_parameters, linear_sizes
-
-    after = apply_plan(shape, plan)
-    before = planned = 0
-    for old, new, linears in zip(shape.layers, after.layers, plan.linears, strict=True):
-        for linear in linears:
-            inputs, outputs = linear_sizes(old, linear.name)
-            before += inputs * outputs
-            planned += linear.rank * outputs if plan.masked else linear_parameters(new, linear.name)
-    unit = "masked" if plan.masked else "maps"
-    return {"unit": unit, "before": before, "allowed": None, "planned": planned}
 
 
 def _curves(
@@ -239,8 +198,10 @@ def _curves(
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
+    from trisect.plan.outlook import UNITS
+
     budget, rise = facts["budget"], facts["predicted_rise"]
-    allowed = "" if budget["allowed"] is None else f", {budget['allowed']:,} allowed"
+    allowed = "" if budget["allowed"] is None else f", {budget['allowed']:,} asked for"
     lines = [f"{UNITS[budget['unit']]}: {budget['planned']:,} planned{allowed}, {budget['before']:,} before"]
     if rise is not None and math.isfinite(rise):
         factor = f"perplexity x{math.exp(rise):.3f}"

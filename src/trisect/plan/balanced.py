@@ -9,7 +9,7 @@ from trisect.config import Share
 from trisect.plan.align import grid_of
 from trisect.plan.costs import Costs
 from trisect.plan.curves import Curves
-from trisect.plan.knapsack import Choice, least_cost, spend
+from trisect.plan.knapsack import Choice, least_cost, smallest_step, spend
 from trisect.plan.plan import Plan
 from trisect.plan.problem import Key, Planner, Problem, pose
 from trisect.shapes import ModelShape
@@ -28,7 +28,7 @@ def balanced_plan(
     align: int | None,
     method: str,
 ) -> Plan:
-    """Widths that lose least and never cost more than (1 - ratio) of the chosen components' parameters."""
+    """Widths that lose least and remove no more than `ratio` of the chosen components' parameters."""
     costs = Costs(shape=shape, unit="linear")
     goal = Share(budget="params", removed=ratio)
     problem = pose(costs, goal=goal, parts=parts, layers=layers, align=align, method=method)
@@ -38,16 +38,16 @@ def balanced_plan(
 def balanced_planner(problem: Problem, curves: Curves) -> Planner:
     """The least loss that any budget can buy."""
     curves.check(problem.shape, problem.keys)
-    items = [_choices(problem, curves, key) for key in problem.keys]
+    items = [choices_of(problem, curves, key) for key in problem.keys]
 
     def at(budget: int) -> Plan:
-        widths = [choice.width for choice in spend(items, budget=budget)]
+        widths = [choice.width for choice in spend(items, budget=budget, at_least=problem.at_least)]
         return problem.plan(dict(zip(problem.keys, widths, strict=True)))
 
-    return Planner(least=least_cost(items), at=at, curved=True)
+    return Planner(least=least_cost(items), smallest=smallest_step(items), at=at, curved=True)
 
 
-def _choices(problem: Problem, curves: Curves, key: Key) -> list[Choice]:
+def choices_of(problem: Problem, curves: Curves, key: Key) -> list[Choice]:
     """Every width of the grid that the curve and the floors reach, and the width as it is."""
     layer, part = key
     shape = problem.shape.layers[layer]

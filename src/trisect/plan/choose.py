@@ -1,13 +1,13 @@
 """From a config to a plan."""
 
-from trisect.config import CompressConfig, Increase, Share
+from trisect.config import CompressConfig, Increase
 from trisect.errors import TrisectError
 from trisect.plan.balanced import balanced_planner
 from trisect.plan.curves import Curves
 from trisect.plan.plan import Plan
 from trisect.plan.problem import Planner, Problem, problem_for
 from trisect.plan.search import search_planner
-from trisect.plan.uniform import below_floor, uniform_plan, uniform_planner
+from trisect.plan.uniform import uniform_planner
 from trisect.shapes import ModelShape
 
 CURVED = {"search": search_planner, "balanced": balanced_planner}
@@ -18,12 +18,6 @@ def plan_for(shape: ModelShape, config: CompressConfig, curves: Curves | None = 
     """The widths a config asks for; an allocation that was not named is the uniform one."""
     check_plannable(config)
     problem = problem_for(shape, config)
-    goal, uniform = problem.goal, config.allocate in (None, "uniform")
-    if uniform and isinstance(goal, Share) and goal.budget == "params":
-        # The paper's rule rounds to the nearest width; only a floor in its way makes it a matter of budget.
-        if not below_floor(problem, goal.removed):
-            asked = {"parts": config.parts, "layers": config.layers, "align": config.align}
-            return uniform_plan(shape, ratio=goal.removed, method=config.method, **asked)  # type: ignore[arg-type]
     return planner_for(problem, config.allocate, curves).solve(problem)
 
 

@@ -28,11 +28,19 @@ def least_cost(items: Sequence[Sequence[Choice]]) -> int:
     return sum(min(choice.cost for choice in item) for item in items)
 
 
-def spend(items: Sequence[Sequence[C]], *, budget: int, table: int = TABLE) -> list[C]:
-    """The best choices within a budget of at least `least_cost`, with as little of it left over as can be."""
+def smallest_step(items: Sequence[Sequence[Choice]]) -> int:
+    """The least that a step from one choice to a narrower one saves."""
+    steps = [wide.cost - narrow.cost for item in items for narrow, wide in zip(item, item[1:], strict=False)]
+    return min((step for step in steps if step > 0), default=0)
+
+
+def spend(
+    items: Sequence[Sequence[C]], *, budget: int, at_least: bool = False, table: int = TABLE
+) -> list[C]:
+    """The best choices for a budget of at least `least_cost`, met to one step: from below, or `at_least`."""
     picked = knapsack(items, budget=budget, table=table)
     assert picked is not None, "the reach was checked"
-    return _spend_the_rest(items, picked, budget=budget)
+    return settled(items, picked, budget=budget, at_least=at_least)
 
 
 def knapsack(items: Sequence[Sequence[C]], *, budget: int, table: int = TABLE) -> list[C] | None:
@@ -78,24 +86,47 @@ def _solve(costs: list[list[int]], losses: list[list[float]], *, size: int) -> l
     return numbers[::-1]
 
 
-def _spend_the_rest(items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int) -> list[C]:
+def settled(
+    items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int, at_least: bool = False
+) -> list[C]:
     """Widen while the budget lasts: what most loss is won with per cost, then what was cut deepest.
 
     Items are in order of width and no loss rises with it. Flat curves and rounded costs leave something over;
-    after this, less than the next step of any item is left.
+    after this, less than the next step of any item is left. Where the budget is to be kept (`at_least`), one
+    of these steps is taken as well, and others go back for it as long as no more is lost than without it.
     """
     at = [list(item).index(choice) for item, choice in zip(items, picked, strict=True)]
     rest = budget - sum(choice.cost for choice in picked)
-    while True:
-        found: tuple[float, float, int] | None = None
+
+    def best(way: int, most: float) -> int | None:
+        """The item to take one step wider (1) or narrower (-1), among steps that cost no more than `most`."""
+        ranks = []
         for number, (item, here) in enumerate(zip(items, at, strict=True)):
-            if here + 1 == len(item) or item[here + 1].cost - item[here].cost > rest:
+            if not 0 <= here + way < len(item):
                 continue
-            extra = max(1, item[here + 1].cost - item[here].cost)
-            rank = ((item[here].loss - item[here + 1].loss) / extra, -(here + 1) / len(item), -number)
-            found = rank if found is None else max(found, rank)
-        if found is None:
-            return [item[here] for item, here in zip(items, at, strict=True)]
-        number = -found[2]
-        rest -= items[number][at[number] + 1].cost - items[number][at[number]].cost
-        at[number] += 1
+            narrow, wide = item[min(here, here + way)], item[max(here, here + way)]
+            cost = wide.cost - narrow.cost
+            if cost <= most and (way > 0 or cost > 0):
+                price = (narrow.loss - wide.loss) / max(1, cost)
+                ranks.append((way * price, -way * (here + way) / len(item), -number))
+        return -max(ranks)[2] if ranks else None
+
+    def move(number: int, way: int) -> int:
+        at[number] += way
+        return items[number][at[number] - way].cost - items[number][at[number]].cost
+
+    def lost() -> float:
+        return sum(item[here].loss for item, here in zip(items, at, strict=True))
+
+    while (number := best(1, rest)) is not None:
+        rest += move(number, 1)
+    if at_least and rest > 0 and (number := best(1, math.inf)) is not None:
+        most = lost()
+        rest += move(number, 1)
+        while (number := best(-1, -rest)) is not None:
+            whole = all(here + 1 == len(item) for item, here in zip(items, at, strict=True))
+            rest += move(number, -1)
+            if lost() > most and not whole:  # something has to go, even where nothing cheap does
+                move(number, 1)
+                break
+    return [item[here] for item, here in zip(items, at, strict=True)]

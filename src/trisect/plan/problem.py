@@ -1,5 +1,6 @@
 """What an allocator is given: which widths it may choose, what they cost, and how much there is to spend."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,11 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Widths for `keys` that cost at most `budget` together; everything else stays as it is."""
+    """Widths for `keys` that together cost `budget`, or as near to it as the grid has them.
+
+    Never less where a share is to be removed (no more goes than was asked for), never more where a size is to
+    be fitted. Everything else stays as it is.
+    """
 
     shape: ModelShape
     keys: tuple[Key, ...]
@@ -31,6 +36,21 @@ class Problem:
     align: int | None
     method: str
     floors: Floors = field(default_factory=Floors)
+    tied: tuple[tuple[str, ...], ...] = ()
+    """Components that have one width in all layers, by those that share it."""
+
+    @property
+    def at_least(self) -> bool:
+        """Whether the budget is what has to be left, not what may be."""
+        return isinstance(self.goal, Share)
+
+    def fits(self, cost: int, budget: int) -> bool:
+        """Whether a cost lies on the budget's right side."""
+        return cost >= budget if self.at_least else cost <= budget
+
+    def moving_with(self, part: str) -> tuple[str, ...]:
+        """The components whose widths in all layers are one with this one's; none where layers may differ."""
+        return next((parts for parts in self.tied if part in parts), ())
 
     @property
     def full(self) -> int:
@@ -68,6 +88,8 @@ class Problem:
             )
         if least <= self.budget:
             return
+        if least == self.full:
+            raise TrisectError(f"The model is too narrow to be cut at all{self._on_grid()}.")
         why = "the measured curves, the grid and the floors" if curved else "the grid and the floors"
         if isinstance(self.goal, Limit):
             raise TrisectError(
@@ -76,10 +98,24 @@ class Problem:
             )
         most = self.full + self.fixed
         hundredths = 100 * (self.full - least) // most
+        finer = "" if self.align is None or self.tied else ", or --align none"
         raise TrisectError(
             f"{str(self.goal).capitalize()} is out of reach: with these parts and layers, {why} "
-            f"reach {hundredths / 100:.2f}; ask for less" + (", or --allocate uniform." if curved else ".")
+            f"reach {hundredths / 100:.2f}; ask for less{', or --allocate uniform' if curved else finer}."
         )
+
+    def check_removal(self, plan: Plan, smallest: int) -> None:
+        """Refuse a plan that changes nothing; `smallest` is what the smallest step saves."""
+        if plan.layers != tuple(map(widths_of, self.shape.layers)):
+            return
+        step = math.ceil(10_000 * smallest / (self.full + self.fixed)) / 10_000
+        raise TrisectError(
+            f"{str(self.goal).capitalize()} removes nothing: the smallest step of a width is {step:g}"
+            f"{self._on_grid()}; ask for that much or more."
+        )
+
+    def _on_grid(self) -> str:
+        return "" if self.align is None else f" with --align {self.align}; --align none gives exact widths"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,14 +124,19 @@ class Planner:
 
     least: int
     """The cost of the narrowest widths it can choose."""
+    smallest: int
+    """The least that a step from one of them to another saves."""
     at: Callable[[int], Plan]
     """Budget -> plan."""
     curved: bool
     """Whether it goes by loss curves, which end somewhere."""
 
     def solve(self, problem: Problem) -> Plan:
+        """The plan for the problem's own budget."""
         problem.check_reach(self.least, curved=self.curved)
-        return self.at(problem.budget)
+        plan = self.at(problem.budget)
+        problem.check_removal(plan, self.smallest)
+        return plan
 
 
 def problem_for(shape: ModelShape, config: CompressConfig) -> Problem:
@@ -116,7 +157,15 @@ def problem_for(shape: ModelShape, config: CompressConfig) -> Problem:
         align=config.align,
         method=config.method,
         floors=config.floor,
+        tied=_tied(config),
     )
+
+
+def _tied(config: CompressConfig) -> tuple[tuple[str, ...], ...]:
+    """Stock architectures have one width for heads, one for MLPs; shared frequencies need one for queries."""
+    if config.portable:
+        return ("qk", "ov"), ("mlp",)
+    return (("qk",),) if config.rope_scope == "model" else ()
 
 
 def pose(
@@ -128,6 +177,7 @@ def pose(
     align: int | None,
     method: str,
     floors: Floors | None = None,
+    tied: tuple[tuple[str, ...], ...] = (),
 ) -> Problem:
     """The problem of reaching `goal` in these parts of these layers (None: all)."""
     shape = costs.shape
@@ -150,6 +200,7 @@ def pose(
         align=align,
         method=method,
         floors=floors or Floors(),
+        tied=tied,
     )
 
 

@@ -1,15 +1,18 @@
 """The search: one ratio per decoder layer, shared by its components.                          [math.md A-4]
 
 The paper has "a simple search over rank allocations for each decoder layer" and says no more. Here a layer
-may lose any share in steps of RATIO_STEP, all its components alike, as in the uniform plan; its loss is the
+may lose any share in steps of RATIO_STEP, all its components alike, to the nearest widths; its loss is the
 sum of its components' curves; the shares with the least total loss within the budget are found by the
-knapsack of the balanced plan, which lets the components of a layer differ as well.
+knapsack of the balanced plan, which lets the components of a layer differ as well. So may the last steps
+here: a layer's step is several of the grid, and the budget is met to one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trisect.plan.balanced import choices_of
 from trisect.plan.curves import Curves
-from trisect.plan.knapsack import Choice, least_cost, spend
+from trisect.plan.knapsack import Choice, least_cost, settled, smallest_step, spend
 from trisect.plan.plan import Plan
 from trisect.plan.problem import Key, Planner, Problem
 
@@ -28,12 +31,33 @@ def search_planner(problem: Problem, curves: Curves) -> Planner:
     curves.check(problem.shape, problem.keys)
     layers = sorted({layer for layer, _ in problem.keys})
     items = [_choices(problem, curves, layer) for layer in layers]
+    single = {key: choices_of(problem, curves, key) for key in problem.keys}
 
     def at(budget: int) -> Plan:
         picked = spend(items, budget=budget)
-        return problem.plan(dict(width for choice in picked for width in choice.widths))
+        widths = dict(width for choice in picked for width in choice.widths)
+        return problem.plan(_last_steps(problem, curves, single, widths, budget))
 
-    return Planner(least=least_cost(items), at=at, curved=True)
+    smallest = smallest_step(list(single.values()))
+    return Planner(least=least_cost(items), smallest=smallest, at=at, curved=True)
+
+
+def _last_steps(
+    problem: Problem,
+    curves: Curves,
+    single: Mapping[Key, list[Choice]],
+    widths: Mapping[Key, int],
+    budget: int,
+) -> dict[Key, int]:
+    """Single components a step wider or narrower, until less than one of their steps is left."""
+    items, picked = [], []
+    for key, width in widths.items():
+        here = Choice(width=width, cost=problem.costs.of(*key, width), loss=curves.loss_at(*key, width))
+        others = [choice for choice in single[key] if choice.width != width]
+        items.append(sorted([here, *others], key=lambda choice: choice.width))
+        picked.append(here)
+    last = settled(items, picked, budget=budget, at_least=problem.at_least)
+    return {key: choice.width for key, choice in zip(widths, last, strict=True)}
 
 
 def _choices(problem: Problem, curves: Curves, layer: int) -> list[LayerChoice]:

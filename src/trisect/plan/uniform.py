@@ -1,16 +1,19 @@
-"""The uniform plan: the same share off every chosen component of every chosen layer."""
+"""The uniform plan: the same share off every chosen component of every chosen layer.          [math.md A-4]
+
+Where one width for all layers cannot meet the budget, some layers have the next width on the grid.
+"""
 
 from collections.abc import Sequence
 
-from trisect.errors import TrisectError
-from trisect.parts import COMPONENTS
-from trisect.plan.align import Grid, grid_of, pairs_at
+from trisect.config import Share
+from trisect.plan.costs import Costs
 from trisect.plan.plan import Plan
-from trisect.plan.problem import Key, Planner, Problem, chosen_layers
-from trisect.shapes import LayerShape, LayerWidths, ModelShape, widths_of
+from trisect.plan.problem import Key, Planner, Problem, pose
+from trisect.plan.steps import Group, groups_of
+from trisect.shapes import ModelShape
 
 BISECTIONS = 40
-"""Enough that no width of any model lies between the last two ratios."""
+"""Enough that no width of any model lies between the last two shares."""
 
 
 def uniform_plan(
@@ -22,97 +25,83 @@ def uniform_plan(
     align: int | None,
     method: str = "a3",
 ) -> Plan:
-    """r = (1 - ratio) d in each of `parts`, on the grid; `layers` None means every layer."""
-    chosen = frozenset(chosen_layers(layers, num_layers=len(shape.layers)))
-    _check_minimum(shape, ratio=ratio, parts=parts, chosen=chosen, align=align)
-    widths = tuple(
-        _narrowed(layer, ratio=ratio, parts=parts, align=align) if index in chosen else widths_of(layer)
-        for index, layer in enumerate(shape.layers)
-    )
-    if widths == tuple(widths_of(layer) for layer in shape.layers):
-        raise TrisectError(
-            f"A ratio of {ratio:g} removes nothing: every width of {','.join(parts)} rounds back "
-            f"to what it is{_on_grid(align)}; use a larger --ratio{_or_no_grid(align)}."
-        )
-    return Plan(layers=widths, method=method, ratio=ratio, align=align)
+    """Widths of (1 - ratio) d in each of `parts`, on the grid; `layers` None means every layer."""
+    costs, goal = Costs(shape=shape, unit="linear"), Share(budget="params", removed=ratio)
+    problem = pose(costs, goal=goal, parts=parts, layers=layers, align=align, method=method)
+    return uniform_planner(problem).solve(problem)
 
 
 def uniform_planner(problem: Problem) -> Planner:
-    """The widest uniform widths within a budget: never over it, floors and grid held.           [math.md A-4]
-
-    Other than `uniform_plan`, which goes to the nearest point of the grid and may end a little above.
-    """
-    ends = {key: (problem.grid(key), problem.lowest(key)) for key in problem.keys}
-
-    def widths_at(ratio: float) -> dict[Key, int]:
-        return {key: max(low, grid.width_at(ratio)) for key, (grid, low) in ends.items()}
+    """The largest common share that fits, then single steps until no other one does."""
+    groups = groups_of(problem)
+    smallest = min((group.smallest for group in groups if group.smallest), default=0)
 
     def at(budget: int) -> Plan:
-        low, high = 0.0, 1.0
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            if problem.cost(widths_at(middle)) <= budget:
-                high = middle
-            else:
-                low = middle
-        return problem.plan(widths_at(high))
+        widths = _common(problem, budget, smallest)
+        if widths is None:
+            steps = _single_steps(problem, groups, _largest_share(problem, groups, budget), budget)
+            pairs = zip(groups, steps, strict=True)
+            widths = {key: width for group, count in pairs for key, width in group.spread(count)}
+        return problem.plan(widths)
 
-    return Planner(least=problem.cost(widths_at(1.0)), at=at, curved=False)
-
-
-def below_floor(problem: Problem, ratio: float) -> bool:
-    """Whether plain uniform widths at this ratio would go below what a floor asks for."""
-    return any(
-        problem.floors.of(key[1]) > 0 and problem.grid(key).width_at(ratio) < problem.lowest(key)
-        for key in problem.keys
+    return Planner(
+        least=sum(group.cost(group.last) for group in groups),
+        smallest=smallest,
+        at=at,
+        curved=False,
     )
 
 
-def _narrowed(layer: LayerShape, *, ratio: float, parts: Sequence[str], align: int | None) -> LayerWidths:
-    new = {
-        component: grid_of(layer, component, align=align).width_at(ratio)
-        if component in parts
-        else layer.width(component)
-        for component in COMPONENTS
-    }
-    return LayerWidths(qk=new["qk"], pairs=pairs_at(layer, qk=new["qk"]), vo=new["ov"], mlp=new["mlp"])
+def _common(problem: Problem, budget: int, smallest: int) -> dict[Key, int] | None:
+    """The nearest widths, one for all layers, where they meet the budget to a step: the paper's rule.
+
+    Exact ranks are the paper's whatever they come to: rounding moves each by less than two channels.
+    """
+    if not isinstance(problem.goal, Share):
+        return None
+    widths = {key: problem.grid(key).width_at(problem.goal.removed) for key in problem.keys}
+    if any(width < problem.lowest(key) for key, width in widths.items()):
+        return None
+    if problem.align is None and problem.goal.budget == "params":
+        return widths
+    return widths if budget <= problem.cost(widths) < budget + smallest else None
 
 
-def _check_minimum(
-    shape: ModelShape,
-    *,
-    ratio: float,
-    parts: Sequence[str],
-    chosen: frozenset[int],
-    align: int | None,
-) -> None:
-    grids = {
-        (index, part): grid_of(shape.layers[index], part, align=align)
-        for index in sorted(chosen)
-        for part in parts
-    }
-    for (index, part), grid in grids.items():
-        if not grid.holds(ratio):
-            raise TrisectError(
-                f"A ratio of {ratio:g} leaves {part} of layer {index} at {grid.width_at(ratio)} of "
-                f"{grid.width}, below its minimum of {grid.minimum}{_on_grid(align)}; "
-                f"{_way_out(set(grids.values()), align=align)}."
-            )
+def _largest_share(problem: Problem, groups: Sequence[Group], budget: int) -> list[int]:
+    """Steps of every group to the common share that uses most of the budget.
+
+    Where the budget is to be kept, shares fall towards it from above; where it is a limit, they rise.
+    """
+    fitting, beyond = (1.0, 0.0) if problem.at_least else (0.0, 1.0)
+    for _ in range(BISECTIONS):
+        middle = (fitting + beyond) / 2
+        steps = [round(group.steps_at(middle)) for group in groups]
+        if problem.fits(sum(map(Group.cost, groups, steps)), budget):
+            fitting = middle
+        else:
+            beyond = middle
+    return [round(group.steps_at(fitting)) for group in groups]
 
 
-def _way_out(grids: set[Grid], *, align: int | None) -> str:
-    """What to type instead: the largest ratio that holds, unless it would remove nothing."""
-    # Hundredths are what people type; a ratio of 0.01 holds for every grid.
-    hundredths = [k / 100 for k in range(1, 100)]
-    largest = max(ratio for ratio in hundredths if all(grid.holds(ratio) for grid in grids))
-    if all(grid.width_at(largest) == grid.width for grid in grids):
-        return f"the model is too narrow to be cut at all{_on_grid(align)}{_or_no_grid(align)}"
-    return f"use --ratio {largest:g} or less{_or_no_grid(align)}"
-
-
-def _on_grid(align: int | None) -> str:
-    return "" if align is None else f" with --align {align}"
-
-
-def _or_no_grid(align: int | None) -> str:
-    return "" if align is None else "; --align none gives exact widths"
+def _single_steps(problem: Problem, groups: Sequence[Group], start: list[int], budget: int) -> list[int]:
+    """One step after the other, of the group that is furthest from where the others are."""
+    steps, onward = list(start), 1 if problem.at_least else -1
+    cost = sum(map(Group.cost, groups, steps))
+    while True:
+        found: list[tuple[float, int, int]] = []
+        for number, group in enumerate(groups):
+            there = steps[number] + onward
+            if not 0 <= there <= group.last:
+                continue
+            change = group.cost(there) - group.cost(steps[number])
+            free = problem.at_least and change >= 0  # a cut that saves nothing is none to make
+            if problem.fits(cost + change, budget) and not free:
+                # The middle of a step decides, so that a group with large ones is not taken past its place.
+                middle = group.share(steps[number]) + group.share(there)
+                found.append((onward * middle, abs(change), -number))
+        if not found:
+            return steps
+        number = -max(found)[2]
+        cost -= groups[number].cost(steps[number])
+        steps[number] += onward
+        cost += groups[number].cost(steps[number])
