@@ -1,102 +1,28 @@
-"""The public datasets that trisect knows by a short name: a table, and one loader for all of them.
+"""One loader for all datasets of the catalogue.
 
 A local copy is tried first: `$TRISECT_DATA/<name>/<split>.<suffix>`, where split is `calibration`
 or `evaluation` and suffix is txt, jsonl, json or parquet. Else `datasets` fetches from the hub.
 """
 
 import os
-import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import cast
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
+from trisect.data.catalogue import DATASETS, DatasetRecord, Split
 from trisect.data.files import TEXT_FIELDS, read_documents
 from trisect.errors import TrisectError
 
 LOCAL_SUFFIXES = ("txt", "jsonl", "json", "parquet")
 CONNECT_SECONDS = 5.0
-POOL_CHARACTERS = 8_000_000
-"""How much of a web-sized split is read: about a thousand windows of 2048 tokens to draw from."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """Which part of a dataset to read, and how much of it."""
-
-    name: str
-    """The hub's name for it. `datasets` calls every file that is listed by itself `train`."""
-    data_files: str | None = None
-    max_documents: int | None = None
-    max_characters: int | None = None
-    """Stop after the document that reaches this many."""
-
-    @property
-    def limited(self) -> bool:
-        return self.max_documents is not None or self.max_characters is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetRecord:
-    """Where a dataset is and how its rows become text."""
-
-    description: str
-    path: str
-    calibration: Split
-    evaluation: Split
-    config: str | None = None
-    revision: str | None = None
-    field: str = "text"
-    joiner: str = "\n\n"
-
-    def split(self, name: str) -> Split:
-        return {"calibration": self.calibration, "evaluation": self.evaluation}[name]
-
-
-DATASETS: dict[str, DatasetRecord] = {
-    "wikitext2": DatasetRecord(
-        description="WikiText-2 raw: calibrate on train, evaluate on test",
-        path="Salesforce/wikitext",
-        config="wikitext-2-raw-v1",
-        calibration=Split(name="train"),
-        evaluation=Split(name="test"),
-    ),
-    "c4": DatasetRecord(
-        description="C4, English: calibrate on the first train shard, evaluate on validation",
-        path="allenai/c4",
-        calibration=Split(
-            name="train",
-            data_files="en/c4-train.00000-of-01024.json.gz",
-            max_characters=POOL_CHARACTERS,
-        ),
-        # 1100 documents joined by a space, as GPTQ, SVD-LLM and their heirs read it; they then stop
-        # at 256 windows (--windows 256).
-        evaluation=Split(
-            name="train",
-            data_files="en/c4-validation.00000-of-00008.json.gz",
-            max_documents=1100,
-        ),
-        joiner=" ",
-    ),
-    "slimpajama": DatasetRecord(
-        description="SlimPajama, 6B-token sample: calibrate on train, evaluate on test",
-        path="DKYoon/SlimPajama-6B",
-        calibration=Split(name="train", max_characters=POOL_CHARACTERS),
-        evaluation=Split(name="test", max_characters=POOL_CHARACTERS),
-    ),
-    "ptb": DatasetRecord(
-        description="Penn Treebank, plain text: calibrate on train, evaluate on test",
-        path="ptb-text-only/ptb_text_only",
-        # The dataset proper is a loading script, which `datasets` no longer runs.
-        revision="refs/convert/parquet",
-        calibration=Split(name="train", data_files="penn_treebank/train/0000.parquet"),
-        evaluation=Split(name="train", data_files="penn_treebank/test/0000.parquet"),
-        field="sentence",
-    ),
-}
+REMEMBERED_SECONDS = 60.0
+_answered: dict[str, tuple[float, bool]] = {}
+"""Endpoint -> when it was asked, and whether it answered: a run asks for many texts in a row."""
 
 
 def dataset_text(name: str, *, split: str, records: Mapping[str, DatasetRecord] = DATASETS) -> str:
@@ -126,7 +52,8 @@ def hub_documents(record: DatasetRecord, *, name: str, split: str) -> list[str]:
                 streaming=part.limited,  # do not fetch gigabytes to read their beginning
             )
             rows = cast(Iterable[dict[str, str]], loaded)
-            return list(_limit((row[record.field] for row in rows), part))
+            texts = islice((row[record.field] for row in rows), part.skip_documents, None)
+            return list(_limit(texts, part))
     except (OSError, ValueError, DatasetsError) as error:
         reason = " ".join(str(error).split())
         raise TrisectError(
@@ -177,16 +104,35 @@ def _no_retries_when_unreachable(record: DatasetRecord) -> Iterator[None]:
         constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = before
 
 
+def can_be_read(name: str) -> bool:
+    """Whether a dataset has a local copy to calibrate on, or the hub to come from."""
+    return is_local(name) or hub_answers()
+
+
+def is_local(name: str) -> bool:
+    """Whether there is a copy to calibrate on in TRISECT_DATA."""
+    return _local_file(name, split="calibration") is not None
+
+
 def hub_answers() -> bool:
     """Whether the hub can be reached; its own libraries would try for half a minute."""
     from huggingface_hub import constants
 
-    if getproxies():  # a direct connection says nothing about a way through a proxy
-        return True
-    endpoint = urlsplit(constants.ENDPOINT)
-    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
+    if constants.HF_HUB_OFFLINE:
+        return False
+    asked, answer = _answered.get(constants.ENDPOINT, (0.0, False))
+    if not asked or time.monotonic() - asked > REMEMBERED_SECONDS:
+        answer = _answers(constants.ENDPOINT)
+        _answered[constants.ENDPOINT] = time.monotonic(), answer
+    return answer
+
+
+def _answers(endpoint: str) -> bool:
+    """One request, through a proxy where one is set; whatever the hub says to it, it is there."""
     try:
-        socket.create_connection((endpoint.hostname or "", port), timeout=CONNECT_SECONDS).close()
-    except OSError:
+        urlopen(Request(endpoint, method="HEAD"), timeout=CONNECT_SECONDS).close()
+    except HTTPError as error:
+        return error.code < 500  # a proxy that finds nothing behind it answers 502 to 504
+    except (OSError, ValueError):
         return False
     return True
