@@ -5,24 +5,17 @@ or `evaluation` and suffix is txt, jsonl, json or parquet. Else `datasets` fetch
 """
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import cast
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from trisect.data.catalogue import DATASETS, DatasetRecord, Split
 from trisect.data.files import TEXT_FIELDS, read_documents
 from trisect.errors import TrisectError
+from trisect.hub import hub_answers, short_patience
 
 LOCAL_SUFFIXES = ("txt", "jsonl", "json", "parquet")
-CONNECT_SECONDS = 5.0
-REMEMBERED_SECONDS = 60.0
-_answered: dict[str, tuple[float, bool]] = {}
-"""Endpoint -> when it was asked, and whether it answered: a run asks for many texts in a row."""
 
 
 def dataset_text(name: str, *, split: str, records: Mapping[str, DatasetRecord] = DATASETS) -> str:
@@ -38,11 +31,10 @@ def dataset_text(name: str, *, split: str, records: Mapping[str, DatasetRecord] 
 def hub_documents(record: DatasetRecord, *, name: str, split: str) -> list[str]:
     """Documents of one split, through `datasets.load_dataset`."""
     import datasets
-    from datasets.exceptions import DatasetsError
 
     part = record.split(split)
     try:
-        with _no_retries_when_unreachable(record):
+        with short_patience(hub="/" in record.path):
             loaded = datasets.load_dataset(
                 record.path,
                 record.config,
@@ -54,10 +46,11 @@ def hub_documents(record: DatasetRecord, *, name: str, split: str) -> list[str]:
             rows = cast(Iterable[dict[str, str]], loaded)
             texts = islice((row[record.field] for row in rows), part.skip_documents, None)
             return list(_limit(texts, part))
-    except (OSError, ValueError, DatasetsError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # from every library between here and the wire
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        login = " `hf auth login` says who you are." if "gated" in reason else ""
         raise TrisectError(
-            f"The dataset {name} ({record.path}) could not be loaded: {reason}. Pass a text file "
+            f"The dataset {name} ({record.path}) could not be loaded: {reason}.{login} Pass a text file "
             f"instead, or set TRISECT_DATA to a folder that holds {name}/{split}.txt or .jsonl."
         ) from error
 
@@ -87,23 +80,6 @@ def _local_file(name: str, *, split: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-@contextmanager
-def _no_retries_when_unreachable(record: DatasetRecord) -> Iterator[None]:
-    """Turn on the hub's offline mode (cache only) if it cannot be reached: half a minute saved."""
-    if "/" not in record.path or hub_answers():
-        yield
-        return
-    from datasets import config
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = before
-
-
 def can_be_read(name: str) -> bool:
     """Whether a dataset has a local copy to calibrate on, or the hub to come from."""
     return is_local(name) or hub_answers()
@@ -112,27 +88,3 @@ def can_be_read(name: str) -> bool:
 def is_local(name: str) -> bool:
     """Whether there is a copy to calibrate on in TRISECT_DATA."""
     return _local_file(name, split="calibration") is not None
-
-
-def hub_answers() -> bool:
-    """Whether the hub can be reached; its own libraries would try for half a minute."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    asked, answer = _answered.get(constants.ENDPOINT, (0.0, False))
-    if not asked or time.monotonic() - asked > REMEMBERED_SECONDS:
-        answer = _answers(constants.ENDPOINT)
-        _answered[constants.ENDPOINT] = time.monotonic(), answer
-    return answer
-
-
-def _answers(endpoint: str) -> bool:
-    """One request, through a proxy where one is set; whatever the hub says to it, it is there."""
-    try:
-        urlopen(Request(endpoint, method="HEAD"), timeout=CONNECT_SECONDS).close()
-    except HTTPError as error:
-        return error.code < 500  # a proxy that finds nothing behind it answers 502 to 504
-    except (OSError, ValueError):
-        return False
-    return True
