@@ -9,6 +9,9 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+# No test asks the hub for anything: those about it have one of their own on this machine (tests/hub).
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 NUMERICS = (
     "calibrate",

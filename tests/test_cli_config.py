@@ -168,7 +168,7 @@ def test_on_and_off_mean_the_words_and_home_is_home(tmp_path: Path) -> None:
     file.write_text("stream: off\ncalibration: ~/text.txt\n")
     found = parsed("compress", "m", "--config", str(file))
     assert found["stream"] == "off"
-    assert found["calibration"] == str(Path.home() / "text.txt")
+    assert found["calibration"] == [str(Path.home() / "text.txt")]
 
 
 def test_calibration_settings_may_stand_together(tmp_path: Path) -> None:
@@ -176,7 +176,9 @@ def test_calibration_settings_may_stand_together(tmp_path: Path) -> None:
     file.write_text("seed: 3\ncalibration: {source: a.txt, samples: 4, seed: 3, batch-size: 2}\n")
     found = parsed("compress", "m", "--config", str(file))
     names = ("calibration", "samples", "seed", "batch_size")
-    assert [found[name] for name in names] == ["a.txt", 4, 3, 2]
+    assert [found[name] for name in names] == [["a.txt"], 4, 3, 2]
+    file.write_text("calibration: [a.txt, c4]\n")
+    assert parsed("compress", "m", "--config", str(file))["calibration"] == ["a.txt", "c4"]
 
 
 def test_a_whole_run_can_come_from_a_file(tmp_path: Path) -> None:

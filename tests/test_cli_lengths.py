@@ -7,7 +7,7 @@ import pytest
 
 from command_line import read, run
 from tiny_models import save_tiny, tiny
-from trisect.commands._lengths import USUAL, usual_length
+from trisect.usual import USUAL_LENGTH, usual_length
 
 CONTEXT = 128
 
@@ -51,6 +51,6 @@ def test_long_contexts_and_unknown_ones_leave_it_at_the_usual_length() -> None:
     model = tiny("llama-gqa")
     assert usual_length(model) == CONTEXT
     model.config.max_position_embeddings = 100_000
-    assert usual_length(model) == USUAL
+    assert usual_length(model) == USUAL_LENGTH
     del model.config.max_position_embeddings
-    assert usual_length(model) == USUAL
+    assert usual_length(model) == USUAL_LENGTH

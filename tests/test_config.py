@@ -69,7 +69,9 @@ def test_a_ratio_outside_zero_and_one_is_refused(ratio):
         ({"calibration": {"sampling": "frist"}}, "Did you mean first?"),
         ({"calibration": {"batch_size": 0}}, "batch_size"),
         ({"calibration": {"source": ""}}, "source"),
-        ({"calibration": "wikitext2"}, "mapping"),
+        ({"calibration": 5}, "source"),
+        ({"calibration": []}, "source"),
+        ({"calibration": {"source": ["a", 1]}}, "source"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(change, message):

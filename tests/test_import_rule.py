@@ -22,6 +22,7 @@ ALLOWED = {
         "trisect.kernels",
         "trisect.clock",
         "trisect.data.registry",
+        "trisect.hub",
     },
     "kernels": {"trisect.kernels", "trisect.errors"},
     "plan": {
@@ -32,7 +33,7 @@ ALLOWED = {
         "trisect.untrusted",
         "trisect.config",
     },
-    "data": {"trisect.data", "trisect.errors", "trisect.untrusted", "trisect.files"},
+    "data": {"trisect.data", "trisect.errors", "trisect.untrusted", "trisect.files", "trisect.hub"},
     "calibrate": {
         "trisect.calibrate",
         "trisect.models",

@@ -15,7 +15,8 @@ from trisect.evaluate.perplexity import perplexity
 from trisect.models import shape_of
 from trisect.pipeline import compress
 from trisect.plan import budget_of
-from trisect.target import _windows_apart, compress_within
+from trisect.target import compress_within
+from trisect.texts import prepare
 
 CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))
 
@@ -65,17 +66,26 @@ def test_other_goals_go_through_the_pipeline() -> None:
     assert entry["ratio"] == pytest.approx(1 - now.linear_parameters / full.linear_parameters)
 
 
-def test_random_windows_held_out_share_no_text_with_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampling", ["random", "first"])
+@pytest.mark.parametrize("texts", [1, 3])
+def test_windows_that_keep_a_bound_share_no_token_with_those_solved_on(
+    tmp_path: Path, sampling: str, texts: int
+) -> None:
     # Every token has its position as its name, so that shared text would show.
-    save_file({"input_ids": torch.arange(1000)}, tmp_path / "ids.safetensors")
-    for sampling in ("random", "first"):
-        calibration = CalibrationConfig(
-            source=str(tmp_path / "ids.safetensors"), samples=16, length=50, sampling=sampling
-        )
-        config = CompressConfig(max_ppl_increase="5%", calibration=calibration)
-        solving, judging = held_out(_windows_apart(config, tokenizer=None).ids)
-        assert (len(solving), len(judging)) == (12, 4)
-        assert not set(solving.flatten().tolist()) & set(judging.flatten().tolist())
+    names = []
+    for number in range(texts):
+        names.append(str(tmp_path / f"{number}.safetensors"))
+        save_file({"input_ids": torch.arange(1000) + 1000 * number}, names[-1])
+    calibration = CalibrationConfig(source=names, samples=16, length=50, sampling=sampling)
+    config = CompressConfig(max_ppl_increase="5%", calibration=calibration)
+    prepared = prepare(tiny("llama-gqa"), config, None)
+    solving, judging = held_out(prepared.tokens.ids)
+    assert (len(solving), len(judging)) == (12, 4)
+    assert not set(solving.flatten().tolist()) & set(judging.flatten().tolist())
+    for text in prepared.texts:
+        kept = set(text.apart.held_out(8, length=50).flatten().tolist())
+        assert kept
+        assert not kept & set(prepared.tokens.ids.flatten().tolist())
 
 
 def test_what_cannot_be_bounded_is_refused() -> None:

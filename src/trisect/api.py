@@ -3,7 +3,7 @@
 Nothing is printed, and no setting of torch or transformers is left changed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from trisect import moments as moment_files
 from trisect import pipeline
-from trisect.calibrate import MomentsInfo, Progress
+from trisect.calibrate import MomentsInfo, Progress, read_info
+from trisect.calibration import as_mixture
 from trisect.clock import timing
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import Tokens, load_tokens, tokens_from_tensor
@@ -23,14 +24,15 @@ from trisect.hush import hushed
 from trisect.methods import get_method
 from trisect.methods.method import options_of
 from trisect.models import load_model, original_shape, original_widths, save_model, shape_of
-from trisect.models.check import check_finite, check_tokens
+from trisect.models.check import check_finite
 from trisect.pipeline import Compressed, Step
 from trisect.plan import Plan
 from trisect.summary import Summary, summarise
 from trisect.target import compress_within
+from trisect.texts import with_tokens
 
-Calibration = str | CalibrationConfig | Tensor | Tokens
-"""The name of a source or a text file, a record with more settings, or token ids (windows, length)."""
+Calibration = str | Sequence[str] | CalibrationConfig | Tensor | Tokens
+"""A name or a text file, or several; a record with more settings; or token ids (windows, length)."""
 
 
 def compress(
@@ -38,7 +40,7 @@ def compress(
     ratio: float | None = None,
     *,
     max_ppl_increase: str | float | None = None,
-    method: str = "a3+",
+    method: str | None = None,
     calibration: Calibration | None = None,
     tokenizer: Any = None,
     config: CompressConfig | None = None,
@@ -49,17 +51,21 @@ def compress(
 
     The goal is a `ratio` to remove, and then an object is compressed in place; or `max_ppl_increase` ("5%"),
     and then the smallest copy that was found inside this bound comes back, the model given staying as it is.
-    `config` replaces goal and `method` where more is to be said. `progress` is called with (stage, done,
+    `config` stands in for goal and `method` where more is to be said. `progress` is called with (stage, done,
     total). Gives the model, with its `tokenizer` and its `receipt`.
     """
+    goal = {"ratio": ratio, "max_ppl_increase": max_ppl_increase, "method": method}
+    config = _config_for({name: value for name, value in goal.items() if value is not None}, config)
+    tokens = None
+    if isinstance(calibration, Tensor | Tokens):
+        tokens = _ready(calibration)
+    elif isinstance(calibration, CalibrationConfig):
+        config = replace(config, calibration=calibration)
+    elif calibration is not None:
+        config = replace(config, calibration=replace(config.calibration, source=as_mixture(calibration)))
     if isinstance(model, str | Path):
         model = load(model, device=device)
-    config = config or _config_for(ratio, max_ppl_increase, method)
-    if isinstance(calibration, str):
-        calibration = replace(config.calibration, source=calibration)
-    if isinstance(calibration, CalibrationConfig):
-        config, calibration = replace(config, calibration=calibration), None
-    tokenizer, tokens = _tokenizer(model, tokenizer), _ready(calibration)
+    tokenizer = _tokenizer(model, tokenizer)
     carry_out = pipeline.compress if config.max_ppl_increase is None else compress_within
     result = carry_out(model, config, tokenizer=tokenizer, tokens=tokens, progress=progress)
     result.model.tokenizer = tokenizer
@@ -100,7 +106,7 @@ def calibrate(
     read the dense model alone: a3 does, a3+ does not. Gives what the file says of itself.
     """
     moment_files.refuse_stored_moments(get_method(config.method))
-    found = _tokens(model, config, tokens, tokenizer)
+    config, found = _settled(model, config, tokens, tokenizer, progress)
     return moment_files.calibrate(model, config, out, tokens=found, progress=progress)
 
 
@@ -120,8 +126,9 @@ def plan(
     """
     method = get_method(config.method)
     config = pipeline.checked(config, method)
-    looks = config.allocate != "uniform"
-    found = _tokens(model, config, tokens, tokenizer) if looks else None
+    found = None
+    if config.allocate != "uniform":
+        config, found = _settled(model, config, tokens, tokenizer, progress)
     return pipeline.make_plan(
         model, method, config, found, options=options_of(config), curves=curves, progress=progress
     )
@@ -149,8 +156,9 @@ def solve(
     found = None
     if moments is not None:
         moment_files.refuse_stored_moments(method)
+        config = moment_files.calibrated_as(config, read_info(str(moments)))
     else:
-        found = _tokens(model, config, tokens, tokenizer)
+        config, found = _settled(model, config, tokens, tokenizer, progress)
     return pipeline.steps(model, config, plan, tokens=found, moments=moments, progress=progress)
 
 
@@ -166,6 +174,7 @@ def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step
             _check_untouched(model, step)
             step.apply()
             losses.append(step.entry())
+            config = replace(config, calibration=step.calibration)
             hashes.add(step.token_hash)
         plan = pipeline.marked(model, config, plan, original)
     token_hash = hashes.pop() if len(hashes) == 1 else None
@@ -201,13 +210,22 @@ def summary(model: Any) -> Summary:
     return summarise(original_shape(model), shape_of(model), getattr(model.config, "trisect", None))
 
 
-def _config_for(ratio: float | None, max_ppl_increase: str | float | None, method: str) -> CompressConfig:
-    if ratio is None and max_ppl_increase is None:
+def _config_for(given: dict[str, Any], config: CompressConfig | None) -> CompressConfig:
+    """The config, or one with the goal and the method that were given; both at once are refused."""
+    if config is not None and given:
+        raise TrisectError(
+            f"{' and '.join(given)} and config were given: config says it all, so put "
+            f"{'it' if len(given) == 1 else 'them'} there, dataclasses.replace(config, "
+            f"{', '.join(f'{name}={value!r}' for name, value in given.items())})."
+        )
+    if config is not None:
+        return config
+    if not given.keys() & {"ratio", "max_ppl_increase"}:
         raise TrisectError(
             "Say how much to remove, compress(model, ratio=0.25), or how much perplexity may rise, "
             "compress(model, max_ppl_increase='5%')."
         )
-    return CompressConfig(ratio=ratio, max_ppl_increase=max_ppl_increase, method=method)
+    return CompressConfig(**given)
 
 
 def _tokenizer(model: Any, given: Any) -> Any:
@@ -227,11 +245,16 @@ def _ready(tokens: Tensor | Tokens | None) -> Tokens | None:
     return tokens_from_tensor(tokens) if isinstance(tokens, Tensor) else tokens
 
 
-def _tokens(model: Any, config: CompressConfig, tokens: Tensor | Tokens | None, tokenizer: Any) -> Tokens:
-    """Those given, or those that the config asks for, fit for the model."""
-    found = _ready(tokens) or moment_files.calibration_tokens(config, _tokenizer(model, tokenizer))
-    check_tokens(model, found.ids)
-    return found
+def _settled(
+    model: Any,
+    config: CompressConfig,
+    tokens: Tensor | Tokens | None,
+    tokenizer: Any,
+    progress: Progress | None,
+) -> tuple[CompressConfig, Tokens]:
+    """The tokens given, or those that the config asks for; and the config with nothing left open."""
+    given = _ready(tokens)
+    return with_tokens(model, config, given, tokenizer=_tokenizer(model, tokenizer), progress=progress)
 
 
 __all__ = [

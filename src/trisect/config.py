@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from trisect.calibration import CalibrationConfig
 from trisect.components import COMPONENTS
 from trisect.errors import TrisectError, unknown_name
 from trisect.goals import (
@@ -22,60 +23,14 @@ from trisect.goals import Increase as Increase
 from trisect.goals import Limit as Limit
 from trisect.goals import Share as Share
 from trisect.portable import portable_settings
-from trisect.untrusted import is_number, read_settings
+from trisect.untrusted import check_integer, is_number, read_settings, refuse_unknown_keys
 
-SAMPLINGS = ("random", "first")
-STATES = ("auto", "device", "host", "disk")
 ALIGNMENTS = (8, 16, 32)
 ALLOCATIONS = ("uniform", "search", "balanced")
 ROPE_SCOPES = ("head", "layer", "model")
 DEFAULT_ALIGN = 16
 MOST_LAYERS = 1000
 """Of a model whose number of layers is not known yet."""
-MOST_TOKENS = 1 << 28
-"""Of a calibration set; the paper's has 262,144."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationConfig:
-    """Which tokens the moments are collected on."""
-
-    source: str = "builtin"
-    """A built-in name (`trisect ls data`) or a text file."""
-    samples: int = 128
-    length: int = 2048
-    sampling: str = "random"
-    """"random" windows, as in the paper, or consecutive ones from the "first" token on."""
-    seed: int = 0
-    batch_size: int | None = None
-    """Windows per forward pass; None lets the calibration choose."""
-    states: str = "auto"
-    """Where hidden states of all windows are kept: on the device, in main memory ("host"), on disk."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.source, str) or not self.source:
-            raise TrisectError(f"The calibration source must be a name or a file, not {self.source!r}.")
-        _check_integer("samples", self.samples, minimum=1)
-        _check_integer("length", self.length, minimum=2)
-        if self.samples * self.length > MOST_TOKENS:
-            raise TrisectError(f"{self.samples} windows of {self.length} are over {MOST_TOKENS:,} tokens.")
-        _check_integer("seed", self.seed, minimum=0)
-        if self.batch_size is not None:
-            _check_integer("batch_size", self.batch_size, minimum=1)
-        if self.sampling not in SAMPLINGS:
-            raise unknown_name("sampling", str(self.sampling), SAMPLINGS)
-        if self.states not in STATES:
-            raise unknown_name("place for hidden states", str(self.states), STATES)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings, ready for JSON or YAML."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "CalibrationConfig":
-        """The inverse of `to_dict`; keys that are left out have their default."""
-        _refuse_unknown_keys(data, cls, where="calibration")
-        return cls(**data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +96,7 @@ class CompressConfig:
             raise unknown_name("rope scope", str(self.rope_scope), ROPE_SCOPES)
         if not isinstance(self.without, tuple) or not all(isinstance(name, str) for name in self.without):
             raise TrisectError(f"without must be a list of names such as fold,values, not {self.without!r}.")
-        _check_integer("seed", self.seed, minimum=0)
+        check_integer("seed", self.seed, minimum=0)
         if self.allocate is not None and self.allocate not in ALLOCATIONS:
             raise unknown_name("allocation", str(self.allocate), ALLOCATIONS)
         if not isinstance(self.floor, Floors):
@@ -173,7 +128,7 @@ class CompressConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "CompressConfig":
         """The inverse of `to_dict`; also takes the command line's spellings, e.g. layers "4-27"."""
-        _refuse_unknown_keys(data, cls, where="configuration")
+        refuse_unknown_keys(data, cls, where="configuration")
         values = dict(data)
         readers: dict[str, Callable[[str], Any]] = {
             "parts": parse_parts,
@@ -191,12 +146,8 @@ class CompressConfig:
         values["floor"] = read_floors(values.get("floor"))
         if values.get("portable"):
             values = portable_settings(values)
-        if isinstance(values.get("calibration"), Mapping):
-            values["calibration"] = CalibrationConfig.from_dict(values["calibration"])
-        elif not isinstance(values.get("calibration", CalibrationConfig()), CalibrationConfig):
-            raise TrisectError(
-                f"calibration must be a mapping such as {{samples: 128}}, not {values['calibration']!r}."
-            )
+        if "calibration" in values:
+            values["calibration"] = CalibrationConfig.read(values["calibration"])
         return cls(**values)
 
 
@@ -262,18 +213,6 @@ def parse_parts(text: str) -> tuple[str, ...]:
     return tuple(component for component in COMPONENTS if component in names)
 
 
-def _refuse_unknown_keys(data: Mapping[str, Any], record: type, *, where: str) -> None:
-    known = [entry.name for entry in fields(record)]
-    for key in data:
-        if key not in known:
-            raise unknown_name(f"{where} key", str(key), known)
-
-
-def _check_integer(name: str, value: object, *, minimum: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise TrisectError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
-
-
 def _check_parts(parts: tuple[str, ...]) -> None:
     if not parts or not isinstance(parts, tuple):
         raise TrisectError("No parts were named; use --parts qk,ov,mlp or some of the three.")
@@ -290,4 +229,4 @@ def _check_layers(layers: tuple[int, ...] | None) -> None:
     if not layers or not isinstance(layers, tuple):
         raise TrisectError("No layers were named; write e.g. --layers 4-27, or leave it out for all.")
     for layer in layers:
-        _check_integer("A layer index", layer, minimum=0)
+        check_integer("A layer index", layer, minimum=0)

@@ -17,6 +17,7 @@ from trisect import workers
 from trisect.calibrate import Progress, TwoStreams
 from trisect.config import CompressConfig
 from trisect.data import Tokens
+from trisect.data.apart import TEST_SHARE
 from trisect.errors import TrisectError
 from trisect.files import write_json
 from trisect.gather import turned_statistics
@@ -39,8 +40,6 @@ parameters and is cut in the smallest steps, so its curve is the finest."""
 LOW_SHARES = (0.25, 0.125)
 CHEAP = 0.002
 """Nats per token: where the narrowest width costs less, those low ones are measured, too."""
-TEST_SHARE = 4
-"""One window in so many judges."""
 MEASURED = ("a3", "a3+")
 """Methods that curves are measured with; the others go by those of the last."""
 

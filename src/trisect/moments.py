@@ -1,17 +1,19 @@
-"""Moments of a whole model in one file, collected once and cut at any ratio; and the tokens they are of."""
+"""Moments of a whole model in one file, collected once and cut at any ratio."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trisect.calibrate import MomentsInfo, Progress, collect, save_moments
-from trisect.config import CalibrationConfig, CompressConfig
-from trisect.data import Tokens, load_tokens
+from trisect.config import CompressConfig
+from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.methods import get_method
 from trisect.methods.method import Method
 from trisect.models import fingerprint
-from trisect.models.check import check_finite, check_tokens
+from trisect.models.check import check_finite
 from trisect.parts import LINEARS
+from trisect.texts import with_tokens
 
 
 def calibrate(
@@ -27,8 +29,7 @@ def calibrate(
     method = get_method(config.method)
     refuse_stored_moments(method)
     check_finite(model)
-    tokens = tokens or calibration_tokens(config, tokenizer)
-    check_tokens(model, tokens.ids)
+    config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
     names = frozenset().union(*(reads for name, reads in method.reads.items() if _within(name, config.parts)))
     if any(name.endswith("_fisher") for name in names):
         raise TrisectError(
@@ -54,6 +55,11 @@ def store_moments(
     return info
 
 
+def calibrated_as(config: CompressConfig, info: MomentsInfo) -> CompressConfig:
+    """The config with the text that stored moments are of."""
+    return replace(config, calibration=replace(config.calibration, source=info.source))
+
+
 def how_to_run(config: CompressConfig) -> dict[str, Any]:
     """In which batches windows are run and where their hidden states lie; no result depends on it."""
     return {"batch_size": config.calibration.batch_size, "place": config.calibration.states}
@@ -62,24 +68,6 @@ def how_to_run(config: CompressConfig) -> dict[str, Any]:
 def _within(name: str, parts: tuple[str, ...]) -> bool:
     """Whether a component or linear map belongs to the parts asked for."""
     return any(name == part or name in LINEARS[part] for part in parts)
-
-
-def calibration_tokens(config: CompressConfig, tokenizer: Any) -> Tokens:
-    """The tokens a config asks to calibrate on."""
-    return tokens_for(config.calibration, tokenizer)
-
-
-def tokens_for(calibration: CalibrationConfig, tokenizer: Any) -> Tokens:
-    """The windows that a calibration record describes."""
-    return load_tokens(
-        calibration.source,
-        tokenizer,
-        samples=calibration.samples,
-        length=calibration.length,
-        sampling=calibration.sampling,
-        seed=calibration.seed,
-        split="calibration",
-    )
 
 
 def refuse_stored_moments(method: Method) -> None:

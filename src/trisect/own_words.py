@@ -4,6 +4,7 @@ A calibration text says little about neurons that other texts need. What a model
 has something of everything it has learnt.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -24,6 +25,7 @@ from trisect.evaluate.likelihood import stated_contexts
 from trisect.files import atomic_write_text, check_writable, write_json
 from trisect.journal import unfinished
 from trisect.models.fingerprint import fingerprint
+from trisect.models.walk import refuse_streamed
 from trisect.receipt import build_receipt
 from trisect.untrusted import is_number
 
@@ -82,6 +84,14 @@ def write_own_words(
         write_json(receipt_beside(out), receipt)
         atomic_write_text(out, text)
     return receipt
+
+
+def own_text(model: Any, tokenizer: Any, config: OwnWords, *, told: Told | None = None) -> str:
+    """Texts of a model's own in one, written by a copy: the model stays as it is."""
+    refuse_streamed(model, "Writing text of its own is done by a copy of the model, which")
+    writer = Writer(copy.deepcopy(model), tokenizer, config)
+    texts = [text for number in range(writer.batches) for text in writer.write(number, told)]
+    return "\n\n".join(texts[: config.samples])
 
 
 def check_output(out: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from trisect import workers
 from trisect.calibrate import Progress, read_info
 from trisect.clock import stage, timing
-from trisect.config import CompressConfig
+from trisect.config import CalibrationConfig, CompressConfig
 from trisect.curves import curves_for
 from trisect.data import Tokens
 from trisect.errors import TrisectError
@@ -20,13 +20,14 @@ from trisect.methods import get_method, solve
 from trisect.methods.a3plus import check_pieces
 from trisect.methods.method import Method, Options, check_parts, options_of
 from trisect.models import LayerView, layer_views, mark_compressed, original_widths, shape_of
-from trisect.models.check import check_finite, check_tokens
-from trisect.moments import calibration_tokens, refuse_stored_moments
+from trisect.models.check import check_finite
+from trisect.moments import calibrated_as, refuse_stored_moments
 from trisect.parts import COMPONENTS, Solution
 from trisect.plan import Plan, check_plannable, plan_for
 from trisect.ranks import linear_plan
 from trisect.receipt import build_receipt
 from trisect.shapes import LayerWidths, widths_of
+from trisect.texts import with_tokens
 
 
 @dataclass(kw_only=True)
@@ -39,6 +40,8 @@ class Step:
     solution: Solution
     token_hash: str
     """Of the tokens that it was solved on."""
+    calibration: CalibrationConfig
+    """Where those come from."""
     applied: bool = False
 
     @property
@@ -92,12 +95,12 @@ def compress(
     with timing(next(model.parameters()).device) as clock:
         method = get_method(config.method)
         config = checked(config, method)
-        check_finite(model)
+        check_model(model, config)
         if moments is None:
-            tokens = tokens or calibration_tokens(config, tokenizer)
-            check_tokens(model, tokens.ids)
+            config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
         else:
             refuse_stored_moments(method)
+            config = calibrated_as(config, read_info(str(moments)))
         token_hash = hash_of(tokens, moments)
 
         original, options = original_widths(model), options_of(config)
@@ -155,7 +158,14 @@ def steps(
             owner = (view.index * len(COMPONENTS) + number) % workers.count()
             with stage(component):
                 solution = solved_by(owner, method, view, component, statistics, width, options)
-            step = Step(view=view, component=component, width=width, solution=solution, token_hash=token_hash)
+            step = Step(
+                view=view,
+                component=component,
+                width=width,
+                solution=solution,
+                token_hash=token_hash,
+                calibration=config.calibration,
+            )
             yield step
             if not step.applied and (method.repairs or method.sequential):
                 raise TrisectError(
@@ -197,6 +207,15 @@ def checked(config: CompressConfig, method: Method) -> CompressConfig:
     if method.slots is None and (config.without or config.rope_scope != "head"):
         raise TrisectError(f"--without and --rope-scope are for a3+, not for {method.name}; leave them out.")
     return replace(config, allocate=config.allocate or method.allocate)
+
+
+def check_model(model: Any, config: CompressConfig) -> None:
+    """Refuse weights that are not finite, and a model that cannot become portable."""
+    check_finite(model)
+    if config.portable:
+        from trisect.export.targets import check_portable
+
+        check_portable(model, config.parts)
 
 
 def solved_by(

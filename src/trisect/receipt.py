@@ -52,24 +52,32 @@ def read_receipt(folder: str | Path) -> dict[str, Any]:
     return receipt
 
 
+def measured_perplexities(record: Mapping[str, Any]) -> list[Any]:
+    """Perplexity before and after, one entry per text; older records have one text."""
+    rows = record.get("perplexities") or [record.get("perplexity")]
+    return [row for row in rows if row]
+
+
 def _wrong_part(receipt: dict[str, Any]) -> str | None:
     """What is wrong with a receipt."""
     kinds = {
         **dict.fromkeys(("recipe", "timings", "versions", "hardware", "perplexity", "target"), dict),
         **dict.fromkeys(("date", "trisect", "commit", "python", "source", "model", "token_hash"), str),
-        "tuning": list,
+        **dict.fromkeys(("tuning", "perplexities"), list),
     }
     for key, kind in kinds.items():
         value = receipt.get(key)
         if value is not None and (not isinstance(value, kind) or (kind is str and not _one_line(value))):
             return f"{key} is {shown(value)}"
-    recipe, measured = receipt.get("recipe") or {}, receipt.get("perplexity") or {}
+    recipe, measured = receipt.get("recipe") or {}, measured_perplexities(receipt)
     if not isinstance(recipe.get("calibration") or {}, dict):
         return f"calibration is {shown(recipe['calibration'])}"
     texts = [value for value in recipe.values() if isinstance(value, str) and not _one_line(value)]
     if texts:
         return f"its recipe says {shown(texts[0])}"
-    for entry in measured.values():
+    if not all(isinstance(row, dict) for row in measured):
+        return f"perplexities are {shown(measured)}"
+    for entry in (entry for row in measured for entry in row.values()):
         known = isinstance(entry, dict) and {"data", "windows", "length", "perplexity"} <= set(entry)
         if not known or type(entry["perplexity"]) not in (int, float):
             return f"perplexity is {shown(entry)}"

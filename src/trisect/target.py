@@ -2,7 +2,7 @@
 
 The bound is kept on calibration windows set aside, never on the text that a result is reported on: one window
 in four (the last ones, which also judge loss curves) takes no part in solving and is what every trial is
-measured on. They come from the last quarter of the text, the others from the rest.
+measured on. They share no token with the others.
 """
 
 import copy
@@ -10,29 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trisect.calibrate import Progress
 from trisect.config import CompressConfig, Increase
-from trisect.curves import TEST_SHARE, curves_for, held_out
+from trisect.curves import curves_for, held_out
 from trisect.data import Tokens, tokens_from_tensor
-from trisect.data.load import tokenize
-from trisect.data.mixture import parse_mixture
-from trisect.data.sources import read_source
-from trisect.data.tokens import windows
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method
 from trisect.methods.method import check_parts, options_of
 from trisect.models import shape_of
-from trisect.models.check import check_finite, check_tokens
 from trisect.models.walk import refuse_streamed
-from trisect.moments import calibration_tokens
-from trisect.pipeline import Compressed, checked, compress
+from trisect.pipeline import Compressed, check_model, checked, compress
 from trisect.plan import Plan
 from trisect.plan.choose import planner_for
 from trisect.plan.problem import problem_for
 from trisect.plan.smallest import TRIES, smallest_within
+from trisect.texts import with_tokens
 
 
 def compress_within(
@@ -52,9 +45,8 @@ def compress_within(
     goal = _bound(config)
     refuse_streamed(model, "A bound on perplexity is kept by trying copies, which")
     config = checked(config, get_method(config.method))
-    check_finite(model)
-    tokens = tokens or _windows_apart(config, tokenizer)
-    check_tokens(model, tokens.ids)
+    check_model(model, config)
+    config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
     solving, judging = _split(tokens)
     options = options_of(config)
     loss_curves = curves_for(model, config, tokens, options=options, path=curves, progress=progress)
@@ -98,28 +90,6 @@ def _bound(config: CompressConfig) -> Increase:
         )
     check_parts(method, config.parts)
     return goal
-
-
-def _windows_apart(config: CompressConfig, tokenizer: Any) -> Tokens:
-    """Calibration windows whose last quarter, the judging ones, shares no text with the others.
-
-    Random windows of one text overlap. Consecutive ones, and ready-made rows, do not; those of a mixture may,
-    and are taken as they come.
-    """
-    c = config.calibration
-    num_test = max(1, c.samples // TEST_SHARE)
-    sources = [ingredient.source for ingredient in parse_mixture(c.source)]
-    if c.sampling == "first" or len(sources) > 1 or c.samples < 2:
-        return calibration_tokens(config, tokenizer)
-    content = read_source(sources[0], split="calibration")
-    ids = tokenize(content, tokenizer, source=c.source) if isinstance(content, str) else content
-    if ids.ndim > 1:
-        return calibration_tokens(config, tokenizer)
-    edge = len(ids) - len(ids) // TEST_SHARE
-    cut = partial(windows, length=c.length, sampling="random", seed=c.seed)
-    solving = cut(ids[:edge], samples=c.samples - num_test, source=f"the first part of {c.source}")
-    judging = cut(ids[edge:], samples=num_test, source=f"the last quarter of {c.source}, held out,")
-    return tokens_from_tensor(torch.cat([solving, judging]), c.source)
 
 
 def _split(tokens: Tokens) -> tuple[Tokens, Tokens]:

@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
 import yaml
 
-from trisect.errors import TrisectError
+from trisect.errors import TrisectError, unknown_name
 
 LARGEST_JSON = 32 << 20
 """Bytes. The index of a model of a thousand shards has a few million."""
@@ -33,6 +34,20 @@ def shown(value: object) -> str:
 def is_number(value: object) -> bool:
     """Whether a value is an integer or a float; to Python, true and false are integers too."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_integer(name: str, value: object, *, minimum: int) -> None:
+    """Refuse what is no whole number of at least `minimum`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise TrisectError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
+
+
+def refuse_unknown_keys(data: Mapping[str, Any], record: type, *, where: str) -> None:
+    """Refuse keys that are no fields of a record, with near names."""
+    known = [entry.name for entry in fields(record)]
+    for key in data:
+        if key not in known:
+            raise unknown_name(f"{where} key", str(key), known)
 
 
 def read_text(path: str | Path, *, largest: int) -> str:

@@ -8,7 +8,8 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
-from trisect.data.hub import DATASETS, DatasetRecord, Split, dataset_text, hub_documents
+from trisect.data.catalogue import DATASETS, DatasetRecord, Split
+from trisect.data.hub import dataset_text, hub_documents
 from trisect.errors import TrisectError
 
 ROWS = [f"document {number}" for number in range(20)]
@@ -22,7 +23,8 @@ def no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def local_record(path: str, files: Path, *, field: str, **limits: int) -> DatasetRecord:
     part = Split(name="train", data_files=str(files), **limits)
-    return DatasetRecord(description="local", path=path, calibration=part, evaluation=part, field=field)
+    parts = {"calibration": part, "evaluation": part}
+    return DatasetRecord(description="local", licence="ours", path=path, field=field, **parts)
 
 
 def write_rows(folder: Path, kind: str) -> tuple[Path, str]:
@@ -54,6 +56,17 @@ def test_limited_splits_stream_and_stop_early(tmp_path: Path):
     # 10 characters each: the third document is the one that reaches 25.
     some = local_record("json", path, field=field, max_characters=25)
     assert hub_documents(some, name="x", split="evaluation") == ROWS[:3]
+    behind = local_record("json", path, field=field, skip_documents=5, max_documents=2)
+    assert hub_documents(behind, name="x", split="calibration") == ROWS[5:7]
+
+
+@pytest.mark.parametrize("name", list(DATASETS))
+def test_no_document_of_a_dataset_both_calibrates_and_evaluates(name: str):
+    one, two = DATASETS[name].calibration, DATASETS[name].evaluation
+    if (one.name, one.data_files) == (two.name, two.data_files):
+        assert two.max_documents is not None
+        assert one.skip_documents >= two.max_documents
+    assert DATASETS[name].licence
 
 
 def test_documents_are_joined_as_the_record_says(tmp_path: Path):
@@ -101,6 +114,8 @@ def test_an_unreachable_hub_fails_fast_and_says_what_to_do(name: str, monkeypatc
         monkeypatch.delenv(proxy.upper(), raising=False)
     # Nothing listens on port 9 of this machine, so the refusal does not depend on the network.
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     before, asked = constants.HF_HUB_OFFLINE, []
     load_dataset = datasets.load_dataset
 

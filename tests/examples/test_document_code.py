@@ -5,6 +5,7 @@ the tiny one too; windows are few and short, whatever a block asks for.
 """
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import trisect.api
-import trisect.moments
+import trisect.texts
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", "docs/api.md", "docs/extend.md", "docs/migrate.md")
@@ -25,7 +26,7 @@ def small_world(
     checkpoint: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
     """The names that blocks may use; in an empty folder, with small models and texts for all others."""
-    load_model, load_tokens = trisect.api.load_model, trisect.moments.load_tokens
+    load_model, load_tokens, prepare = trisect.api.load_model, trisect.api.load_tokens, trisect.texts.prepare
 
     def tiny_model(name: str, **settings: Any) -> Any:
         return load_model(name if Path(name).is_dir() else str(checkpoint), **settings)
@@ -37,11 +38,21 @@ def small_world(
         cut = partial(load_tokens, tokenizer=tokenizer, samples=samples, length=length)
         return cut(source if known else str(text), **settings)
 
+    def tiny_text(model: Any, config: Any, tokenizer: Any, **settings: Any) -> Any:
+        asked = config.calibration
+        known = all(Path(part.split(":")[0]).is_file() for part in (asked.source or "").split("+"))
+        sizes = {
+            "samples": min(asked.samples or WINDOWS, WINDOWS),
+            "length": min(asked.length or LENGTH, LENGTH),
+        }
+        asked = replace(asked, source=asked.source if known else str(text), **sizes)
+        return prepare(model, replace(config, calibration=asked), tokenizer, **settings)
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setattr(trisect.api, "load_model", tiny_model)
     monkeypatch.setattr(trisect.api, "load_tokens", tiny_tokens)
-    monkeypatch.setattr(trisect.moments, "load_tokens", tiny_tokens)
+    monkeypatch.setattr(trisect.texts, "prepare", tiny_text)
     return {"__name__": "document", "MODEL": str(checkpoint), "TEXT": str(text)}
 
 

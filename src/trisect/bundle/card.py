@@ -49,7 +49,7 @@ def _text(
             "| | before | after |",
             "|---|---|---|",
             *_size_rows(sizes),
-            *_perplexity_row(receipt),
+            *_perplexity_rows(receipt),
             "",
             f"Weights in this folder: {weights / 1e6:.1f} MB{_quantised(entry)}.",
             "",
@@ -133,14 +133,15 @@ def _size_rows(sizes: Sizes) -> list[str]:
     return [f"| {name} | {was:,} | {now:,} |" for name, (was, now) in pairs.items()]
 
 
-def _perplexity_row(receipt: Mapping[str, Any]) -> list[str]:
-    """Where it was measured while compressing."""
-    measured = receipt.get("perplexity") or {}
-    if not {"before", "after"} <= set(measured):
-        return []
-    was, now = measured["before"], measured["after"]
-    text = f"{Path(str(now['data'])).name}, {now['windows']} windows of {now['length']} tokens"
-    return [f"| perplexity ({text}) | {was['perplexity']:.3f} | {now['perplexity']:.3f} |"]
+def _perplexity_rows(receipt: Mapping[str, Any]) -> list[str]:
+    """Where it was measured while compressing; older receipts have one text."""
+    rows = []
+    for measured in receipt.get("perplexities") or [receipt.get("perplexity") or {}]:
+        if {"before", "after"} <= set(measured):
+            was, now = measured["before"], measured["after"]
+            text = f"{Path(str(now['data'])).name}, {now['windows']} windows of {now['length']} tokens"
+            rows.append(f"| perplexity ({text}) | {was['perplexity']:.3f} | {now['perplexity']:.3f} |")
+    return rows
 
 
 def _quantised(entry: Mapping[str, Any]) -> str:

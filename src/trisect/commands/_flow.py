@@ -1,6 +1,7 @@
 """What `compress` and `demo` share: measure, compress, measure again, and say what happened."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from trisect.models import Loaded
     from trisect.pipeline import Compressed
     from trisect.shapes import ModelShape
+    from trisect.texts import Prepared
 
 UNREMARKABLE = ("full width", "folded")
 """Notes that a receipt keeps but nobody needs to read layer by layer."""
@@ -30,32 +32,35 @@ class Outcome:
     compressed: "Compressed"
     before: "ModelShape"
     after: "ModelShape"
-    perplexity: "tuple[Perplexity, Perplexity] | None"
+    perplexities: "list[tuple[Perplexity, Perplexity]]"
+    """Before and after, on one text after the other."""
+
+    def measured(self) -> dict[str, Any]:
+        """The perplexities as JSON has them; the first also by itself, as older readers know it."""
+        rows = [{"before": asdict(was), "after": asdict(now)} for was, now in self.perplexities]
+        return {"perplexity": rows[0], "perplexities": rows} if rows else {}
 
     def to_dict(self) -> dict[str, Any]:
         """The measurement that `--json` writes."""
         from trisect.plan import budget_of, compare
 
         old, new = budget_of(self.before), budget_of(self.after)
-        data = {
+        return {
             **compare(old, new).to_dict(),
             "before": old.to_dict(),
             "after": new.to_dict(),
             "plan": self.compressed.plan.to_dict(),
             "losses": self.compressed.losses,
             "receipt": self.compressed.receipt,
+            **self.measured(),
         }
-        if self.perplexity is not None:
-            was, now = self.perplexity
-            data["perplexity"] = {"before": asdict(was), "after": asdict(now)}
-        return data
 
     def show(self) -> None:
         """Print the final table, and what the solver wants the user to know."""
         from trisect.report.table import compression_table
 
-        values = self.perplexity and (self.perplexity[0].perplexity, self.perplexity[1].perplexity)
-        table = compression_table(self.before, self.after, losses=self.compressed.losses, perplexity=values)
+        rows = self.perplexities
+        table = compression_table(self.before, self.after, losses=self.compressed.losses, perplexities=rows)
         console = stdout()
         console.print(table)
         self._say_what_the_grid_did(console)
@@ -113,17 +118,24 @@ def load(
         )
 
 
+def say_text(prepared: "Prepared") -> None:
+    """The first line of a run: what it calibrates on; and what of that could not be read."""
+    for line in (prepared.line(), *prepared.notes):
+        stdout().print(line, soft_wrap=True)
+
+
 def compress_and_measure(
     loaded: "Loaded",
     config: "CompressConfig",
     *,
-    evaluation: "Tokens | None",
+    evaluations: "Sequence[Tokens]",
+    tokens: "Tokens | None",
     moments: Path | None = None,
     curves: Path | None = None,
     work: Path | None = None,
     report: Report,
 ) -> Outcome:
-    """Compress, with perplexity before and after where evaluation tokens are given.
+    """Compress, with perplexity before and after on each of the evaluation texts.
 
     In place, unless copies are tried to stay within a bound on perplexity.
     """
@@ -133,19 +145,18 @@ def compress_and_measure(
     from trisect.pipeline import compress
     from trisect.target import compress_within
 
-    def measure(model: Any, stage: str) -> "Perplexity | None":
-        if evaluation is None:
-            return None
-        return perplexity(model, evaluation, progress=of_stage(report, stage))
+    def measure(model: Any, when: str) -> "list[Perplexity]":
+        stages = [of_stage(report, f"perplexity {when}, {text.source}") for text in evaluations]
+        return [perplexity(model, text, progress=s) for text, s in zip(evaluations, stages, strict=True)]
 
     before = shape_of(loaded.model)
     later = say_outlook(before, config)
-    was = measure(loaded.model, "perplexity before")
-    given: dict[str, Any] = {"tokenizer": loaded.tokenizer, "curves": curves, "progress": report}
+    was = measure(loaded.model, "before")
+    given: dict[str, Any] = {"tokens": tokens, "curves": curves, "progress": report}
     if config.max_ppl_increase is None:
         compressed = compress(loaded.model, config, moments=moments, work=work, planned=later, **given)
     else:
         compressed = compress_within(loaded.model, config, **given)
-    after, now = shape_of(compressed.model), measure(compressed.model, "perplexity after")
-    both = (was, now) if was is not None and now is not None else None
-    return Outcome(compressed=compressed, before=before, after=after, perplexity=both)
+    after, now = shape_of(compressed.model), measure(compressed.model, "after")
+    both = list(zip(was, now, strict=True))
+    return Outcome(compressed=compressed, before=before, after=after, perplexities=both)

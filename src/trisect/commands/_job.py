@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from trisect.errors import TrisectError
 if TYPE_CHECKING:
     from trisect.commands._flow import Outcome
     from trisect.config import CompressConfig
-    from trisect.data import Tokens
     from trisect.models import Loaded
 
 
@@ -25,11 +24,10 @@ class Job:
     out: Path
     moments: Path | None
     curves: Path | None
-    evaluate: str
+    evaluate: str | None
+    """None: what is held out of calibration."""
     eval_windows: int
     load_options: dict[str, Any]
-    usual_length: bool
-    """Nobody said how long windows are to be."""
     fresh: bool
     quiet: bool
 
@@ -79,23 +77,24 @@ def _outcome(job: Job, work: Path) -> "tuple[Loaded, Outcome]":
     import torch
 
     from trisect.commands._flow import compress_and_measure, load
-    from trisect.commands._lengths import of_usual_length
     from trisect.commands._screen import progress
+    from trisect.commands._texts import read_texts
+    from trisect.pipeline import check_model
 
+    texts = None
     while True:
         loaded = load(job.model, **job.load_options)
-        if job.usual_length:
-            job = replace(job, config=of_usual_length(job.config, loaded.model))
-        if job.config.portable:
-            from trisect.export.targets import check_portable
-
-            check_portable(loaded.model, job.config.parts)
+        check_model(loaded.model, job.config)
+        if texts is None:
+            texts = read_texts(job, loaded)
+            job = replace(job, config=texts.config)
         try:
             with progress(quiet=job.quiet) as report:
                 return loaded, compress_and_measure(
                     loaded,
                     job.config,
-                    evaluation=_evaluation(job, loaded.tokenizer),
+                    evaluations=texts.evaluations,
+                    tokens=texts.tokens,
                     moments=job.moments,
                     curves=job.curves,
                     work=work,
@@ -110,11 +109,7 @@ def _outcome(job: Job, work: Path) -> "tuple[Loaded, Outcome]":
 
 def _receipt(job: Job, outcome: "Outcome") -> dict[str, Any]:
     """The run's receipt, with what the model card tells besides: where the model came from, what it lost."""
-    receipt = {**outcome.compressed.receipt, "source": job.model}
-    if outcome.perplexity is None:
-        return receipt
-    was, now = outcome.perplexity
-    return {**receipt, "perplexity": {"before": asdict(was), "after": asdict(now)}}
+    return {**outcome.compressed.receipt, "source": job.model, **outcome.measured()}
 
 
 def _smaller_batches(config: "CompressConfig", error: Exception) -> "CompressConfig":
@@ -122,6 +117,7 @@ def _smaller_batches(config: "CompressConfig", error: Exception) -> "CompressCon
     from trisect.calibrate.windows import TOKENS_PER_BATCH
 
     calibration = config.calibration
+    assert calibration.length is not None
     size = calibration.batch_size or max(1, TOKENS_PER_BATCH // calibration.length)
     if workers.count() > 1:
         # The other processes are in the middle of the same step: starting over is for all of them.
@@ -136,22 +132,6 @@ def _smaller_batches(config: "CompressConfig", error: Exception) -> "CompressCon
         ) from error
     print(f"out of memory: again with batches of {size // 2} windows", file=sys.stderr)
     return replace(config, calibration=replace(calibration, batch_size=size // 2))
-
-
-def _evaluation(job: Job, tokenizer: Any) -> "Tokens | None":
-    from trisect.data import load_tokens
-
-    if job.evaluate == "none":
-        return None
-    return load_tokens(
-        job.evaluate,
-        tokenizer,
-        samples=job.eval_windows,
-        length=job.config.calibration.length,
-        sampling="first",
-        seed=job.config.seed,
-        split="evaluation",
-    )
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[1]
 
+DATA_TABLES = ("BUILTIN", "OWN_WORDS", "DATASETS")
+
 Completer = Callable[[str], list[str]]
 
 
@@ -33,7 +35,7 @@ def model_names() -> list[str]:
 
 def data_names() -> list[str]:
     """Texts that are known by name."""
-    return [*table_names("data/sources.py", "BUILTIN"), *table_names("data/hub.py", "DATASETS")]
+    return [name for table in DATA_TABLES for name in table_names("data/catalogue.py", table)]
 
 
 def allocation_names() -> list[str]:

@@ -19,16 +19,21 @@ Model = Annotated[
 ]
 OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder.")]
 Calibration = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="Calibration text: `trisect ls data`, or a file. (default: builtin)",
+        help="Calibration text: `trisect ls data`, or a file; several times for a mixture, also a:0.7+b:0.3. "
+        "(default: c4+fineweb-edu+wikipedia from the hub, else a stopgap)",
         autocompletion=completed(data_names),
         rich_help_panel=CALIBRATION,
     ),
 ]
 Samples = Annotated[
-    int | None, typer.Option(help="Calibration windows. (default: 128)", rich_help_panel=CALIBRATION)
+    int | None,
+    typer.Option(
+        help="Calibration windows. (default: 256; on a CPU fewer, the larger the model)",
+        rich_help_panel=CALIBRATION,
+    ),
 ]
 Length = Annotated[
     int | None,

@@ -158,7 +158,7 @@ def build_config(options: Mapping[str, Any]) -> "CompressConfig":
     """
     from trisect.config import CalibrationConfig, CompressConfig
 
-    calibration = {**options, "source": options["calibration"]}
+    calibration = {**options, "source": options["calibration"] or None}
     run = {**options, "calibration": _of_record(CalibrationConfig, calibration)}
     config = CompressConfig.from_dict(_of_record(CompressConfig, run))
     if config.without:

@@ -45,16 +45,16 @@ def run(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Run the calibration tokens through a model and save its moments."""
-    from trisect.commands._flow import load
-    from trisect.commands._lengths import of_usual_length
+    from trisect.commands._flow import load, say_text
     from trisect.commands._screen import progress, quoted, say_next, stdout
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.files import check_writable
     from trisect.methods import get_method
-    from trisect.moments import calibrate
+    from trisect.moments import calibrate, refuse_stored_moments
+    from trisect.texts import prepare
 
     chosen = options.given(
-        source=calibration,
+        source=calibration or None,
         samples=samples,
         length=length,
         sampling=sampling,
@@ -67,12 +67,14 @@ def run(
         parts=get_method(method).parts,
         calibration=CalibrationConfig(**chosen),
     )
+    refuse_stored_moments(get_method(method))
     check_writable(out)
     loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    if length is None:
-        config = of_usual_length(config, loaded.model)
     with progress(quiet=quiet) as report:
-        info = calibrate(loaded.model, config, out, tokenizer=loaded.tokenizer, progress=report)
+        prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
+    say_text(prepared)
+    with progress(quiet=quiet) as report:
+        info = calibrate(loaded.model, config, out, tokens=prepared.tokens, progress=report)
     stdout().print(f"Moments of {info.num_tokens:,} tokens saved to {out}", soft_wrap=True)
     cut = f"trisect compress {quoted(model)} -o OUT --ratio 0.25"
     say_next(f"{cut} --method {method} --moments {quoted(out)}", quiet=quiet)

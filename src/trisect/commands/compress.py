@@ -62,15 +62,16 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="Moments from `trisect calibrate`.")
     ] = None,
     evaluate: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--eval",
             metavar="NAME|FILE|none",
-            help="Text for perplexity before and after; none to skip.",
+            help="Text for perplexity before and after; none to skip. (default: held-out windows of each "
+            "calibration text, and a text that took no part)",
             autocompletion=completed(data_names),
         ),
-    ] = "builtin",
-    eval_windows: Annotated[int, typer.Option(help="Windows of that text.")] = 8,
+    ] = None,
+    eval_windows: Annotated[int, typer.Option(help="Windows of each such text.")] = 8,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
     json: options.Json = None,
     quiet: options.Quiet = False,
@@ -94,7 +95,6 @@ def run(
             evaluate=evaluate,
             eval_windows=eval_windows,
             load_options={**load_options, "stream": stream},
-            usual_length=length is None,
             fresh=fresh,
             quiet=quiet,
         ),

@@ -34,35 +34,35 @@ def run(
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a small model, compress it, and show what it cost."""
-    from trisect.commands._flow import compress_and_measure, load
+    from trisect.commands._flow import compress_and_measure, load, say_text
     from trisect.commands._screen import keep_measurement, progress, say_next, stdout
     from trisect.config import CalibrationConfig, CompressConfig
-    from trisect.data import REGISTRY_MODELS, load_tokens
+    from trisect.data import REGISTRY_MODELS
+    from trisect.data.catalogue import BUILTIN
+    from trisect.held_out import held_out_texts
     from trisect.methods import get_method
+    from trisect.texts import prepare
 
-    calibration = CalibrationConfig(samples=SAMPLES, length=LENGTH)
+    calibration = CalibrationConfig(source=BUILTIN, samples=SAMPLES, length=LENGTH)
     config = CompressConfig(ratio=ratio, method=method, calibration=calibration)
     get_method(method)
     console = stdout()
-    console.print(f"{MODEL}: remove {ratio:.0%} with {method}, calibrated on {SAMPLES}x{LENGTH} tokens")
+    console.print(f"{MODEL}: remove {ratio:.0%} with {method}")
     with progress(quiet=quiet) as report:
         report("load", 0, 1)
         loaded = load(MODEL, dtype="float32", device="cpu", trust_remote_code=False)
         report("load", 1, 1)
-        evaluation = load_tokens(
-            "builtin",
-            loaded.tokenizer,
-            samples=EVAL_WINDOWS,
-            length=LENGTH,
-            sampling="first",
-            seed=0,
-            split="evaluation",
-        )
+    prepared = prepare(loaded.model, config, loaded.tokenizer)
+    say_text(prepared)
+    held_out, _ = held_out_texts(prepared, loaded.tokenizer, count=EVAL_WINDOWS, other=False)
+    with progress(quiet=quiet) as report:
         dense_text = continue_prompt(loaded)
-        outcome = compress_and_measure(loaded, config, evaluation=evaluation, report=report)
+        outcome = compress_and_measure(
+            loaded, config, evaluations=held_out, tokens=prepared.tokens, report=report
+        )
         narrow_text = continue_prompt(loaded)
     outcome.show()
-    console.print(f"({MODEL}: {REGISTRY_MODELS[MODEL].note}; text: {evaluation.source})")
+    console.print(f"({MODEL}: {REGISTRY_MODELS[MODEL].note})")
     console.print(f"before:     {dense_text}", soft_wrap=True, markup=False)
     console.print(f"compressed: {narrow_text}", soft_wrap=True, markup=False)
     texts = {"prompt": PROMPT, "before": dense_text, "after": narrow_text}

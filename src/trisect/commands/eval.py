@@ -85,16 +85,16 @@ def run(
 ) -> None:
     """Measure the perplexity of a model on a text, its scores on tasks, or both."""
     from trisect.commands._flow import load
-    from trisect.commands._lengths import USUAL, usual_length
     from trisect.commands._screen import keep_measurement, quoted, say_next
     from trisect.evaluate.positions import check_buckets
     from trisect.evaluate.tasks import check_request, parse_tasks
+    from trisect.usual import USUAL_LENGTH, usual_length
 
     requests = [] if tasks is None else parse_tasks(tasks, shots=shots)
     if by_position is not None:
         if data is None and requests:
             raise TrisectError("--by-position is about a text, and tasks are not one: add --data builtin.")
-        check_buckets(by_position, length=length or USUAL)
+        check_buckets(by_position, length=length or USUAL_LENGTH)
     if requests:
         check_request(limit=limit, task_source=task_source, batch_size=batch_size)
     elif limit is not None or shots is not None:

@@ -171,15 +171,15 @@ def _curves(
     model: str, config: "CompressConfig", path: Path | None, *, load_options: dict[str, Any], quiet: bool
 ) -> "Curves | None":
     """From their file; one that does not exist yet is measured and written, as `compress` does."""
-    from trisect.commands._flow import load
+    from trisect.commands._flow import load, say_text
     from trisect.commands._screen import progress
     from trisect.curves import curves_for
     from trisect.files import check_writable
     from trisect.methods import get_method
     from trisect.methods.method import options_of
-    from trisect.moments import calibration_tokens
     from trisect.plan import read_curves
     from trisect.plan.choose import CURVED
+    from trisect.texts import prepare
 
     if path is None or get_method(config.method).linear:  # ranks of linear maps have no use for curves
         return None
@@ -191,8 +191,11 @@ def _curves(
         )
     check_writable(path)
     loaded = load(model, **load_options)
-    tokens = calibration_tokens(config, loaded.tokenizer)
     options = options_of(config)
+    with progress(quiet=quiet) as report:
+        prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
+    say_text(prepared)
+    tokens = prepared.tokens
     with progress(quiet=quiet) as report:
         return curves_for(loaded.model, config, tokens, options=options, path=path, progress=report)
 

@@ -68,7 +68,6 @@ def run(
 ) -> None:
     """Hold a model's linear weights in fewer bits, and save it as a folder that loads as it is."""
     from trisect.commands._flow import load
-    from trisect.commands._lengths import usual_length
     from trisect.commands._screen import keep_measurement, quoted, say_next, say_saved
     from trisect.data import load_tokens
     from trisect.files import check_new_folder
@@ -76,6 +75,7 @@ def run(
     from trisect.quantize import QuantizeConfig
     from trisect.quantize.backends import require
     from trisect.quantize.config import parse_group_size
+    from trisect.usual import usual_length
 
     config = QuantizeConfig(
         bits=bits,

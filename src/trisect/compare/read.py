@@ -54,6 +54,8 @@ RECIPE_KEYS: tuple[str, ...] = (
 )
 RECIPE_KEYS += ("tasks", "kv", "figures", "texts", *SETTINGS)
 REQUIRED = ("name", "models", "methods", "ratios")
+CALIBRATION = {"source": "builtin", "samples": 128, "length": 2048}
+"""Fixed here: a table's cells must not depend on the machine that they are run on."""
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -117,7 +119,8 @@ def _calibrations(data: Any) -> tuple[Calibration, ...]:
     for number, entry in enumerate(data if several else [data]):
         with at_place(f"calibration[{number}]" if several else "calibration"):
             check_keys(entry, ("name", *known), required=("name",) if several else ("source",))
-            config = CalibrationConfig.from_dict({key: entry[key] for key in entry if key != "name"})
+            given = {key: entry[key] for key in entry if key != "name"}
+            config = CalibrationConfig.from_dict({**CALIBRATION, **given})
             sets.append(Calibration(name=text_of(entry, "name", config.source), config=config))
     check_unique([entry.name for entry in sets], "calibration", "name")
     return tuple(sets)

@@ -1,21 +1,28 @@
 """Where a recipe's files are: assets beside the repository, or elsewhere."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from trisect.compare.recipe import Calibration, Evaluation, Recipe
 from trisect.compare.texts import DerivedText, located
 from trisect.data import Tokens, load_tokens
-from trisect.data.hub import DATASETS
+from trisect.data.catalogue import BUILTIN, DATASETS
 from trisect.data.mixture import parse_mixture
-from trisect.data.sources import BUILTIN
-from trisect.moments import tokens_for
 
 
 def calibration_tokens(calibration: Calibration, tokenizer: object) -> Tokens:
     """The windows of a recipe's calibration set."""
     config = calibration.config
-    return tokens_for(replace(config, source=located(config.source)), tokenizer)
+    assert config.source is not None
+    assert config.length is not None
+    return load_tokens(
+        located(config.source),
+        tokenizer,
+        samples=config.samples,
+        length=config.length,
+        sampling=config.sampling,
+        seed=config.seed,
+        split="calibration",
+    )
 
 
 def evaluation_tokens(text: Evaluation, tokenizer: object) -> Tokens:
@@ -35,7 +42,7 @@ def missing_sources(recipe: Recipe) -> list[str]:
     made = {text.file for text in recipe.texts}
     names = [text.source for text in recipe.texts if isinstance(text, DerivedText)]
     for model in recipe.models:
-        names += [calibration.config.source for calibration in model.calibrations]
+        names += [calibration.config.source or BUILTIN for calibration in model.calibrations]
         names += [text.data for text in model.evaluations]
     found = [part.source for name in names for part in parse_mixture(located(name))]
     elsewhere = {BUILTIN, *DATASETS, *made}

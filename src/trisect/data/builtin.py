@@ -9,6 +9,7 @@ The text differs a little between Python versions; the token hash in every resul
 from pydoc_data.topics import topics
 
 DESCRIPTION = "Python's language reference (pydoc topics), from the standard library"
+LICENCE = "PSF licence"
 EVALUATION_EVERY = 4
 
 

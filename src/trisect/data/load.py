@@ -34,7 +34,7 @@ def load_tokens(
         return tokens_from_tensor(source)
     check_request(samples=samples, length=length, sampling=sampling)
     mixture = parse_mixture(source)
-    counts = _counts(mixture, samples=samples, name=source)
+    counts = [samples] if len(mixture) == 1 else _shared(mixture, samples=samples, name=source)
     pieces, sizes = [], []
     for index, (ingredient, count) in enumerate(zip(mixture, counts, strict=True)):
         piece, text_bytes = _load_one(
@@ -94,24 +94,28 @@ def _load_one(
     ids = content if isinstance(content, Tensor) else tokenize(content, tokenizer, source=name)
     cut = windows if ids.ndim == 1 else rows
     picked = cut(ids, samples=samples, length=length, sampling=sampling, seed=seed, source=name)
-    return picked, None if isinstance(content, Tensor) else _decoded_bytes(picked, tokenizer)
+    return picked, None if isinstance(content, Tensor) else decoded_bytes(picked, tokenizer)
 
 
-def _decoded_bytes(ids: Tensor, tokenizer: Any) -> int:
+def decoded_bytes(ids: Tensor, tokenizer: Any) -> int:
+    """UTF-8 bytes of the text that windows decode to."""
     with _blamed_on_the_tokenizer("its own tokens"):
         texts = tokenizer.batch_decode(ids.tolist(), clean_up_tokenization_spaces=False)
     # A window that starts inside a character decodes to U+FFFD or a lone surrogate: count it too.
     return sum(len(text.encode("utf-8", errors="surrogatepass")) for text in texts)
 
 
-def _counts(mixture: list[Ingredient], *, samples: int | None, name: str) -> list[int | None]:
-    if len(mixture) == 1:
-        return [samples]
+def _shared(mixture: list[Ingredient], *, samples: int | None, name: str) -> list[int | None]:
     if samples is None:
         raise TrisectError(
             f"The mixture {name!r} needs a number of windows to share out: give --samples N "
             "(eval: --windows N)."
         )
+    return [*share_out(mixture, samples=samples, name=name)]
+
+
+def share_out(mixture: list[Ingredient], *, samples: int, name: str) -> list[int]:
+    """How many of the windows each source of a mixture gives."""
     counts = count_windows([ingredient.share for ingredient in mixture], samples=samples)
     for ingredient, count in zip(mixture, counts, strict=True):
         if count == 0:
@@ -119,7 +123,7 @@ def _counts(mixture: list[Ingredient], *, samples: int | None, name: str) -> lis
                 f"{ingredient.source} gets none of the {samples} windows of {name!r}: give more "
                 "--samples (eval: --windows), a larger weight, or leave it out."
             )
-    return list(counts)
+    return counts
 
 
 def _sum_known(sizes: list[int | None]) -> int | None:

@@ -5,18 +5,40 @@ from pathlib import Path
 from torch import Tensor
 
 from trisect.data import builtin
+from trisect.data.catalogue import BUILTIN, DATASETS, DEFAULT_MIXTURE, OWN_WORDS, STOPGAP
 from trisect.data.files import KNOWN, read_file
-from trisect.data.hub import DATASETS, dataset_text
+from trisect.data.hub import dataset_text, is_local
 from trisect.errors import TrisectError, unknown_name
 
-BUILTIN = "builtin"
 SPLITS = ("calibration", "evaluation")
+OWN_WORDS_DESCRIPTION = "synthetic text, written by the model itself before anything else (docs/sample.md)"
 
 
 def list_sources() -> list[tuple[str, str]]:
     """Every source by name, with what it is; a path to a file is a source too."""
-    described = [(name, record.description) for name, record in DATASETS.items()]
-    return [(BUILTIN, builtin.DESCRIPTION), *described]
+    return [(name, _described(name)) for name in (BUILTIN, OWN_WORDS, *DATASETS)]
+
+
+def has_two_parts(name: str) -> bool:
+    """Whether a source has an evaluation part of its own; of others a part is held out."""
+    return name == BUILTIN or name in DATASETS
+
+
+def _described(name: str) -> str:
+    """What a source is, its licence, how much of it is read, where it is, and whether it is a default."""
+    if name == BUILTIN:
+        facts = [builtin.DESCRIPTION, builtin.LICENCE, "always here"]
+    elif name == OWN_WORDS:
+        facts = [OWN_WORDS_DESCRIPTION, "the model's licence"]
+    else:
+        record = DATASETS[name]
+        local = is_local(name)
+        facts = [record.description, record.licence, record.amount, "local copy" if local else "from the hub"]
+    if name in DEFAULT_MIXTURE:
+        facts.append("in the default mixture")
+    if name in STOPGAP.split("+"):
+        facts.append("the default where no other can be read")
+    return "; ".join(facts)
 
 
 def read_source(name: str, *, split: str) -> str | Tensor:
@@ -30,6 +52,11 @@ def read_source(name: str, *, split: str) -> str | Tensor:
         return "\n\n".join(builtin.builtin_documents(split=split))
     if name in DATASETS:
         return dataset_text(name, split=split)
+    if name == OWN_WORDS:
+        raise TrisectError(
+            f"{OWN_WORDS} is written by a model that is about to be compressed, and is only calibrated on; "
+            "`trisect sample MODEL -o own.jsonl` writes it to a file."
+        )
     path = _existing_file(name)
     content = read_file(path)
     return content if isinstance(content, Tensor) else "\n\n".join(content)

@@ -13,7 +13,9 @@ from trisect.data.registry import REGISTRY_MODELS, fetch_model
 from trisect.errors import TrisectError
 from trisect.files import check_disk_space, new_folder, write_json
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
+from trisect.models.explained import explained
 from trisect.models.families import BUILT_IN, PREFIX, WRAPPERS, family_for
+from trisect.models.from_hub import from_hub
 from trisect.models.generation import mend_generation
 from trisect.models.limits import check_config, check_fits, check_heads, check_layers, check_position_scale
 from trisect.models.load_streamed import load_layers_later, to_be_streamed
@@ -53,20 +55,35 @@ def load_model(
     """
     name = fetched(name)
     source = resolve(name)
+    with from_hub(source):
+        return _load(
+            source, name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, stream=stream
+        )
+
+
+def _load(
+    source: Source,
+    name: str,
+    *,
+    dtype: str | torch.dtype | None,
+    device: str,
+    trust_remote_code: bool,
+    stream: str,
+) -> Loaded:
     weights = check_weights(source)
     config = read_config(source, trust_remote_code=trust_remote_code)
     if weights is not None:
         _check_size(config, weights, name)
     model_class = _class_for(config)
     if to_be_streamed(stream, source, device=device):
-        with _explained(f"Cannot load {name}"):
+        with explained(f"Cannot load {name}"):
             model = load_layers_later(
                 model_class, config, source.path, dtype=_dtype(dtype, source), device=device
             )
         mend_generation(model)
         return Loaded(model=model, tokenizer=_tokenizer(source, trust_remote_code), name=name)
     kwargs = {**source.kwargs, "trust_remote_code": trust_remote_code}
-    with _explained(f"Cannot load {name}"):
+    with explained(f"Cannot load {name}"):
         model, info = model_class.from_pretrained(
             source.path,
             config=None if source.gguf else config,
@@ -96,7 +113,7 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
         check_config(raw, where=where)
         if not trust_remote_code:
             _refuse_remote_code(source, raw)
-    with _explained(f"Cannot read the config of {source.path}"):
+    with explained(f"Cannot read the config of {source.path}"):
         config = transformers.AutoConfig.from_pretrained(
             source.path, trust_remote_code=trust_remote_code, **source.kwargs
         )
@@ -116,7 +133,9 @@ def read_shape(
 ) -> tuple[ModelShape, ModelShape, dict[str, Any]]:
     """Current and original shape and a few facts, from the config alone: no weights are read."""
     name = fetched(name)
-    config = read_config(resolve(name), trust_remote_code=trust_remote_code)
+    source = resolve(name)
+    with from_hub(source):
+        config = read_config(source, trust_remote_code=trust_remote_code)
     model = _blank(config, name).to(config.dtype or torch.float32)
     entry = getattr(config, "trisect", None) or {}
     info = {
@@ -189,7 +208,7 @@ def _class_for(config: Any) -> Any:
 
 def _blank(config: Any, name: str) -> Any:
     """The model without memory for its weights."""
-    with torch.device("meta"), _explained(f"Cannot build a model from the config of {name}"):
+    with torch.device("meta"), explained(f"Cannot build a model from the config of {name}"):
         return _class_for(config)(config)
 
 
@@ -204,7 +223,7 @@ def _check_size(config: Any, weights: Weights, name: str) -> None:
 def _raw_config(source: Source) -> Any:
     if source.local:
         return read_raw_config(source)
-    with _explained(f"Cannot read the config of {source.path}"):
+    with explained(f"Cannot read the config of {source.path}"):
         return transformers.PreTrainedConfig.get_config_dict(source.path)[0]
 
 
@@ -264,25 +283,7 @@ def _forget_quantisation(model: Any) -> None:
 def _tokenizer(source: Source, trust_remote_code: bool) -> Any:
     if not source.has_tokenizer:
         return None
-    with _explained(f"Cannot load the tokenizer of {source.path}"):
+    with explained(f"Cannot load the tokenizer of {source.path}"):
         return transformers.AutoTokenizer.from_pretrained(
             source.path, trust_remote_code=trust_remote_code, **source.kwargs
         )
-
-
-class _explained:
-    """Loading libraries raise many things for a damaged checkpoint; the user gets their first line."""
-
-    def __init__(self, what: str):
-        self.what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        # A panic of the tokenizers library is no Exception, but no more than a damaged file either.
-        expected = isinstance(error, Exception) or type(error).__name__ == "PanicException"
-        if error is None or isinstance(error, TrisectError) or not expected:
-            return
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise TrisectError(f"{self.what}: {lines[0][:400]}") from error

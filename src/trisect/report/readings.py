@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
+from trisect.receipt import measured_perplexities
 from trisect.report.receipts import count, mapping, number, text
 from trisect.report.records import AFTER, BEFORE, LATENCY, PERPLEXITY, SPEED, TASK, Quantity, Reading
 from trisect.untrusted import read_json
@@ -29,12 +30,12 @@ def readings_of_receipts(receipts: tuple[dict[str, Any], ...], where: Path) -> l
     found: list[Reading] = []
     for depth, receipt in enumerate(receipts):
         tunings = [mapping(entry, f"{where}: a tuning") for entry in receipt.get("tuning") or []]
-        measured = receipt.get("perplexity") or {}
         # Once tuned or quantised, it is no longer the model that was measured after compressing.
         final = depth == 0 and not tunings
-        for side in (BEFORE, AFTER) if final else (BEFORE,):
-            if side in measured:
-                found.append(_perplexity(measured[side], f"{where}: perplexity", model="", side=side))
+        for row in measured_perplexities(receipt):
+            for side in (BEFORE, AFTER) if final else (BEFORE,):
+                if side in mapping(row, f"{where}: perplexity"):
+                    found.append(_perplexity(row[side], f"{where}: perplexity", model="", side=side))
         if depth == 0 and tunings:
             for entry in tunings[-1].get("held_out") or []:
                 held_out = mapping(entry, f"{where}: held-out text")
@@ -44,11 +45,13 @@ def readings_of_receipts(receipts: tuple[dict[str, Any], ...], where: Path) -> l
 
 def _both_sides(data: dict[str, Any], where: str) -> Iterator[Reading]:
     """`compress` and `quantize`: the model that was read, and the folder that was written."""
-    measured, out = data.get("perplexity"), data.get("out")
-    if isinstance(measured, dict) and isinstance(out, str):
+    out = data.get("out")
+    if not isinstance(out, str):
+        return
+    for row in measured_perplexities(data):
         for side, model in ((BEFORE, text(data.get("model"), where)), (AFTER, out)):
-            if side in measured:
-                yield _perplexity(measured[side], where, model=model)
+            if isinstance(row, dict) and side in row:
+                yield _perplexity(row[side], where, model=model)
 
 
 def _eval(data: dict[str, Any], where: str) -> Iterator[Reading]:

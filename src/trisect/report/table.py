@@ -1,7 +1,8 @@
 """The table at the end of a compression: what went, what it cost, what is left."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
 
@@ -9,6 +10,9 @@ from trisect.parts import COMPONENTS
 from trisect.plan.budget import PREFILL_LENGTH, budget_of, compare
 from trisect.report.numbers import count, percent
 from trisect.shapes import ModelShape
+
+if TYPE_CHECKING:
+    from trisect.evaluate.perplexity import Perplexity
 
 WIDTH_NAMES = {"qk": "head", "ov": "head", "mlp": "inner"}
 
@@ -18,10 +22,10 @@ def compression_table(
     after: ModelShape,
     *,
     losses: Sequence[Mapping[str, Any]] = (),
-    perplexity: tuple[float, float] | None = None,
+    perplexities: "Sequence[tuple[Perplexity, Perplexity]]" = (),
     labels: tuple[str, str] = ("before", "after"),
 ) -> Table:
-    """Components first, then the model. `losses` and `perplexity` add what they know."""
+    """Components first, then the model. `losses` and `perplexities` add what they know."""
     shares = lost_shares(losses)
     table = Table("", *(Column(name, justify="right") for name in (*labels, "removed")), "width")
     if shares:
@@ -29,10 +33,11 @@ def compression_table(
     _add_components(table, before, after, shares=shares)
     table.add_section()
     _add_model(table, before, after)
-    if perplexity is not None:
-        was, now = perplexity
-        table.add_section()
-        table.add_row("perplexity", f"{was:.3f}", f"{now:.3f}", f"x{now / was:.3f}")
+    table.add_section()
+    for was, now in perplexities:
+        label = f"perplexity, {Path(now.data).name} ({now.windows} x {now.length})"
+        rise = f"x{now.perplexity / was.perplexity:.3f}"
+        table.add_row(label, f"{was.perplexity:.3f}", f"{now.perplexity:.3f}", rise)
     return table
 
 

@@ -1,0 +1,127 @@
+"""The texts that trisect knows by a short name: what they are, their licence, and which parts are read."""
+
+from dataclasses import dataclass
+
+POOL_CHARACTERS = 8_000_000
+"""How much of a web-sized split is read: about a thousand windows of 2048 tokens to draw from."""
+HELD_OUT_DOCUMENTS = 500
+"""The first documents of a dataset that has one split only: they evaluate, those behind them calibrate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which part of a dataset to read, and how much of it."""
+
+    name: str
+    """The hub's name for it. `datasets` calls every file that is listed by itself `train`."""
+    data_files: str | None = None
+    skip_documents: int = 0
+    max_documents: int | None = None
+    max_characters: int | None = None
+    """Stop after the document that reaches this many."""
+
+    @property
+    def limited(self) -> bool:
+        return self.max_documents is not None or self.max_characters is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetRecord:
+    """Where a dataset is and how its rows become text."""
+
+    description: str
+    licence: str
+    path: str
+    calibration: Split
+    evaluation: Split
+    config: str | None = None
+    revision: str | None = None
+    field: str = "text"
+    joiner: str = "\n\n"
+
+    @property
+    def amount(self) -> str:
+        """How much of it is read."""
+        most = self.calibration.max_characters
+        return "read whole" if most is None else f"{most // 1_000_000} million characters read"
+
+    def split(self, name: str) -> Split:
+        return {"calibration": self.calibration, "evaluation": self.evaluation}[name]
+
+
+# Of a dataset with one split.
+BEHIND = Split(name="train", skip_documents=HELD_OUT_DOCUMENTS, max_characters=POOL_CHARACTERS)
+BEGINNING = Split(name="train", max_documents=HELD_OUT_DOCUMENTS)
+
+DATASETS: dict[str, DatasetRecord] = {
+    "c4": DatasetRecord(
+        description="C4, web pages in English: calibrate on the first train shard, evaluate on validation",
+        licence="ODC-BY 1.0",
+        path="allenai/c4",
+        calibration=Split(
+            name="train",
+            data_files="en/c4-train.00000-of-01024.json.gz",
+            max_characters=POOL_CHARACTERS,
+        ),
+        # 1100 documents joined by a space, as GPTQ, SVD-LLM and their heirs read it; they then stop
+        # at 256 windows (--windows 256).
+        evaluation=Split(
+            name="train",
+            data_files="en/c4-validation.00000-of-00008.json.gz",
+            max_documents=1100,
+        ),
+        joiner=" ",
+    ),
+    "fineweb-edu": DatasetRecord(
+        description=f"FineWeb-Edu, web pages that teach, 10B-token sample: the first {HELD_OUT_DOCUMENTS} "
+        "documents evaluate, those behind them calibrate",
+        licence="ODC-BY 1.0",
+        path="HuggingFaceFW/fineweb-edu",
+        config="sample-10BT",
+        calibration=BEHIND,
+        evaluation=BEGINNING,
+    ),
+    "wikipedia": DatasetRecord(
+        description=f"Wikipedia in English, November 2023: the first {HELD_OUT_DOCUMENTS} articles evaluate, "
+        "those behind them calibrate",
+        licence="CC BY-SA 3.0 and GFDL",
+        path="wikimedia/wikipedia",
+        config="20231101.en",
+        calibration=BEHIND,
+        evaluation=BEGINNING,
+    ),
+    "wikitext2": DatasetRecord(
+        description="WikiText-2 raw: calibrate on train, evaluate on test",
+        licence="CC BY-SA 3.0 and GFDL",
+        path="Salesforce/wikitext",
+        config="wikitext-2-raw-v1",
+        calibration=Split(name="train"),
+        evaluation=Split(name="test"),
+    ),
+    "slimpajama": DatasetRecord(
+        description="SlimPajama, 6B-token sample: calibrate on train, evaluate on test",
+        licence="those of its seven sources",
+        path="DKYoon/SlimPajama-6B",
+        calibration=Split(name="train", max_characters=POOL_CHARACTERS),
+        evaluation=Split(name="test", max_characters=POOL_CHARACTERS),
+    ),
+    "ptb": DatasetRecord(
+        description="Penn Treebank, plain text: calibrate on train, evaluate on test",
+        licence="LDC User Agreement",
+        path="ptb-text-only/ptb_text_only",
+        # The dataset proper is a loading script, which `datasets` no longer runs.
+        revision="refs/convert/parquet",
+        calibration=Split(name="train", data_files="penn_treebank/train/0000.parquet"),
+        evaluation=Split(name="train", data_files="penn_treebank/test/0000.parquet"),
+        field="sentence",
+    ),
+}
+
+BUILTIN = "builtin"
+OWN_WORDS = "own-words"
+DEFAULT_MIXTURE = ("c4", "fineweb-edu", "wikipedia")
+"""What is calibrated on where nobody says. WikiText-2 is not in it: results are reported on that."""
+STOPGAP = BUILTIN
+"""Where none of those can be read. A mixture such as builtin+own-words works here too."""
+OTHER_TEXTS = ("wikitext2", BUILTIN)
+"""Evaluated on as well: the first of these that took no part in calibration and can be read."""

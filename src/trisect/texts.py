@@ -1,0 +1,182 @@
+"""From what a user said about calibration to its windows: which text, how many, how long, what is held out.
+
+The command line and Python both come through here, so that the same settings mean the same tokens.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trisect import workers
+from trisect.calibrate import Progress
+from trisect.calibration import CalibrationConfig
+from trisect.config import CompressConfig
+from trisect.data import Tokens, tokens_from_tensor
+from trisect.data.apart import TEST_SHARE, Apart, room, set_apart
+from trisect.data.catalogue import DEFAULT_MIXTURE, OWN_WORDS, STOPGAP
+from trisect.data.hub import can_be_read
+from trisect.data.load import share_out, tokenize
+from trisect.data.mixture import count_windows, parse_mixture
+from trisect.data.sources import has_two_parts, read_source
+from trisect.errors import TrisectError
+from trisect.models.check import check_tokens
+from trisect.usual import usual_length, usual_windows
+
+SPARE = 1.25
+"""A model writes so much more than is calibrated on: some is held out, and its tokens read back are fewer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """One source of the calibration windows."""
+
+    source: str
+    apart: Apart
+    is_text: bool
+    """And not ready-made token ids."""
+
+    @property
+    def name(self) -> str:
+        return self.source if has_two_parts(self.source) else Path(self.source).name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Calibration windows, and where they come from."""
+
+    calibration: CalibrationConfig
+    """With nothing left open."""
+    tokens: Tokens
+    texts: tuple[Text, ...]
+    usual: int
+    """Windows that nobody asked for in number; the text may have had fewer."""
+    stopgap: bool
+    notes: tuple[str, ...]
+    """What of the default mixture could not be read."""
+
+    def line(self) -> str:
+        """What a run says first."""
+        names, count = [text.name for text in self.texts], len(self.tokens.ids)
+        several = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
+        line = f"Calibrating on {several}: {count} windows of {self.calibration.length} tokens "
+        line += f"from {len(names)} texts" if names[1:] else "from 1 text"
+        if count < self.usual:
+            line += f", all that there are ({self.usual} would be usual)"
+        if self.stopgap:
+            line += (
+                ". This is a stopgap, because the Hugging Face hub cannot be reached: give text of the kind "
+                "that the model is for, --calibration your_text.txt"
+            )
+        return line + "."
+
+
+def with_tokens(
+    model: Any,
+    config: CompressConfig,
+    tokens: Tokens | None,
+    *,
+    tokenizer: Any,
+    progress: Progress | None = None,
+) -> tuple[CompressConfig, Tokens]:
+    """The tokens given, or those that a config comes to, fit for the model; and the config that says so."""
+    if tokens is None:
+        prepared = prepare(model, config, tokenizer, progress=progress)
+        config, tokens = replace(config, calibration=prepared.calibration), prepared.tokens
+    check_tokens(model, tokens.ids)
+    return config, tokens
+
+
+def prepare(
+    model: Any, config: CompressConfig, tokenizer: Any, *, progress: Progress | None = None
+) -> Prepared:
+    """Settle what a config leaves open about calibration, and read its windows.
+
+    Under a bound on perplexity the last quarter of the windows shares no token with the others.
+    """
+    asked = config.calibration
+    length = asked.length or usual_length(model)
+    wanted = asked.samples or usual_windows(model, length=length)
+    known, notes = _default_contents() if asked.source is None else ({}, ())
+    source = asked.source or workers.told("+".join(known)) or STOPGAP
+    mixture = parse_mixture(source)
+    counts = share_out(mixture, samples=wanted, name=source)
+    streams: list[tuple[str, str | Tensor, Tensor]] = []
+    for index, (name, count) in enumerate(zip((part.source for part in mixture), counts, strict=True)):
+        content = known.get(name)
+        if name == OWN_WORDS:
+            content = _written(model, tokenizer, count, length, asked.seed, progress)
+        content = read_source(name, split="calibration") if content is None else content
+        ids = tokenize(content, tokenizer, source=name) if isinstance(content, str) else content
+        streams.append((name, content, ids))
+        if asked.samples is None:
+            counts[index] = min(count, room(ids, length=length, whole=has_two_parts(name)))
+    judging = _judging(counts) if config.max_ppl_increase is not None else [0] * len(counts)
+    texts = []
+    for index, (name, content, ids) in enumerate(streams):
+        apart = set_apart(
+            ids,
+            samples=counts[index],
+            length=length,
+            sampling=asked.sampling,
+            seed=asked.seed + index,  # so that a source named twice gives other windows the second time
+            source=name,
+            whole=has_two_parts(name),
+            judging=judging[index],
+        )
+        texts.append(Text(source=name, apart=apart, is_text=isinstance(content, str)))
+    return Prepared(
+        calibration=replace(asked, source=source, samples=sum(counts), length=length),
+        tokens=tokens_from_tensor(_mixed([text.apart for text in texts], seed=asked.seed), source),
+        texts=tuple(texts),
+        usual=wanted if asked.samples is None else 0,
+        stopgap=asked.source is None and source == STOPGAP,
+        notes=notes,
+    )
+
+
+def _default_contents() -> tuple[dict[str, str | Tensor], tuple[str, ...]]:
+    """The texts of the default mixture that can be read, and what was wrong with the others."""
+    found: dict[str, str | Tensor] = {}
+    notes = []
+    for name in filter(can_be_read, DEFAULT_MIXTURE):
+        try:
+            found[name] = read_source(name, split="calibration")
+        except TrisectError as error:
+            notes.append(f"{name} is left out. {error}")
+    return found, tuple(notes)
+
+
+def _written(
+    model: Any, tokenizer: Any, windows: int, length: int, seed: int, progress: Progress | None
+) -> str:
+    """Synthetic text for so many windows, the same in every process."""
+    from trisect.own_words import OwnWords, own_text
+
+    def told(done: int, total: int) -> None:
+        if progress is not None:
+            progress("tokens written", done, total)
+
+    config = OwnWords(samples=int(windows * SPARE) + 1, length=length, seed=seed)
+    text: str = workers.told(own_text(model, tokenizer, config, told=told))
+    return text
+
+
+def _judging(counts: list[int]) -> list[int]:
+    """Of the windows of each text, those that judge: a quarter of all of them, at least one."""
+    total = sum(counts)
+    return count_windows([count / total for count in counts], samples=max(1, total // TEST_SHARE))
+
+
+def _mixed(aparts: list[Apart], *, seed: int) -> Tensor:
+    """The windows of all texts, shuffled where there are several, those that judge last."""
+    parts = [torch.cat([apart.solving for apart in aparts]), torch.cat([apart.judging for apart in aparts])]
+    if len(aparts) > 1:
+        parts = [part[torch.randperm(len(part), generator=_generator(seed))] for part in parts]
+    return torch.cat(parts)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

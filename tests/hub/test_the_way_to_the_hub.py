@@ -1,0 +1,203 @@
+"""The hub's real libraries against a hub on this machine: texts and models come, or it is said why not."""
+
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hub_server import Hub, Repository, serving
+
+from tiny_models import save_tiny
+
+SCRIPT = Path(__file__).with_name("on_loopback.py")
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+NOWHERE = "http://127.0.0.1:9"
+"""Nothing listens there."""
+SMALL = ["--ratio", "0.25", "--method", "a3", "--align", "none", "--length", "32"]
+pytestmark = pytest.mark.slow
+FOREVER = 10**6
+
+
+def rows(subject: str, count: int = 700) -> list[str]:
+    return [f"{subject} number {number} is about this and that" for number in range(count)]
+
+
+def parquet(texts: list[str]) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file, row_group_size=100)
+    return file.getvalue()
+
+
+def json_lines(texts: list[str]) -> bytes:
+    return gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
+
+
+def one_split(config: str, path: str, content: bytes) -> Repository:
+    """A dataset whose card names its files, as most have it."""
+    split = f"- config_name: {config}\n  data_files:\n  - split: train\n    path: {path}\n"
+    return Repository(files={"README.md": f"---\nconfigs:\n{split}---\n".encode(), path: content})
+
+
+@pytest.fixture(scope="module")
+def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = save_tiny(tmp_path_factory.mktemp("model") / "tiny")
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def hub(model_files: dict[str, bytes]) -> Iterator[Hub]:
+    c4 = {
+        "en/c4-train.00000-of-01024.json.gz": json_lines(rows("page")),
+        "en/c4-validation.00000-of-00008.json.gz": json_lines(rows("other page")),
+    }
+    datasets = {
+        "allenai/c4": Repository(files=c4),
+        "HuggingFaceFW/fineweb-edu": one_split(
+            "sample-10BT", "sample/10BT/000_00000.parquet", parquet(rows("lesson"))
+        ),
+        "wikimedia/wikipedia": one_split(
+            "20231101.en", "20231101.en/train-00000.parquet", parquet(rows("article"))
+        ),
+    }
+    with serving(Hub(datasets=datasets, models={"org/tiny": Repository(files=dict(model_files))})) as found:
+        yield found
+
+
+def typed(folder: Path, url: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, with empty caches; how it ended."""
+    settings = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "home"), "PYTHONPATH": str(SOURCE)}
+    settings |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "HF_HUB_DISABLE_XET": "1"}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("HF_", "TRISECT_")) and "proxy" not in k.lower()
+    }
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    return subprocess.run(
+        command, env={**kept, **settings}, cwd=folder, capture_output=True, text=True, timeout=300
+    )
+
+
+def compressed(folder: Path, hub: Hub, model: str, *more: object) -> subprocess.CompletedProcess[str]:
+    return typed(folder, hub.url, "compress", model, "-o", folder / "out", *SMALL, *more)
+
+
+def measured(folder: Path) -> list[str]:
+    receipt = json.loads((folder / "out" / "receipt.json").read_text())
+    assert receipt["perplexity"] == receipt["perplexities"][0]
+    return [row["after"]["data"] for row in receipt["perplexities"]]
+
+
+def test_a_model_and_the_default_mixture_come_from_the_hub_and_each_text_is_measured(
+    hub: Hub, tmp_path: Path
+) -> None:
+    done = compressed(tmp_path, hub, "org/tiny", "--quiet")
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    line = r"Calibrating on c4, fineweb-edu and wikipedia: (\d+) windows of 32 tokens from 3 texts\."
+    found = re.fullmatch(line, first)
+    assert found is not None, first
+    assert int(found[1]) == 256
+    texts = ["held-out c4", "held-out fineweb-edu", "held-out wikipedia", "builtin"]
+    assert measured(tmp_path) == texts
+    for text in texts:
+        assert any(f"perplexity, {text} (8 x 32)" in line for line in others), done.stdout
+
+
+def test_a_text_of_the_default_mixture_that_cannot_be_read_is_left_out_and_named(
+    hub: Hub, tmp_path: Path
+) -> None:
+    del hub.datasets["wikimedia/wikipedia"]
+    hub.datasets["HuggingFaceFW/fineweb-edu"].gated = True
+    hub.datasets["Salesforce/wikitext"] = Repository(
+        files={
+            "README.md": b"---\nconfigs:\n- config_name: wikitext-2-raw-v1\n  data_files:\n"
+            b"  - split: test\n    path: wikitext-2-raw-v1/test-*\n---\n",
+            "wikitext-2-raw-v1/test-0.parquet": parquet(rows("entry")),
+        }
+    )
+    done = compressed(tmp_path, hub, "org/tiny", "--samples", 16)
+    assert done.returncode == 0, done.stderr
+    first, second, third, *_ = done.stdout.splitlines()
+    assert first == "Calibrating on c4: 16 windows of 32 tokens from 1 text."
+    assert re.search(r"fineweb-edu is left out.*gated.*hf auth login", second)
+    assert "wikipedia is left out" in third
+    assert measured(tmp_path) == ["held-out c4", "wikitext2"]
+
+
+def test_a_download_that_breaks_off_once_is_taken_up_again(hub: Hub, tmp_path: Path) -> None:
+    hub.models["org/tiny"].breaks_off = hub.datasets["allenai/c4"].breaks_off = 1
+    done = compressed(tmp_path, hub, "org/tiny", "--calibration", "c4", "--samples", 8, "--eval", "none")
+    assert done.returncode == 0, done.stderr
+    assert hub.models["org/tiny"].breaks_off == hub.datasets["allenai/c4"].breaks_off == 0
+
+
+@pytest.mark.parametrize(
+    ("repository", "words"),
+    [
+        ({"gated": True}, r"org/tiny is gated.*hf auth login"),
+        ({"breaks_off": FOREVER}, r"download of org/tiny broke off: type the same again"),
+        (None, r"no model org/tiny.*check the id"),
+    ],
+)
+def test_a_model_that_does_not_come_is_one_line_with_what_to_do(
+    hub: Hub, tmp_path: Path, repository: dict[str, int] | None, words: str
+) -> None:
+    files = hub.models.pop("org/tiny").files
+    if repository is not None:
+        hub.models["org/tiny"] = Repository(files=files, **repository)
+    done = compressed(tmp_path, hub, "org/tiny")
+    assert_one_line(done, words)
+    assert len(hub.asked) < 40  # nothing is tried for ever
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hub_that_cannot_be_reached_is_tried_once_and_said(tmp_path: Path) -> None:
+    done = typed(tmp_path, NOWHERE, "compress", "org/tiny", "-o", tmp_path / "out", *SMALL)
+    assert_one_line(done, r"hub cannot be reached.*org/tiny.*a folder or a \.gguf file")
+    assert "Retrying" not in done.stderr
+
+
+def test_without_a_hub_the_stopgap_says_that_it_is_one(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tiny")
+    done = typed(tmp_path, NOWHERE, "compress", folder, "-o", tmp_path / "out", *SMALL, "--samples", 16)
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    assert re.search(r"on builtin: 16 windows of 32 tokens.*stopgap.*--calibration your_text\.txt", first)
+    assert "Retrying" not in done.stderr
+    assert measured(tmp_path) == ["held-out builtin"]
+
+
+@pytest.mark.parametrize(
+    ("repository", "words"),
+    [
+        (None, r"dataset c4 \(allenai/c4\).*text file.*TRISECT_DATA"),
+        ({"breaks_off": FOREVER}, r"dataset c4.*could not be loaded"),
+    ],
+)
+def test_a_dataset_that_does_not_come_is_one_line_with_what_to_do(
+    hub: Hub, tmp_path: Path, repository: dict[str, int] | None, words: str
+) -> None:
+    files = hub.datasets.pop("allenai/c4").files
+    if repository is not None:
+        hub.datasets["allenai/c4"] = Repository(files=files, **repository)
+    done = compressed(tmp_path, hub, "org/tiny", "--calibration", "c4")
+    assert_one_line(done, words)
+    assert len(hub.asked) < 60
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
+    """An error as users see it; the hub's own libraries may have talked before."""
+    assert done.returncode == 2, done.stderr
+    *_, last = done.stderr.strip().splitlines()
+    assert last.startswith("error: ")
+    assert re.search(words, last), last
+    assert "Traceback" not in done.stderr
