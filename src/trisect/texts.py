@@ -16,14 +16,14 @@ from trisect.calibration import CalibrationConfig
 from trisect.config import CompressConfig
 from trisect.data import Tokens, tokens_from_tensor
 from trisect.data.apart import TEST_SHARE, Apart, room, set_apart
-from trisect.data.catalogue import DEFAULT_MIXTURE, OWN_WORDS, STOPGAP
+from trisect.data.catalogue import BUILTIN, DEFAULT_MIXTURE, OWN_WORDS, STOPGAP
 from trisect.data.hub import can_be_read
 from trisect.data.load import share_out, tokenize
 from trisect.data.mixture import count_windows, parse_mixture
 from trisect.data.sources import has_two_parts, read_source
 from trisect.errors import TrisectError
 from trisect.models.check import check_tokens
-from trisect.usual import usual_length, usual_windows
+from trisect.usual import usual_length, usual_windows, usual_written
 
 SPARE = 1.25
 """A model writes so much more than is calibrated on: some is held out, and its tokens read back are fewer."""
@@ -100,13 +100,15 @@ def prepare(
     length = asked.length or usual_length(model)
     wanted = asked.samples or usual_windows(model, length=length)
     known, notes = _default_contents() if asked.source is None else ({}, ())
-    source = asked.source or workers.told("+".join(known)) or STOPGAP
+    source = asked.source or workers.told("+".join(known)) or _stopgap(model)
     mixture = parse_mixture(source)
     counts = share_out(mixture, samples=wanted, name=source)
     streams: list[tuple[str, str | Tensor, Tensor]] = []
     for index, (name, count) in enumerate(zip((part.source for part in mixture), counts, strict=True)):
         content = known.get(name)
         if name == OWN_WORDS:
+            if asked.samples is None:
+                count = counts[index] = usual_written(model, windows=count, length=length)
             content = _written(model, tokenizer, count, length, asked.seed, progress)
         content = read_source(name, split="calibration") if content is None else content
         ids = tokenize(content, tokenizer, source=name) if isinstance(content, str) else content
@@ -132,7 +134,7 @@ def prepare(
         tokens=tokens_from_tensor(_mixed([text.apart for text in texts], seed=asked.seed), source),
         texts=tuple(texts),
         usual=wanted if asked.samples is None else 0,
-        stopgap=asked.source is None and source == STOPGAP,
+        stopgap=asked.source is None and not known,
         notes=notes,
     )
 
@@ -147,6 +149,11 @@ def _default_contents() -> tuple[dict[str, str | Tensor], tuple[str, ...]]:
         except TrisectError as error:
             notes.append(f"{name} is left out. {error}")
     return found, tuple(notes)
+
+
+def _stopgap(model: Any) -> str:
+    """Synthetic text, unless the model is read layer by layer: writing runs all of it for every token."""
+    return BUILTIN if hasattr(model, "layer_store") else STOPGAP
 
 
 def _written(
