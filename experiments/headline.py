@@ -1,40 +1,9 @@
-"""What the README says of the results: as little as a newcomer needs."""
+"""What the README says of machines: as little as a newcomer needs."""
 
-import a3plus_tables as a3plus
 import speed_tables as speed
-from tables import Entry, found, read, table
+from tables import found, read
 
 GPU = "bench-h200"
-RATIO = 0.25
-NAMES = {
-    "a3+ balanced": "a3+, `--allocate balanced`",
-    "a3+ uniform": "a3+",
-    "a3 uniform": "a3, the paper",
-    "svd-llm uniform": "svd-llm",
-}
-"""Rows of the README's table in their order -> what they are called there."""
-OWN_WORDS = "a3+, `--allocate balanced`, half own words"
-
-
-def accuracy_table() -> str:
-    """For the README: one ratio, two texts, the paper's method and ours, and what the others do."""
-    dense, rows = a3plus.a3plus_rows()
-    known = {a3plus.row_name(row): row for row in rows if row["settings"]["ratio"] == RATIO}
-    lines = [["dense", "-", *_perplexities(dense)]]
-    for name, shown in NAMES.items():
-        if name in known:
-            lines.append([shown, f"{known[name]['removed']:.1%}", *_perplexities(known[name]["perplexity"])])
-    if found("a3plus-own-words.json"):
-        lines[1:1] = [
-            [OWN_WORDS, f"{row['removed']:.1%}", *_perplexities(row["perplexity"])]
-            for row in read("a3plus-own-words.json")["rows"]
-            if a3plus.row_name(row) == "a3+ balanced" and row["settings"]["ratio"] == RATIO
-        ]
-    return table(["method", "removed", "perplexity, WikiText-2", "perplexity, C4"], lines)
-
-
-def _perplexities(measured: Entry) -> list[str]:
-    return [f"{measured[text]:.1f}" for text in (a3plus.WIKITEXT, a3plus.C4)]
 
 
 def machine_lines() -> str:

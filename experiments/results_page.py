@@ -20,6 +20,7 @@ import own_words_tables
 import portable_tables
 import quantise_tables
 import tables
+import trust_tables
 from results_section import drawn, image
 from results_sections import SECTIONS
 
@@ -53,7 +54,9 @@ def blocks() -> tables.Blocks:
         **{f"results-{section.name}": section.text for section in SECTIONS},
         "results-comparisons": comparison_block,
         "results-missing": missing_block,
-        "headline": headline.accuracy_table,
+        "headline": trust_tables.headline_table,
+        "spread": trust_tables.spread_table,
+        "calibration-texts": trust_tables.texts_table,
         "headline-machines": headline.machine_lines,
         "export": portable_tables.export_table,
         "scopes": a3plus_tables.scopes_table,

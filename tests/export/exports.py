@@ -95,9 +95,11 @@ def _kept(part: Any, *, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    """The tokens that a model continues with."""
+    """The tokens that a model continues with, as llama.cpp is asked to: the end of the text is not among them."""
     ids = torch.tensor([prompt])
-    found = model.generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
+    never = [model.config.get_text_config().eos_token_id]
+    settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "suppress_tokens": never}
+    found = model.generate(ids, max_new_tokens=count, **settings)
     return found[0, len(prompt) :].tolist()
 
 

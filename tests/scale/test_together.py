@@ -12,7 +12,7 @@ from scale_runs import TOKENS, assert_same, config
 
 from tiny_models import tiny
 from trisect import workers
-from trisect.calibrate.windows import in_batches
+from trisect.calibrate.windows import HELD_SHARE, in_batches
 from trisect.errors import TrisectError
 from trisect.pipeline import compress
 
@@ -62,7 +62,7 @@ def test_every_window_is_run_by_exactly_one_process(
         for number, (batch, numbers) in enumerate(zip(mine.batches, mine.numbers, strict=True)):
             assert torch.equal(batch, ids[numbers])
             (held if mine.held(number) else fitting).extend(numbers.tolist())
-    edge = 29 - 29 // 8 if hold_out else 29
+    edge = 29 - 29 // HELD_SHARE if hold_out else 29
     assert sorted(fitting) == list(range(edge))
     assert sorted(held) == list(range(edge, 29))
 
@@ -70,5 +70,5 @@ def test_every_window_is_run_by_exactly_one_process(
 def test_too_few_windows_for_the_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "count", lambda: 4)
     monkeypatch.setattr(workers, "rank", lambda: 3)
-    with pytest.raises(TrisectError, match="--samples 32"):
-        in_batches(torch.zeros(16, 4), hold_out=True, split=True)
+    with pytest.raises(TrisectError, match="--samples 16"):
+        in_batches(torch.zeros(12, 4), hold_out=True, split=True)
