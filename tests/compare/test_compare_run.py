@@ -47,7 +47,7 @@ def test_a_failing_cell_is_reported_and_the_others_go_on(first_run: tuple[Path, 
     assert len(tally.ran) == NUM_CELLS - 1
     assert len(tally.failed) == 1
     (error,) = (folder / "cells").glob("*.error.json")
-    assert "below its minimum" in json.loads(error.read_text())["error"]
+    assert "out of reach" in json.loads(error.read_text())["error"]
     assert json.loads(error.read_text())["method"] == IMPOSSIBLE
 
 

@@ -74,7 +74,7 @@ def test_only_rows_that_cut_the_same_parts_compete(finished: Path) -> None:
 def test_a_failed_cell_stands_in_the_table_with_its_error(finished: Path) -> None:
     text = table(finished)
     assert "failed [1]" in row(text, "a3 ov")
-    assert "[1] tiny llama, a3 ov at 0.99: A ratio of 0.99 leaves ov of layer 0" in text
+    assert "[1] tiny llama, a3 ov at 0.99: A ratio of 0.99 is out of reach" in text
 
 
 def test_a_missed_ratio_is_marked(finished: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_csv_holds_every_number(finished: Path) -> None:
     (model,) = models = outcomes_of(load_recipe("small.yaml"), Folder(path=finished))
     lines = list(csv.DictReader(io.StringIO(csv_text(models))))
     assert len(lines) == 2 * 11 + 1  # two texts for each cell, one line for the one that failed
-    assert "below its minimum" in lines[-1]["error"]
+    assert "out of reach" in lines[-1]["error"]
     found = {(line["method"], line["ratio"], line["data"]): line for line in lines}
     outcome = model.rows[1].cells[0.5]
     line = found["clover qk,ov", "0.5", "topics"]
