@@ -55,7 +55,7 @@ def blocks() -> tables.Blocks:
         "results-comparisons": comparison_block,
         "results-missing": missing_block,
         "headline": trust_tables.headline_table,
-        "spread": trust_tables.spread_table,
+        "results-spread": trust_tables.spread_table,
         "calibration-texts": trust_tables.texts_table,
         "headline-machines": headline.machine_lines,
         "export": portable_tables.export_table,

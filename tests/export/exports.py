@@ -95,7 +95,7 @@ def _kept(part: Any, *, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    """The tokens that a model continues with, as llama.cpp is asked to: the end of the text is not among them."""
+    """The tokens that a model continues with, never the end of the text: llama.cpp is asked the same."""
     ids = torch.tensor([prompt])
     never = [model.config.get_text_config().eos_token_id]
     settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "suppress_tokens": never}
