@@ -7,6 +7,7 @@
 
 Rows go to experiments/results/spread.json and calibration-texts.json, one file each; what is there is not run
 again. Each row is a process of its own, because instruction sets and threads are settled when torch starts.
+Synthetic text is runs/synthetic.jsonl: `trisect sample smollm2-135m -o runs/synthetic.jsonl --samples 80`.
 SmolLM2-135M is dequantised from 4 bits. A quarter is removed, widths uniform and exact.
 """
 
@@ -76,9 +77,10 @@ def text_cells(device: str) -> list[Cell]:
     reported = {name: [32, 2048] for name in ("wikitext-2", "c4", "wikipedia", "lambada")}
     evaluate = {**reported, "tinystories": [14, 2048], "alpaca": [32, 2048], "builtin": [14, 2048]}
     mixture = ["wikitext-2", "c4", "wikipedia"]
-    wanted: list[tuple[list[str], int]] = [(mixture, n) for n in (256, 64)]
-    wanted += [(["builtin"], 64), (["wikitext-2"], 64), (["wikitext-2", "c4"], 64)]
-    wanted += [(mixture, 128), (["wikitext-2"], 256), (mixture, 512)]
+    wanted: list[tuple[list[str], int]] = [(mixture, n) for n in (64, 128, 256, 512)]
+    wanted += [(["builtin"], 64), (["synthetic"], 64), (["builtin", "synthetic"], 64)]
+    wanted += [(["wikitext-2"], 64), (["wikitext-2"], 256), (["wikitext-2", "c4"], 64)]
+    wanted += [(["c4", "wikipedia"], 256)]
     base = {"model": "smollm2-135m", "seed": 0, "length": 2048, "evaluate": evaluate, "device": device}
     cells = [{**base, "method": "dense", "windows": 0, "calibration": []}]
     for texts, windows in wanted:
@@ -152,6 +154,11 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         ids = tokenize(read_text(text, split=split), loaded.tokenizer, source=text)
         return windows(ids, samples=count, length=cell["length"], sampling=sampling, seed=seed)
 
+    # Before the work: a text that is too short is found now.
+    judged = {
+        text: tokens_from_tensor(cut(text, count, "first", "evaluation", 0)[:, :length], text)
+        for text, (count, length) in cell["evaluate"].items()
+    }
     model, receipt, started = loaded.model, {}, time.time()
     if cell["method"] != "dense":
         texts, n = cell["calibration"], cell["windows"]
@@ -175,12 +182,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         found = compress(model, config, tokens=tokens_from_tensor(ids, "+".join(texts)))
         model, receipt = found.model, found.receipt
     seconds = time.time() - started
-    measured = {
-        text: perplexity(
-            model, tokens_from_tensor(cut(text, count, "first", "evaluation", 0)[:, :length], text)
-        ).perplexity
-        for text, (count, length) in cell["evaluate"].items()
-    }
+    measured = {text: perplexity(model, tokens).perplexity for text, tokens in judged.items()}
     whole = build_receipt(
         cell, seed=cell["seed"], token_hash=receipt.get("token_hash"), timings={"compress": seconds}
     )

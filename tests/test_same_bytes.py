@@ -71,8 +71,9 @@ def test_a_real_model_gets_the_same_weights(tmp_path: Path, assets: Path) -> Non
     model = assets / "models" / "stories15m"
     if not model.is_dir():
         pytest.skip(f"no {model}; set TRISECT_ASSETS to the folder that has models/stories15m")
-    words = ["--ratio", 0.25, "--method", "a3", "--samples", 8]
-    calibration = trisect.CalibrationConfig(samples=8)
+    text = assets / "data" / "tinystories" / "tinystories.txt"
+    words = ["--ratio", 0.25, "--method", "a3", "--samples", 8, "--length", 64, "--calibration", text]
+    calibration = trisect.CalibrationConfig(source=str(text), samples=8, length=64)
     typed, called = both(model, tmp_path, words, ratio=0.25, method="a3", calibration=calibration)
     assert typed == called
 
