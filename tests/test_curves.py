@@ -48,6 +48,7 @@ def test_a_point_of_a_curve_is_the_loss_of_the_model_with_that_component_narrowe
     with torch.no_grad():
         narrow = model(judging, labels=judging).loss.item()
     apart = dense * rounding(torch.float32, steps=2)
+    # A rise this far above the tolerance: half or twice of it would be seen below.
     assert abs(narrow - dense) > 50 * apart
     assert measured.points[0, "mlp"][width] == pytest.approx(narrow - dense, abs=apart)
 
