@@ -25,7 +25,7 @@ from trisect.bench.run import Sweep, run_sweep  # noqa: E402
 from trisect.bench.subject import subject_of_model  # noqa: E402
 from trisect.bench.table import SPEED, cells, markdown, notes_for  # noqa: E402
 from trisect.bench.variants import variants_of  # noqa: E402
-from trisect.files import write_json  # noqa: E402
+from trisect.support.files import write_json  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parents[1] / "experiments" / "results"
 RECEIPT = RESULTS / "bench-cpu-smollm2" / "rows.json"

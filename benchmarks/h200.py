@@ -43,8 +43,8 @@ from trisect.bench.subject import Subject, subject_of_shape
 from trisect.bench.table import TABLES, cells, markdown
 from trisect.bench.timing import laps_on
 from trisect.bench.variants import variants_of
-from trisect.files import write_json
 from trisect.plan import read_latency
+from trisect.support.files import write_json
 
 ROWS = "rows.json"
 STORED = Path(__file__).resolve().parents[1] / "experiments" / "results" / "bench-h200"

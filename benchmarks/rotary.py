@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from trisect.bench.timing import device_name, laps_on
-from trisect.files import write_json
 from trisect.kernels import rotate_qk, using
-from trisect.receipt import build_receipt
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt
 
 LAPS, WARM_UP = 20, 3
 SEED = 0

@@ -27,8 +27,8 @@ from trisect.bench.subject import Subject, subject_of_shape
 from trisect.bench.table import markdown
 from trisect.bench.timing import Laps, device_name, is_cuda
 from trisect.bench.variants import Variant, variants_of
-from trisect.files import write_json
-from trisect.receipt import build_receipt
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt
 
 SHAPE = "llama-3.2-3b"
 TINY = {"hidden_size": 64, "intermediate_size": 640, "num_hidden_layers": 2, "num_attention_heads": 2}

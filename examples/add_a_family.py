@@ -15,7 +15,7 @@ import transformers
 import trisect
 from trisect import api
 from trisect.models import Family, layer_views, register_family
-from trisect.parts import COMPONENTS
+from trisect.records.parts import COMPONENTS
 
 # Unlike Llama: the output projection is called `dense`, the MLP has no gate and other names. Biases, and the
 # half of each head that does not rotate, are read off the modules and the config.

@@ -19,7 +19,7 @@ from trisect import api
 from trisect.methods import METHODS, register_method
 from trisect.methods.fold import keep_neurons, like
 from trisect.methods.method import Options, need
-from trisect.parts import MLP, Moments, Shrunk
+from trisect.records.parts import MLP, Moments, Shrunk
 from trisect.solve import SOLVE_DTYPE, Regression, ridge, top
 
 RIDGE = 1e-4

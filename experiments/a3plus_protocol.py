@@ -23,18 +23,17 @@ from typing import Any
 
 import device_tasks
 
+from trisect.calibrate.synthetic import OwnWords, write_own_words
 from trisect.compare import Folder
 from trisect.compare.cells import content_key
 from trisect.config import CompressConfig
 from trisect.data import load_tokens
-from trisect.evaluate.perplexity import perplexity
-from trisect.evaluate.positions import perplexity_by_position
-from trisect.files import write_json
+from trisect.evaluate.perplexity import perplexity, perplexity_by_position
 from trisect.models import load_model, shape_of
-from trisect.own_words import OwnWords, write_own_words
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 from trisect.plan import budget_of, compare
-from trisect.receipt import build_receipt
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("TRISECT_ASSETS") or ROOT.parent / "shared") / "data"

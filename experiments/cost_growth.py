@@ -20,8 +20,8 @@ import scale_shapes
 import torch
 from scale_shapes import Case, measure
 
-from trisect.files import write_json
-from trisect.untrusted import read_json
+from trisect.support.checks import read_json
+from trisect.support.files import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 START = {

@@ -19,10 +19,10 @@ from typing import Any
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.errors import TrisectError
 from trisect.evaluate.likelihood import Answer, answer
-from trisect.files import atomic_write_text, check_writable, write_json
 from trisect.models import load_model
-from trisect.pipeline import compress
-from trisect.receipt import build_receipt
+from trisect.pipeline.run import compress
+from trisect.support.files import atomic_write_text, check_writable, write_json
+from trisect.support.receipt import build_receipt
 
 FORMAT = 1
 Recorded = dict[str, Any]
@@ -30,7 +30,7 @@ Recorded = dict[str, Any]
 
 def record(model: str, *, tasks: str, limit: int | None) -> Recorded:
     """All requests that lm-eval makes of a model for `tasks`, as token ids, call by call."""
-    from trisect.evaluate import harness
+    from trisect.evaluate import tasks as harness
     from trisect.evaluate.tasks import evaluate_tasks, parse_tasks
 
     loaded = load_model(model)
@@ -72,7 +72,7 @@ def write_answers(path: str | Path, recorded: Recorded, answers: list[list[Answe
 
 def score(recorded: Recorded, answers: list[list[Answer]]) -> dict[str, Any]:
     """lm-eval's scores for recorded requests, answered: `TaskResults.to_dict`."""
-    from trisect.evaluate import harness
+    from trisect.evaluate import tasks as harness
     from trisect.evaluate.tasks import evaluate_tasks
 
     loaded = load_model(recorded["model"])

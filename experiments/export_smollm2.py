@@ -24,10 +24,10 @@ from core_protocol import ASSETS, HALVES, split_stories
 from safetensors.torch import load_file
 
 from trisect.data import load_tokens
-from trisect.export.llama_cpp import LlamaCpp
-from trisect.files import write_json
+from trisect.export.check import LlamaCpp
 from trisect.models import load_model
-from trisect.receipt import build_receipt, package_version
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt, package_version
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = Path("runs")

@@ -24,13 +24,12 @@ from typing import Any
 
 from core_protocol import HALVES, split_stories
 
-from trisect.files import write_json
 from trisect.finetune import TuneConfig, finetune, load_examples
-from trisect.finetune.held_out import load_held_out, measure
-from trisect.finetune.save import extended, save_tuned
+from trisect.finetune.results import extended, load_held_out, measure, save_tuned
 from trisect.models import load_model, original_shape, shape_of
 from trisect.plan import budget_of, compare
-from trisect.receipt import read_receipt
+from trisect.support.files import write_json
+from trisect.support.receipt import read_receipt
 
 ROOT = Path(__file__).resolve().parents[1]
 # Relative to the repository, so that receipts do not name this machine.

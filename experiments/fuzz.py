@@ -108,7 +108,7 @@ def work(home: Path, indices: range) -> None:
 
 
 def write(arguments: argparse.Namespace, findings: list[dict[str, Any]], seconds: float) -> None:
-    from trisect.receipt import build_receipt, write_json
+    from trisect.support.receipt import build_receipt, write_json
 
     kinds = sorted({finding["kind"] for finding in findings})
     counts = {

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from trisect.cli import main
-from trisect.files import write_json
-from trisect.receipt import build_receipt
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = Path(os.path.relpath(os.environ.get("TRISECT_ASSETS") or ROOT.parent / "shared"))

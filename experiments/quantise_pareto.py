@@ -23,11 +23,11 @@ from core_protocol import ASSETS, HALVES, ROOT, split_stories
 from trisect.config import CompressConfig
 from trisect.data import load_tokens
 from trisect.evaluate.perplexity import perplexity
-from trisect.files import write_json
 from trisect.models import fingerprint, load_model
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 from trisect.quantize import QuantizeConfig, count_bits, quantize_model
-from trisect.receipt import build_receipt
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt
 
 RESULTS = Path("experiments/results")
 Setting = tuple[int, int | None] | None

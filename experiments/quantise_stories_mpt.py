@@ -25,12 +25,12 @@ from transformers import DynamicCache
 from trisect.config import CompressConfig
 from trisect.data import load_tokens
 from trisect.evaluate.perplexity import perplexity
-from trisect.files import write_json
 from trisect.models import load_model, original_shape, shape_of
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 from trisect.plan import budget_of
 from trisect.quantize import QuantizeConfig, cache_bytes, count_bits, quantize_model, quantized_cache
-from trisect.receipt import build_receipt
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt
 
 RESULTS = Path("experiments/results/quantise-stories-mpt")
 MODEL = ASSETS / "models/stories-mpt-20m"

@@ -136,7 +136,7 @@ def _kv_name(entry: dict[str, Any]) -> str:
 def figure(study: str) -> bytes:
     """Bits per original weight against perplexity: pure HQQ as a line, narrow quantised models as points."""
     from trisect.compare.figures import MARKERS
-    from trisect.plots import as_svg, one_plot
+    from trisect.support.plots import as_svg, one_plot
 
     found = [point for point in points(study) if point.setting != "whole" and point.bits < LINE_ENDS]
     line = pure_line(found)

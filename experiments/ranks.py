@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from kill_and_resume import ASSETS, ROOT, digests
 
-from trisect.files import write_json
 from trisect.models import load_model
-from trisect.receipt import build_receipt
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt
 
 RESULT = ROOT / "experiments" / "results" / "ranks.json"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

@@ -9,7 +9,7 @@ import own_words_tables as own_words
 from tables import read
 
 from trisect.compare.figures import MARKERS
-from trisect.plots import as_svg, file_name, one_plot, two_plots
+from trisect.support.plots import as_svg, file_name, one_plot, two_plots
 
 STAGE_COLOURS = {stage: f"C{number}" for number, stage in enumerate(machine.STAGES)}
 

@@ -24,7 +24,7 @@ import trust_tables
 from results_section import drawn, image
 from results_sections import SECTIONS
 
-from trisect.files import atomic_write_text
+from trisect.support.files import atomic_write_text
 
 PICTURES = tables.ROOT / "docs" / "pictures" / "results"
 """A folder of its own, so that a figure whose receipt is gone is known and removed."""

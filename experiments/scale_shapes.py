@@ -22,10 +22,10 @@ from accelerate import init_empty_weights
 from trisect.bench.build import fill
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.files import write_json
 from trisect.models.streamed import hosted
-from trisect.pipeline import compress
-from trisect.receipt import build_receipt
+from trisect.pipeline.run import compress
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SHAPES: dict[str, dict[str, int]] = {

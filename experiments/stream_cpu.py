@@ -17,9 +17,9 @@ import torch
 import transformers
 
 from trisect.data import tokens_from_tensor
-from trisect.files import write_json
 from trisect.models.shards import Shards
-from trisect.receipt import build_receipt
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt
 
 RESULT = Path(__file__).resolve().parent / "results" / "stream-cpu.json"
 SIZES = {
@@ -54,9 +54,9 @@ def child(model: str, out: str, tokens: str, stream: str, method: str) -> None:
     from safetensors.torch import load_file
 
     from trisect.config import CompressConfig
-    from trisect.journal import unfinished
     from trisect.models import load_model, save_model
-    from trisect.pipeline import compress
+    from trisect.pipeline.run import compress
+    from trisect.support.distributed import unfinished
 
     began = time.perf_counter()
     loaded = load_model(model, dtype="float32", stream=stream)

@@ -119,7 +119,7 @@ def read_text(name: str, *, split: str) -> str:
     if name == "synthetic":
         lines = (ROOT / "runs/synthetic.jsonl").read_text("utf-8").splitlines()
         return "\n\n".join(json.loads(line)["text"] for line in lines)
-    from trisect.data.builtin import builtin_documents
+    from trisect.data.catalogue import builtin_documents
 
     return "\n\n".join(builtin_documents(split=split))
 
@@ -134,8 +134,8 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     from trisect.data.tokens import windows
     from trisect.evaluate.perplexity import perplexity
     from trisect.models import load_model
-    from trisect.pipeline import compress
-    from trisect.receipt import build_receipt
+    from trisect.pipeline.run import compress
+    from trisect.support.receipt import build_receipt
 
     if cell["device"] == "cpu":
         torch.set_num_threads(cell["threads"])
@@ -207,7 +207,7 @@ def run_in_a_process(cell: Cell) -> dict[str, Any]:
 
 def run_missing(table: str, given: argparse.Namespace) -> None:
     """Run what the file lacks, and write it after every row."""
-    from trisect.files import write_json
+    from trisect.support.files import write_json
 
     path = RESULTS / FILES[table]
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []

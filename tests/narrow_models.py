@@ -5,7 +5,7 @@ from typing import Any
 from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 
 
 def narrow(name: str, *, attention: str | None = None, dtype: Any = None, **settings: Any) -> Any:

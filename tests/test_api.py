@@ -15,10 +15,10 @@ import trisect
 from tiny_models import LLAMA, save_tiny, shake, tiny, tokens
 from tolerances import assert_same_model
 from trisect import api
-from trisect.curves import held_out
 from trisect.data import tokens_from_tensor
 from trisect.evaluate.perplexity import perplexity
 from trisect.models import shape_of
+from trisect.pipeline.loss_curves import held_out
 from trisect.plan import budget_of
 
 

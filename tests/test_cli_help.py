@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from trisect import _register
 from trisect.cli import build_app, main, verbs
 from trisect.commands import _names
 from trisect.commands._verb import PANELS, examples_of, words
+from trisect.support import register as _register
 
 ROOT = Path(__file__).resolve().parents[1]
 VERBS = verbs()

@@ -7,7 +7,7 @@ import pytest
 
 from command_line import read, run
 from tiny_models import save_tiny, tiny
-from trisect.usual import USUAL_LENGTH, usual_length
+from trisect.calibrate.texts import USUAL_LENGTH, usual_length
 
 CONTEXT = 128
 

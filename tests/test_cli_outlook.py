@@ -9,13 +9,13 @@ import transformers
 
 from command_line import read, run
 from tiny_models import LLAMA, character_tokenizer, tokens
-from trisect import pipeline
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.evaluate import perplexity as evaluation
 from trisect.export import export_hf
 from trisect.models import load_model, save_model
+from trisect.pipeline import run as pipeline
 
 QUICK = ["--samples", "8", "--length", "32", "--align", "8", "--method", "a3"]
 

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trisect.config import (
+from trisect.config.settings import (
     CalibrationConfig,
     CompressConfig,
     load_config,

@@ -10,12 +10,12 @@ import torch
 from tiny_models import tiny, tokens
 from tolerances import rounding
 from trisect.config import CompressConfig
-from trisect.curves import SHARES, curves_for, measure_curves
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
 from trisect.methods.method import Options
-from trisect.pipeline import compress
+from trisect.pipeline.loss_curves import SHARES, curves_for, measure_curves
+from trisect.pipeline.run import compress
 from trisect.plan import Curves, read_curves
 
 CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))
@@ -64,7 +64,7 @@ def test_methods_without_curves_go_by_those_of_a3_plus() -> None:
 
 
 def test_the_mlp_has_the_finest_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trisect.curves.CHEAP", -1.0)
+    monkeypatch.setattr("trisect.pipeline.loss_curves.CHEAP", -1.0)
     curves = measured(None, method="a3", parts=("qk", "mlp"))
     assert len(SHARES["mlp"]) == 7
     assert sorted(curves.points[0, "mlp"]) == [32, 40, 46, 52, 60, 66, 72, 80]
@@ -72,12 +72,12 @@ def test_the_mlp_has_the_finest_grid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_curves_go_on_below_where_the_narrowest_width_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trisect.curves.CHEAP", -1.0)
+    monkeypatch.setattr("trisect.pipeline.loss_curves.CHEAP", -1.0)
     short = measured(None, method="a3", parts=("ov",))
     ends = sorted(curve[min(curve)] for curve in short.points.values())
     assert ends[0] < ends[-1]
     limit = (ends[0] + ends[-1]) / 2
-    monkeypatch.setattr("trisect.curves.CHEAP", limit)
+    monkeypatch.setattr("trisect.pipeline.loss_curves.CHEAP", limit)
     longer = measured(None, method="a3", parts=("ov",))
     assert longer.points.keys() == short.points.keys()
     for key, curve in short.points.items():

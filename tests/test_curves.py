@@ -9,11 +9,11 @@ import torch
 from tiny_models import tiny, tokens
 from tolerances import rounding
 from trisect.config import CompressConfig
-from trisect.curves import TEST_SHARE, measure_curves
 from trisect.data import tokens_from_tensor
 from trisect.methods import METHODS
 from trisect.models import layer_views, shape_of
-from trisect.pipeline import compress
+from trisect.pipeline.loss_curves import TEST_SHARE, measure_curves
+from trisect.pipeline.run import compress
 from trisect.plan import budget_of
 
 CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))

@@ -17,7 +17,7 @@ from narrow_models import narrow
 from tiny_models import CONFIGS, left_padded, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
 from trisect.decode import Decoder, decode, prepare_for_inference
-from trisect.decode.regions import compile_layers
+from trisect.decode.prepare import compile_layers
 from trisect.errors import TrisectError
 from trisect.kernels import using
 from trisect.models import layer_views, load_model, save_model, shape_of

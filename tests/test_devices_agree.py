@@ -8,7 +8,7 @@ import torch
 from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 CALIBRATION = tokens_from_tensor(tokens(16, 40, seed=5))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trisect import files
 from trisect.errors import TrisectError
+from trisect.support import files
 
 
 def test_a_new_folder_appears_only_when_it_is_done(tmp_path: Path):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tiny_models import tiny, tokens
-from trisect.judge import Judge
 from trisect.models import layer_views
+from trisect.pipeline.loss_curves import Judge
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "mpt", "qwen3"])

@@ -12,11 +12,11 @@ from trisect.errors import TrisectError
 from trisect.methods import METHODS
 from trisect.methods.method import Options
 from trisect.models import layer_views, shape_of, zeros_of
-from trisect.pipeline import compress
+from trisect.pipeline.rank_search import linear_plan, maps_of
+from trisect.pipeline.run import compress
 from trisect.plan import Plan, apply_plan, budget_of
 from trisect.plan.budget import linear_heads, linear_sizes
-from trisect.ranks import linear_plan, maps_of
-from trisect.shapes import ModelShape
+from trisect.records.shapes import ModelShape
 
 CALIBRATION = tokens_from_tensor(tokens(4, 30, seed=5))
 

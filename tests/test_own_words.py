@@ -15,9 +15,9 @@ from command_line import run
 from narrow_models import narrow
 from tiny_models import CONFIGS, VOCAB, character_tokenizer, logits, save_tiny, tiny, tokens
 from tolerances import assert_same_text
+from trisect.calibrate.synthetic import OwnWords, Writer, receipt_beside, write_own_words
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
-from trisect.own_words import OwnWords, Writer, receipt_beside, write_own_words
 
 SMALL = OwnWords(samples=5, length=12, batch_size=2)
 

@@ -24,10 +24,10 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from narrow_models import narrow
 from tiny_models import CONFIGS, LLAMA, logits, shake, tiny, tokens
-from trisect.decode import gates, prepare_for_inference
-from trisect.decode.gates import FusedGate, PackedGate
-from trisect.decode.norms import FusedNorm, fuse_norm
-from trisect.models.norm import HeadNorm
+from trisect.decode import prepare as gates
+from trisect.decode import prepare_for_inference
+from trisect.decode.prepare import FusedGate, FusedNorm, PackedGate, fuse_norm
+from trisect.models.rotary import HeadNorm
 
 WITHOUT_RMS = ("mpt", "gpt2", "opt", "gpt_neox")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trisect import receipt
 from trisect.config import CompressConfig
+from trisect.support import receipt
 
 
 def test_a_receipt_names_recipe_versions_hardware_and_tokens(tmp_path: Path):

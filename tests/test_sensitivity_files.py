@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tiny_models import tiny, tokens
-from trisect import ranks
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.methods import get_method
 from trisect.methods.method import Options
+from trisect.pipeline import rank_search as ranks
 from trisect.plan import Plan
 
 CALIBRATION = tokens_from_tensor(tokens(6, 20, seed=5))

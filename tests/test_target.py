@@ -7,16 +7,16 @@ import torch
 from safetensors.torch import save_file
 
 from tiny_models import tiny, tokens
+from trisect.calibrate.texts import prepare
 from trisect.config import CalibrationConfig, CompressConfig
-from trisect.curves import held_out
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import perplexity
 from trisect.models import shape_of
-from trisect.pipeline import compress
+from trisect.pipeline.bounds import compress_within
+from trisect.pipeline.loss_curves import held_out
+from trisect.pipeline.run import compress
 from trisect.plan import budget_of
-from trisect.target import compress_within
-from trisect.texts import prepare
 
 CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))
 

@@ -9,12 +9,10 @@ from safetensors.torch import save_file
 
 from command_line import read, run
 from tiny_models import character_tokenizer, save_tiny, tiny
+from trisect.calibrate.texts import MOST, Prepared, held_out_texts, prepare, usual_windows, windows_on_cpu
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import load_tokens
 from trisect.errors import TrisectError
-from trisect.held_out import held_out_texts
-from trisect.texts import Prepared, prepare
-from trisect.usual import MOST, usual_windows, windows_on_cpu
 
 LENGTH = 50
 
@@ -152,7 +150,7 @@ def test_local_copies_stand_in_for_the_hub(
 def test_the_default_can_be_synthetic_text_mixed_with_another(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trisect.texts.STOPGAP", "builtin+own-words")
+    monkeypatch.setattr("trisect.calibrate.texts.STOPGAP", "builtin+own-words")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     told: list[tuple[str, int, int]] = []
     config = CompressConfig(ratio=0.5, calibration=CalibrationConfig(samples=8, length=LENGTH))

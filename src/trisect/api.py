@@ -10,26 +10,26 @@ from typing import Any
 
 from torch import Tensor
 
-from trisect import moments as moment_files
-from trisect import pipeline
 from trisect.calibrate import MomentsInfo, Progress, read_info
-from trisect.calibration import as_mixture
-from trisect.clock import timing
+from trisect.calibrate.texts import with_tokens
 from trisect.config import CalibrationConfig, CompressConfig
+from trisect.config.settings import as_mixture
 from trisect.data import Tokens, load_tokens, tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.evaluate import perplexity as measure
 from trisect.evaluate.perplexity import Perplexity
-from trisect.hush import hushed
 from trisect.methods import get_method
 from trisect.methods.method import options_of
 from trisect.models import load_model, original_shape, original_widths, save_model, shape_of
-from trisect.models.check import check_finite
-from trisect.pipeline import Compressed, Step
+from trisect.models.fingerprint import check_finite
+from trisect.pipeline import run as pipeline
+from trisect.pipeline import stored_moments as moment_files
+from trisect.pipeline.bounds import compress_within
+from trisect.pipeline.run import Compressed, Step
 from trisect.plan import Plan
-from trisect.summary import Summary, summarise
-from trisect.target import compress_within
-from trisect.texts import with_tokens
+from trisect.plan.summary import Summary, summarise
+from trisect.support.clock import timing
+from trisect.support.quiet import hushed
 
 Calibration = str | Sequence[str] | CalibrationConfig | Tensor | Tokens
 """A name or a text file, or several; a record with more settings; or token ids (windows, length)."""

@@ -17,7 +17,7 @@ from trisect.commands._config import blame
 from trisect.commands._screen import is_verbose, one_command
 from trisect.commands._verb import Interrupted, command_of, epilog_of, in_order
 from trisect.errors import TrisectError
-from trisect.receipt import package_version
+from trisect.support.receipt import package_version
 
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -20,9 +20,9 @@ from trisect.errors import TrisectError
 from trisect.models import layer_views, shape_of
 from trisect.models.compressed import CompressedModel
 from trisect.models.rotary import loaded_rates
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 from trisect.plan import budget_of, compare, plan_for
-from trisect.shapes import LayerShape, ModelShape
+from trisect.records.shapes import LayerShape, ModelShape
 
 
 def llama_13b() -> ModelShape:

@@ -18,9 +18,9 @@ from trisect.bench.work import layer_flops
 from trisect.cli import main
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
-from trisect.files import write_json
 from trisect.plan import LatencyTable, apply_plan, plan_for, read_latency
-from trisect.shapes import ModelShape
+from trisect.records.shapes import ModelShape
+from trisect.support.files import write_json
 
 LOAD = Workload(phase="prefill", batch=2, length=24)
 

@@ -23,7 +23,7 @@ from trisect.bench.work import (
 )
 from trisect.models import shape_of
 from trisect.plan import flops_of
-from trisect.shapes import LayerShape
+from trisect.records.shapes import LayerShape
 
 
 def counted(model: Any, ids: torch.Tensor, **inputs: Any) -> int:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from tiny_models import CONFIGS, tiny, tokens
 from trisect.calibrate import TwoStreams
-from trisect.calibrate.tail import last_norm, scale_last_norm
+from trisect.calibrate.streams import last_norm, scale_last_norm
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.models import layer_views
-from trisect.pipeline import Compressed, compress
+from trisect.pipeline.run import Compressed, compress
 
 NO_LAST_NORM = "opt-norm-after"
 NAMES = sorted(set(CONFIGS) - {NO_LAST_NORM})

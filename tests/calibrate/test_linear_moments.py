@@ -13,11 +13,11 @@ from tolerances import assert_same_but_for_rounding, steps_of
 from trisect.calibrate import collect, fisher_information
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.gather import rounds
 from trisect.methods import METHODS
 from trisect.methods.method import Options, solve
 from trisect.models import layer_views
-from trisect.ranks import linear_plan
+from trisect.pipeline.rank_search import linear_plan
+from trisect.pipeline.rounds import rounds
 
 IDS = tokens(3, 20, seed=4)
 # Where each family's stock modules take the inputs x, a, up and down of a layer's linear maps.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trisect.calibrate import scores
 from trisect.calibrate.scores import AWAKE, KeyCovariances, PairGrams, QuerySampler, SlotGrams
-from trisect.parts import Slots
+from trisect.records.parts import Slots
 
 B, T, H, K, D, P, SLOTS = 2, 12, 4, 2, 8, 3, 2
 G = H // K

@@ -12,8 +12,8 @@ from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
 from trisect.models import layer_views
-from trisect.moments import calibrate
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
+from trisect.pipeline.stored_moments import calibrate
 
 
 def relative_gap(model: torch.nn.Module, reference: torch.nn.Module, ids: Tensor) -> float:

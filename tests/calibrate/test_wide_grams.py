@@ -7,7 +7,7 @@ from tiny_models import logits, tiny, tokens
 from trisect.calibrate import moments
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 
 
 def narrow_logits() -> torch.Tensor:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tiny_models import save_tiny
+from trisect.calibrate.synthetic import OwnWords, receipt_beside, write_own_words
 from trisect.compare.texts import WrittenText, make_texts, read_text
 from trisect.errors import TrisectError
 from trisect.models import load_model
-from trisect.own_words import OwnWords, receipt_beside, write_own_words
 
 WORDS = {"samples": 3, "length": 16, "batch_size": 2}
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from trisect.data import list_sources, load_tokens
-from trisect.data.builtin import builtin_documents, paragraph_keys
+from trisect.data.catalogue import builtin_documents, paragraph_keys
 from trisect.errors import TrisectError
 
 

@@ -149,7 +149,7 @@ def test_no_requests_have_no_answers(model) -> None:
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_answers_are_lm_evals_own(random_model, batch_size: int) -> None:
     pytest.importorskip("lm_eval", reason="the extra trisect[eval] is not installed")
-    from trisect.evaluate import harness
+    from trisect.evaluate import tasks as harness
 
     model, tokenizer = random_model
     requests = [*some_requests(2), ([3, 4], [5]), ([3, 4], [6]), ([50] * 3000, [7, 8])]

@@ -11,8 +11,7 @@ import torch
 from trisect.cli import main
 from trisect.data.tokens import Tokens, tokens_from_tensor
 from trisect.errors import TrisectError
-from trisect.evaluate.perplexity import perplexity, sum_losses
-from trisect.evaluate.positions import perplexity_by_position, profile_from
+from trisect.evaluate.perplexity import perplexity, perplexity_by_position, profile_from, sum_losses
 
 LENGTH = 21
 WINDOWS = 5

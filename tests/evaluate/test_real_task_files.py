@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from trisect.data.registry import cache_folder
-from trisect.data.task_files import PACKAGE
-from trisect.evaluate.task_documents import read_documents
+from trisect.evaluate.local_tasks import PACKAGE, read_documents
 from trisect.evaluate.task_table import TASKS
 
 REAL = {

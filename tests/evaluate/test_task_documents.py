@@ -15,14 +15,12 @@ import pyarrow
 import pytest
 from by_hand import log_probability
 
-from trisect.data import task_files
-from trisect.data.task_files import PACKAGE, package_path
-from trisect.data.wheels import Wheel, file_hash
+from trisect.data.registry import Wheel, file_hash
 from trisect.errors import TrisectError
-from trisect.evaluate import harness
-from trisect.evaluate.task_documents import read_documents
-from trisect.evaluate.task_splits import local_task
-from trisect.evaluate.task_table import TASKS, parse_tasks
+from trisect.evaluate import local_tasks as task_files
+from trisect.evaluate import tasks as harness
+from trisect.evaluate.local_tasks import PACKAGE, package_path, read_documents
+from trisect.evaluate.task_table import TASKS, local_task, parse_tasks
 from trisect.evaluate.tasks import evaluate_tasks
 
 ARC = {"query": "Question: Why?\nAnswer:", "choices": ["a", "b", "c"], "gold": 1}

@@ -19,8 +19,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 import trisect
 from trisect.errors import TrisectError
-from trisect.evaluate import harness
-from trisect.evaluate.task_splits import local_task
+from trisect.evaluate import tasks as harness
+from trisect.evaluate.task_table import local_task
 from trisect.evaluate.tasks import TaskResults, TaskScore, evaluate_tasks, parse_tasks
 
 lm_eval = pytest.importorskip("lm_eval", reason="the extra trisect[eval] is not installed")

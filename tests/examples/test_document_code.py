@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import trisect.api
-import trisect.texts
+import trisect.calibrate.texts
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", "docs/api.md", "docs/extend.md", "docs/migrate.md")
@@ -26,7 +26,11 @@ def small_world(
     checkpoint: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
     """The names that blocks may use; in an empty folder, with small models and texts for all others."""
-    load_model, load_tokens, prepare = trisect.api.load_model, trisect.api.load_tokens, trisect.texts.prepare
+    load_model, load_tokens, prepare = (
+        trisect.api.load_model,
+        trisect.api.load_tokens,
+        trisect.calibrate.texts.prepare,
+    )
 
     def tiny_model(name: str, **settings: Any) -> Any:
         return load_model(name if Path(name).is_dir() else str(checkpoint), **settings)
@@ -52,7 +56,7 @@ def small_world(
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setattr(trisect.api, "load_model", tiny_model)
     monkeypatch.setattr(trisect.api, "load_tokens", tiny_tokens)
-    monkeypatch.setattr(trisect.texts, "prepare", tiny_text)
+    monkeypatch.setattr(trisect.calibrate.texts, "prepare", tiny_text)
     return {"__name__": "document", "MODEL": str(checkpoint), "TEXT": str(text)}
 
 

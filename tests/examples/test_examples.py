@@ -20,7 +20,7 @@ from tolerances import assert_same_model
 from trisect.methods.method import Options
 from trisect.models import FAMILIES, layer_views, save_model
 from trisect.models.compressed import CompressedModel
-from trisect.parts import MLP
+from trisect.records.parts import MLP
 
 ROOT = Path(__file__).resolve().parents[2]
 METHOD_CONTRACT = (

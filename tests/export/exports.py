@@ -16,9 +16,9 @@ from tiny_models import LLAMA, tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models import layer_views, mark_compressed, original_widths
-from trisect.parts import COMPONENTS, MLP, OV, QK
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 from trisect.quantize import QuantizeConfig, quantize_model
+from trisect.records.parts import COMPONENTS, MLP, OV, QK
 
 YARN = {
     "rope_type": "yarn",

@@ -15,8 +15,7 @@ from exports import compressed, quantized, sliced
 
 from tiny_models import CONFIGS, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
-from trisect.bundle.merge import merged
-from trisect.bundle.sources import Source
+from trisect.bundle.modeling_file import Source, merged
 from trisect.errors import TrisectError
 from trisect.models import load_model, save_model
 

@@ -13,7 +13,7 @@ from tokenizers import Regex, pre_tokenizers
 from tiny_models import tiny, tokens
 from trisect.errors import TrisectError
 from trisect.export import check, export_gguf
-from trisect.export.gguf_read import halved, interleaved
+from trisect.export.gguf import halved, interleaved
 from trisect.export.vocabulary import SPLITS, vocabulary_of
 from trisect.models import load_model
 

@@ -19,10 +19,9 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.export import check, export_hf, hf
-from trisect.export.digits import split_digits
 from trisect.export.rotation import stock_factors
-from trisect.export.vocabulary import vocabulary_of
-from trisect.pipeline import compress
+from trisect.export.vocabulary import split_digits, vocabulary_of
+from trisect.pipeline.run import compress
 
 CASES = [
     *((name, "whole-qk") for name in ("llama-gqa", "llama-3", "llama-yarn", "qwen2")),

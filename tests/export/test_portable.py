@@ -15,9 +15,9 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.export import export_gguf, export_hf
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 from trisect.plan import plan_for
-from trisect.shapes import LayerShape, ModelShape
+from trisect.records.shapes import LayerShape, ModelShape
 
 KERNELS = {128: {64, 80, 96, 112, 128}, 64: {32, 48, 64}}
 """Original head width -> the widths that run everywhere, the original one included."""

@@ -12,9 +12,9 @@ from tuning import OVERFIT, compressed, examples, settings
 from tiny_models import CONFIGS, tiny, tokens
 from trisect.errors import TrisectError
 from trisect.finetune import Examples, finetune
-from trisect.finetune.adapter import attach, logits_of, merge, target_modules
-from trisect.finetune.batches import collate
-from trisect.finetune.held_out import measure
+from trisect.finetune.adapters import attach, logits_of, merge, target_modules
+from trisect.finetune.examples import collate
+from trisect.finetune.results import measure
 from trisect.finetune.training import summed_loss
 from trisect.models import layer_views, shape_of
 

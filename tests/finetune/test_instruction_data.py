@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuning import characters
 
-from trisect.data.instructions import Instruction, holds_instructions, read_instructions
 from trisect.errors import TrisectError
-from trisect.finetune.batches import IGNORED, collate
-from trisect.finetune.examples import Example, instruction_examples, load_examples
+from trisect.finetune.examples import (
+    IGNORED,
+    Example,
+    Instruction,
+    collate,
+    holds_instructions,
+    instruction_examples,
+    load_examples,
+    read_instructions,
+)
 
 GOOD = {"instruction": "Say hello.", "input": "", "output": "Hello!"}
 TAIL = "### Response:\n"

@@ -11,8 +11,8 @@ from tuning import OVERFIT, examples, settings
 from quantize.quantize_models import dequantised
 from tiny_models import tiny, tokens
 from trisect.finetune import finetune
-from trisect.finetune.adapter import attach, logits_of, merge
-from trisect.finetune.held_out import measure
+from trisect.finetune.adapters import attach, logits_of, merge
+from trisect.finetune.results import measure
 from trisect.models import load_model, save_model
 from trisect.models.quantized import QuantizedLinear
 from trisect.quantize import QuantizeConfig, quantize_model

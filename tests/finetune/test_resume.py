@@ -18,12 +18,8 @@ from tuning import compressed, examples, settings
 
 from trisect.errors import TrisectError
 from trisect.finetune import Stopped, TuneConfig, finetune
-from trisect.finetune.adapter import attach
-from trisect.finetune.schedule import rate_at
-from trisect.finetune.signals import stop_asked
-from trisect.finetune.state import RECORD, save_state
-from trisect.finetune.training import Training
-from trisect.finetune.tune import identify
+from trisect.finetune.adapters import attach
+from trisect.finetune.training import RECORD, Training, identify, rate_at, save_state, stop_asked
 
 CONFIG = settings(epochs=4, lr=1e-2)
 STEPS = 6

@@ -15,7 +15,7 @@ from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.finetune import Example, Examples, TuneConfig
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 
 SMALL = {"rank": 4, "epochs": 1, "batch_size": 2, "accumulate": 2, "length": 16, "warmup": 0.0}
 OVERFIT = {"epochs": 12, "batch_size": 3, "accumulate": 1, "lr": 2e-2, "rank": 8}

@@ -18,11 +18,11 @@ from trisect.cli import main
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models import fingerprint, save_model, shape_of
-from trisect.moments import calibrate
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
+from trisect.pipeline.stored_moments import calibrate
 from trisect.plan import plan_for
+from trisect.plan.costs import LatencyTable
 from trisect.plan.curves import Curves
-from trisect.plan.latency import LatencyTable
 
 VOCAB = 40
 CONFIG = {

@@ -25,8 +25,8 @@ from trisect.data.files import read_file
 from trisect.errors import TrisectError
 from trisect.models.checkpoint import load_model, read_shape
 from trisect.plan import Plan, apply_plan, read_curves, read_latency
-from trisect.receipt import read_receipt
-from trisect.untrusted import read_json
+from trisect.support.checks import read_json
+from trisect.support.receipt import read_receipt
 
 QUICK = ["--samples", "2", "--length", "8", "--align", "none", "--quiet"]
 OUT_OF_MEMORY = (

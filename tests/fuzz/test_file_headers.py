@@ -15,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from trisect.errors import TrisectError
-from trisect.models.gguf_header import MOST_ENTRIES, read_gguf_header
-from trisect.models.safetensors_header import BITS, read_header
+from trisect.models.source import BITS, MOST_ENTRIES, read_gguf_header, read_header
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16),

@@ -14,8 +14,7 @@ from tiny_models import CONFIGS, tiny
 from trisect.cli import main
 from trisect.errors import TrisectError
 from trisect.models import load_model
-from trisect.models.checkpoint import read_shape
-from trisect.models.generation import mend_generation
+from trisect.models.checkpoint import mend_generation, read_shape
 from trisect.models.limits import check_config
 from trisect.models.source import check_weights, resolve, tensor_files
 

@@ -16,7 +16,7 @@ from trisect.cli import main
 from trisect.errors import TrisectError
 from trisect.models import shape_of
 from trisect.plan import Plan, read_curves
-from trisect.receipt import read_receipt
+from trisect.support.receipt import read_receipt
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "mpt"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trisect.compare import load_recipe
 from trisect.config import load_config, parse_layers
 from trisect.errors import TrisectError
-from trisect.untrusted import LARGEST_YAML, parse_json, parse_yaml, read_json, shown
+from trisect.support.checks import LARGEST_YAML, parse_json, parse_yaml, read_json, shown
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LEAVES = (

@@ -81,7 +81,7 @@ def test_nothing_moves_from_thread_to_thread_in_the_rotary_kernel(angles: int) -
 
 
 def test_the_attention_kernel_uses_tensor_cores_and_copies_ahead() -> None:
-    from trisect.kernels.triton_attend import attend_kernel
+    from trisect.kernels.triton_decode import attend_kernel
 
     constants = {
         **{"KV_HEADS": 8, "GROUP": 4, "GROUP_PAD": 16, "QK": 96, "QK_PAD": 128, "VO": 80, "VO_PAD": 128},
@@ -94,7 +94,7 @@ def test_the_attention_kernel_uses_tensor_cores_and_copies_ahead() -> None:
 
 
 def test_the_write_kernel_compiles() -> None:
-    from trisect.kernels.triton_write import write_kernel
+    from trisect.kernels.triton_decode import write_kernel
 
     constants = {
         **dict.fromkeys(("q_h", "k_h", "v_h"), 96),

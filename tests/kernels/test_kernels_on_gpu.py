@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tiny_models import tiny, tokens
 from trisect.decode import Decoder
-from trisect.decode.norms import FusedNorm, fuse_norm
+from trisect.decode.prepare import FusedNorm, fuse_norm
 from trisect.kernels import rotate_qk, using
 from trisect.kernels.gate import gated, plain_gated
 from trisect.kernels.sdpa import sdpa
@@ -91,7 +91,7 @@ def test_the_operators_keep_the_rules_of_torch_on_a_gpu() -> None:
 def test_attention_over_the_live_slots_equals_softmax_written_out(
     dtype: torch.dtype, group: int, qk: int, vo: int, thin: bool
 ) -> None:
-    from trisect.kernels.triton_attend import Tiles, launch_attend
+    from trisect.kernels.triton_decode import Tiles, launch_attend
 
     q, keys, values = (x.cuda() for x in cached(2, 3, group, qk, vo, 700, dtype))
     for stop, window, splits in ((0, None, 16), (513, None, 1), (698, 100, 16), (699, None, 16)):

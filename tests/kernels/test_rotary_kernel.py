@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trisect.errors import TrisectError
 from trisect.kernels import rotate_qk, using
-from trisect.kernels.plain import rate_angles
+from trisect.kernels.rotary import rate_angles
 
 KINDS = ("shared", "index", "rates")
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}

@@ -18,7 +18,7 @@ from a3_problems import QKProblem, project
 from hypothesis import assume
 from torch import Tensor
 
-from trisect.parts import OV, QK, Shrunk
+from trisect.records.parts import OV, QK, Shrunk
 
 # -- the paper's formulas --------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from trisect.calibrate.moments import head_grams, square_grams, whole_gram
 from trisect.methods import METHODS
 from trisect.methods.method import Options
-from trisect.parts import MLP, OV, QK, Moments, Part, Shrunk
+from trisect.records.parts import MLP, OV, QK, Moments, Part, Shrunk
 
 few = settings(deadline=None, max_examples=25)
 

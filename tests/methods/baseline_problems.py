@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trisect.methods import METHODS
 from trisect.methods.method import Options
-from trisect.parts import INPUTS, Factored, Linear
+from trisect.records.parts import INPUTS, Factored, Linear
 
 FACTORED = ("svd", "fwsvd", "asvd", "svd-llm", "svd-llm-sequential", "svd-llm-v2", "palu")
 MASKED = ("wanda-sparse", "wanda-2:4", "wanda-4:8")

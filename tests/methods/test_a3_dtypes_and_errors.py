@@ -13,7 +13,7 @@ from trisect.calibrate.moments import channel_energy
 from trisect.errors import TrisectError
 from trisect.methods import METHODS, get_method, solve
 from trisect.methods.method import Options
-from trisect.parts import Moments, Part
+from trisect.records.parts import Moments, Part
 
 OPTIONS = Options()
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

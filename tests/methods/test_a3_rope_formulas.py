@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from trisect.errors import TrisectError
 from trisect.models.rotary import to_canonical
-from trisect.parts import QK
+from trisect.records.parts import QK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.methods.a3plus import PIECES
 from trisect.models import layer_views
-from trisect.pipeline import Compressed, compress
+from trisect.pipeline.run import Compressed, compress
 
 QK_PIECES = ("softmax", "fold", "compensate")
 

@@ -20,9 +20,9 @@ from trisect.methods.a3plus import solve_qk
 from trisect.methods.method import Options
 from trisect.models import layer_views, shape_of
 from trisect.models.rotary import rotation_of
-from trisect.parts import QK, Shrunk
-from trisect.pipeline import Compressed, compress
+from trisect.pipeline.run import Compressed, compress
 from trisect.plan import plan_for
+from trisect.records.parts import QK, Shrunk
 from trisect.solve import real_map
 
 WINDOWS = tokens(6, 20, seed=5)

@@ -11,7 +11,7 @@ from torch import Tensor
 from trisect.errors import TrisectError
 from trisect.methods import METHODS, solve
 from trisect.methods.method import Options
-from trisect.parts import INPUTS, Factored, Masked
+from trisect.records.parts import INPUTS, Factored, Masked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

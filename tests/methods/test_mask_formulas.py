@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trisect.methods import METHODS
 from trisect.methods.masks import kept_per_output
-from trisect.parts import INPUTS
+from trisect.records.parts import INPUTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

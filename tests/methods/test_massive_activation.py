@@ -17,8 +17,8 @@ from trisect.calibrate import TwoStreams
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.methods import a3plus
-from trisect.methods.regressions import regressions
-from trisect.pipeline import compress
+from trisect.methods.a3plus import regressions
+from trisect.pipeline.run import compress
 from trisect.solve import Regression
 
 FIRST = 1  # the token that every window begins with

@@ -15,7 +15,6 @@ import torch
 
 from tiny_models import tiny, tokens
 from tolerances import assert_same_model
-from trisect import ranks
 from trisect.calibrate import collect
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
@@ -23,11 +22,12 @@ from trisect.errors import TrisectError
 from trisect.methods import METHODS, get_method
 from trisect.methods.method import Options, solve
 from trisect.models import layer_views, load_model, save_model, shape_of, zeros_of
-from trisect.moments import calibrate
-from trisect.parts import COMPONENTS
-from trisect.pipeline import Compressed, compress
+from trisect.pipeline import rank_search as ranks
+from trisect.pipeline.run import Compressed, compress
+from trisect.pipeline.stored_moments import calibrate
 from trisect.plan import apply_plan, budget_of, plan_for
-from trisect.shapes import ModelShape
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import ModelShape
 
 # MHA with RoPE, MHA without, and GQA with both kinds of layer.
 MODELS = ("llama-mha", "gpt2", "smollm3")

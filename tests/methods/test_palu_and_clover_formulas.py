@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trisect.methods.palu import cache_rank, head_groups
-from trisect.parts import Linear
+from trisect.records.parts import Linear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trisect.parts import QK
+from trisect.records.parts import QK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.methods.spectra import spectrum
-from trisect.parts import Moments, Spectrum, even_ranks
-from trisect.pipeline import compress
+from trisect.methods.fold import spectrum
+from trisect.pipeline.run import compress
+from trisect.records.parts import Moments, Spectrum, even_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

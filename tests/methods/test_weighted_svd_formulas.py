@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trisect.methods.weighted_svd import equal_parameters_rank
-from trisect.ranks import leading
+from trisect.pipeline.rank_search import leading
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

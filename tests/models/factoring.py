@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tiny_models import tiny
 from trisect.models import LayerView, layer_views
-from trisect.parts import Factored, Linear
+from trisect.records.parts import Factored, Linear
 
 
 def factors(part: Linear, *, rank: int | None = None, groups: int = 1, cached: bool = False) -> Factored:

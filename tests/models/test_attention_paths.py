@@ -19,12 +19,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from narrow_models import narrow
 from tiny_models import SDPA, left_padded, tiny, tokens
-from trisect.kernels.routes import Heads, Kind, Route, kind_of, route
-from trisect.kernels.sdpa import one_query, sdpa
+from trisect.kernels.sdpa import Heads, Kind, Route, kind_of, one_query, route, sdpa
 from trisect.models import layer_views, load_model, save_model, shape_of
-from trisect.models.attend import eager
+from trisect.models.attention import eager
 from trisect.models.paths import attention_path, describe_paths, products_path, warn_of_slow_paths
-from trisect.shapes import LayerShape
+from trisect.records.shapes import LayerShape
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 UNEQUAL = [(12, 8), (8, 12), (7, 16)]

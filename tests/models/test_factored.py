@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from tiny_models import CONFIGS, logits, tiny, tokens
 from trisect.errors import TrisectError
 from trisect.models import LayerView, layer_views, shape_of, zeros_of
-from trisect.models.factored import FactoredLinear, GroupedLinear
-from trisect.parts import COMPONENTS, LINEARS, Masked, Shrunk
+from trisect.models.linear import FactoredLinear, GroupedLinear
 from trisect.plan import budget_of
 from trisect.plan.budget import PREFILL_LENGTH
-from trisect.shapes import LinearShape
+from trisect.records.parts import COMPONENTS, LINEARS, Masked, Shrunk
+from trisect.records.shapes import LinearShape
 
 SAME = {"rtol": 1e-9, "atol": 1e-9}
 

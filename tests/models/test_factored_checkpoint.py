@@ -30,7 +30,7 @@ from trisect.models import (
     shape_of,
     zeros_of,
 )
-from trisect.parts import Masked
+from trisect.records.parts import Masked
 
 OTHER_PROCESS = """
 import sys, torch, transformers, trisect

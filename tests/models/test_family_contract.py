@@ -19,8 +19,8 @@ from trisect.calibrate import collect
 from trisect.methods import METHODS
 from trisect.methods.method import Options
 from trisect.models import WRAPPERS, families, layer_views, shape_of
-from trisect.parts import COMPONENTS, MLP, OV, QK
 from trisect.plan import budget_of
+from trisect.records.parts import COMPONENTS, MLP, OV, QK
 
 EXACT = {"rtol": 0, "atol": 0}
 # A clamp that bites does not commute with mixing channels: there is nothing exact to compare with.

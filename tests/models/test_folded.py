@@ -20,9 +20,9 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.models import layer_views, load_model, read_shape, save_model, shape_of
-from trisect.models.entry import checked_layers
+from trisect.models.compressed import checked_layers
 from trisect.models.rotary import loaded_rates, rotation_of, stored_rates
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 
 ROTATING = [
     name for name in CONFIGS if not name.startswith(("mpt", "gpt2", "opt")) and "longrope" not in name

@@ -10,8 +10,8 @@ from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models import layer_views, shape_of
-from trisect.models.norm import HeadNorm
-from trisect.pipeline import compress
+from trisect.models.rotary import HeadNorm
+from trisect.pipeline.run import compress
 
 CALIBRATION = tokens_from_tensor(tokens(6, 40))
 

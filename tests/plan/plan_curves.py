@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from trisect.parts import COMPONENTS
 from trisect.plan import Curves, Plan
-from trisect.shapes import LayerShape, ModelShape
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import LayerShape, ModelShape
 
 LAYERS = (
     LayerShape(d_model=32, heads=4, kv_heads=2, qk=32, pairs=16, vo=32, mlp=256, gated=True, qk_bias=True),

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from trisect.shapes import LayerShape, ModelShape
+from trisect.records.shapes import LayerShape, ModelShape
 
 SIZES = st.integers(1, 12)
 

@@ -10,8 +10,8 @@ from plan_shapes import layer_shape, model_shape
 
 from trisect.errors import TrisectError
 from trisect.plan import uniform_plan
-from trisect.plan.align import MLP_STEPS, grid_of
-from trisect.shapes import widths_of
+from trisect.plan.problem import MLP_STEPS, grid_of
+from trisect.records.shapes import widths_of
 
 RATIOS = st.integers(1, 99).map(lambda k: k / 100)
 ALIGNMENTS = st.sampled_from([8, 16, 32, None])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from trisect.errors import TrisectError
 from trisect.plan import Curves, balanced_plan, budget_of, read_curves
 from trisect.plan.knapsack import Choice, knapsack
-from trisect.plan.plan import apply_plan
-from trisect.shapes import LayerShape, ModelShape
+from trisect.records.plan import apply_plan
+from trisect.records.shapes import LayerShape, ModelShape
 
 LAYER = LayerShape(d_model=64, heads=4, kv_heads=2, qk=64, pairs=32, vo=64, mlp=512, gated=True)
 MODEL = ModelShape(layers=(LAYER,) * 3, other_parameters=1000, bytes_per_element=2)

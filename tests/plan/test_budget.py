@@ -6,7 +6,7 @@ from plan_shapes import SMALL_LAYERS, layer_shape, model_shape
 from torch import nn
 
 from trisect.plan import budget_of, compare, flops_of
-from trisect.shapes import LayerShape
+from trisect.records.shapes import LayerShape
 
 # LLaMA-2-13B: 40 heads of 128, MLP 13824, d_model 5120.
 LLAMA_13B = {"d_model": 5120, "heads": 40, "kv_heads": 40, "pairs": 0}

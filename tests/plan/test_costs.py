@@ -26,10 +26,10 @@ from plan_shapes import SMALL_LAYERS, layer_shape, model_shape
 
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
-from trisect.parts import COMPONENTS
 from trisect.plan import budget_of, plan_for, read_latency
 from trisect.plan.costs import FIELDS, Costs
 from trisect.plan.knapsack import Choice, knapsack, spend
+from trisect.records.parts import COMPONENTS
 
 Widths = dict[tuple[int, str], int]
 

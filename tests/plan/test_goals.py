@@ -13,8 +13,7 @@ from plan_curves import KEYS, LAYERS, MODEL, RISES, STEPS, curves_from, widths_i
 from plan_shapes import layer_shape, model_shape
 
 from trisect.config import CompressConfig
-from trisect.errors import TrisectError
-from trisect.goals import (
+from trisect.config.goals import (
     Floors,
     Increase,
     Limit,
@@ -24,9 +23,10 @@ from trisect.goals import (
     parse_increase,
     read_floors,
 )
-from trisect.parts import COMPONENTS
+from trisect.errors import TrisectError
 from trisect.plan import Curves, apply_plan, budget_of, compare, plan_for, uniform_plan
 from trisect.plan.problem import problem_for
+from trisect.records.parts import COMPONENTS
 
 FLAT = curves_from([[0.1, 0.1, 0.1]] * len(KEYS))
 ALLOCATIONS = ("uniform", "search", "balanced")

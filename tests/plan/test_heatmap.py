@@ -9,8 +9,8 @@ from plan_shapes import layer_shape, model_shape
 from rich.console import Console
 
 from trisect.errors import TrisectError
+from trisect.records.shapes import LinearShape
 from trisect.report.heatmap import heat_tables, kept_shares, write_heatmap
-from trisect.shapes import LinearShape
 
 LAYER = layer_shape(qk=64, pairs=32, vo=64, mlp=1536)
 BEFORE = model_shape(*[LAYER] * 30)

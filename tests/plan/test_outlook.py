@@ -5,7 +5,7 @@ from plan_shapes import layer_shape, model_shape
 
 from trisect.config import CompressConfig
 from trisect.plan import budget_of, outlook, plan_for
-from trisect.plan.plan import apply_plan
+from trisect.records.plan import apply_plan
 
 STORIES = model_shape(
     *[layer_shape(qk=48, pairs=24, vo=48, mlp=768, heads=6, kv_heads=6, d_model=288)] * 6, other=9_219_744

@@ -9,7 +9,7 @@ from plan_shapes import layer_shape, model_shape
 
 from trisect.errors import TrisectError
 from trisect.plan import Plan, apply_plan
-from trisect.shapes import LayerWidths, widths_of
+from trisect.records.shapes import LayerWidths, widths_of
 
 WIDTHS = st.builds(
     LayerWidths,

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from plan_curves import KEYS, LAYERS, MODEL, RISES, curves_from, shape_with, widths_in
 
 from trisect.config import CompressConfig
-from trisect.parts import COMPONENTS
 from trisect.plan import apply_plan, budget_of, plan_for
-from trisect.plan.align import grid_of
+from trisect.plan.problem import grid_of
+from trisect.records.parts import COMPONENTS
 
 
 def uniform_widths(layer: int, ratio: float) -> tuple[int, ...]:

@@ -12,10 +12,10 @@ from plan_shapes import layer_shape, model_shape
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
 from trisect.plan import Curves, Plan, budget_of
-from trisect.plan.choose import planner_for
-from trisect.plan.plan import apply_plan
+from trisect.plan.allocate import planner_for
 from trisect.plan.problem import Planner, Problem, problem_for
 from trisect.plan.smallest import TRIES, predicted_within, smallest_within
+from trisect.records.plan import apply_plan
 
 WIDE = model_shape(*[layer_shape(qk=64, pairs=32, vo=64, mlp=1536, d_model=64)] * 3)
 

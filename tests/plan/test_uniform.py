@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from plan_shapes import layer_shape, model_shape
 
 from trisect.config import CompressConfig
+from trisect.config.goals import Floors
 from trisect.errors import TrisectError
-from trisect.goals import Floors
-from trisect.parts import COMPONENTS
 from trisect.plan import Plan, plan_for
-from trisect.plan.align import MLP_STEPS, grid_of
-from trisect.plan.problem import problem_for
-from trisect.shapes import LayerShape, ModelShape
+from trisect.plan.problem import MLP_STEPS, grid_of, problem_for
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import LayerShape, ModelShape
 
 HEADS = st.sampled_from([48, 64, 80, 128])
 LAYERS = st.builds(

@@ -14,7 +14,7 @@ from tiny_models import LLAMA, shake, tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models.quantized import QuantizedLinear
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 
 TEXT = "the quick brown fox jumps over the lazy dog and the lazy dog sleeps on. "
 

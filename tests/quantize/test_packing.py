@@ -4,8 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trisect.models.packing import pack, unpack
-from trisect.models.quantized import BITS
+from trisect.models.quantized import BITS, pack, unpack
 
 
 @given(st.sampled_from(BITS), st.integers(1, 5), st.integers(1, 6), st.integers(0, 1 << 30))

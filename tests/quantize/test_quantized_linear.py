@@ -10,8 +10,7 @@ from torch import nn
 from trisect.errors import TrisectError
 from trisect.models.quantized import QuantizedLinear
 from trisect.quantize import QuantizeConfig
-from trisect.quantize.apply import quantized_linear
-from trisect.quantize.choose import group_sizes
+from trisect.quantize.weights import group_sizes, quantized_linear
 
 
 def linear(d_in: int = 96, d_out: int = 40, *, bias: bool = False) -> nn.Linear:

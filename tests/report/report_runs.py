@@ -10,7 +10,7 @@ from tiny_models import character_tokenizer, tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models import save_model
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
 
 HOSTILE = "</script></title><img src=x onerror=\"document.title='broken'\"><svg onload=alert(1)>'\"&<!--"
 """Text that would act if it reached a page as it is."""

@@ -13,6 +13,7 @@ from report_runs import HOSTILE, perplexity_entry
 
 from trisect.plan.budget import budget_of
 from trisect.plan.curves import Curves
+from trisect.records.shapes import LinearShape
 from trisect.report.collect import read_runs
 from trisect.report.drawing import Bars, Chart, Figure, HeatMap, Point, Series
 from trisect.report.facts import with_facts
@@ -21,7 +22,6 @@ from trisect.report.png import png
 from trisect.report.records import Run
 from trisect.report.relations import curve_charts, fits, pareto_charts, predicted_rise, prediction_chart
 from trisect.report.svg import svg
-from trisect.shapes import LinearShape
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trisect.errors import TrisectError
-from trisect.parts import Spectrum
+from trisect.records.parts import Spectrum
 from trisect.report.collect import read_runs
 from trisect.report.drawing import Series
 from trisect.report.page import render, report_sections

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scale_runs import assert_same, weights
 
-import trisect.pipeline as pipeline
+import trisect.pipeline.run as pipeline
 from tiny_models import save_tiny
 from trisect.cli import main
 from trisect.models import load_model

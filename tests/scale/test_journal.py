@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from scale_runs import TOKENS, assert_same, config
 
-import trisect.pipeline as pipeline
+import trisect.pipeline.run as pipeline
 from tiny_models import tiny
 from trisect.errors import TrisectError
-from trisect.files import locked
-from trisect.journal import unfinished
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
+from trisect.support.distributed import unfinished
+from trisect.support.files import locked
 
 METHODS = ["a3", "a3+", "svd-llm-sequential"]
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from scale_runs import TOKENS, assert_same, config, weights
 
-import trisect.models.load_streamed as load_streamed
+import trisect.models.streamed as load_streamed
 from tiny_models import CONFIGS, tiny
 from tolerances import assert_same_model
-from trisect.curves import measure_curves
 from trisect.errors import TrisectError
-from trisect.journal import unfinished
 from trisect.methods import METHODS
 from trisect.models import fingerprint, load_model, save_model
 from trisect.models.streamed import hosted, unhosted
-from trisect.pipeline import compress
-from trisect.target import compress_within
+from trisect.pipeline.bounds import compress_within
+from trisect.pipeline.loss_curves import measure_curves
+from trisect.pipeline.run import compress
+from trisect.support.distributed import unfinished
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from scale_runs import TOKENS, assert_same, config
 
 from tiny_models import tiny
-from trisect import workers
-from trisect.calibrate.windows import HELD_SHARE, in_batches
+from trisect.calibrate.replay import HELD_SHARE, in_batches
 from trisect.errors import TrisectError
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
+from trisect.support import distributed
 
 METHODS = ("a3", "a3+", "svd-llm")
 
@@ -54,10 +54,10 @@ def test_every_window_is_run_by_exactly_one_process(
     count: int, hold_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = torch.arange(29 * 5).reshape(29, 5)
-    monkeypatch.setattr(workers, "count", lambda: count)
+    monkeypatch.setattr(distributed, "world_size", lambda: count)
     fitting, held = [], []
     for rank in range(count):
-        monkeypatch.setattr(workers, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         mine = in_batches(ids, batch_size=4, hold_out=hold_out, split=True)
         for number, (batch, numbers) in enumerate(zip(mine.batches, mine.numbers, strict=True)):
             assert torch.equal(batch, ids[numbers])
@@ -68,7 +68,7 @@ def test_every_window_is_run_by_exactly_one_process(
 
 
 def test_too_few_windows_for_the_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "count", lambda: 4)
-    monkeypatch.setattr(workers, "rank", lambda: 3)
+    monkeypatch.setattr(distributed, "world_size", lambda: 4)
+    monkeypatch.setattr(distributed, "rank", lambda: 3)
     with pytest.raises(TrisectError, match="--samples 16"):
         in_batches(torch.zeros(12, 4), hold_out=True, split=True)

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from scale_runs import TOKENS, config
 
 from tiny_models import tiny
-from trisect import workers
-from trisect.pipeline import compress
+from trisect.pipeline.run import compress
+from trisect.support import distributed
 
 
 def late(meet: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,14 +20,14 @@ def late(meet: Callable[..., Any]) -> Callable[..., Any]:
 
     def met(*values: Any) -> Any:
         found = meet(*values)
-        time.sleep(0.5 * workers.rank())
+        time.sleep(0.5 * distributed.rank())
         return found
 
     return met
 
 
-workers.told, workers.wait = late(workers.told), late(workers.wait)
-with workers.joined("cpu"):
+distributed.broadcast, distributed.barrier = late(distributed.broadcast), late(distributed.barrier)
+with distributed.process_group("cpu"):
     for method in sys.argv[2:]:
         work = Path(sys.argv[1]) / f"{method}.unfinished"
         result = compress(tiny("llama-gqa"), config(method), tokens=TOKENS, work=work)

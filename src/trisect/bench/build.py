@@ -17,7 +17,7 @@ from trisect.decode import prepare_for_inference
 from trisect.errors import TrisectError
 from trisect.models import LayerView, layer_views, mark_compressed
 from trisect.models.rotary import rotation_of, stored_rates
-from trisect.shapes import widths_of
+from trisect.records.shapes import widths_of
 
 DEVIATION = 0.02
 """Of random matrices: activations of the usual widths stay within what 16 bits hold."""

@@ -18,11 +18,11 @@ from trisect.config import DEFAULT_ALIGN
 from trisect.errors import TrisectError
 from trisect.kernels import rotate_qk
 from trisect.kernels.sdpa import sdpa
-from trisect.parts import COMPONENTS
-from trisect.plan.align import grid_of
 from trisect.plan.budget import linear_sizes
-from trisect.plan.latency import REST, LatencyTable, key_of
-from trisect.shapes import LayerShape, ModelShape
+from trisect.plan.costs import REST, LatencyTable, key_of
+from trisect.plan.problem import grid_of
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import LayerShape, ModelShape
 
 WARM_UP = 3
 COPIES = 8

@@ -13,14 +13,7 @@ from trisect.bench.rows import Case
 from trisect.bench.slices import first_layers, missing_bytes, whole_from
 from trisect.bench.timing import Lapping, PeakMemory, summary
 from trisect.bench.variants import Variant
-from trisect.bench.work import (
-    head_parameters,
-    kv_bytes,
-    model_flops,
-    parameter_bytes,
-    read_bytes,
-    step_bytes,
-)
+from trisect.bench.work import head_parameters, kv_bytes, model_flops, parameter_bytes, read_bytes, step_bytes
 from trisect.errors import TrisectError
 from trisect.plan import budget_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.files import atomic_write_text, write_json
+from trisect.support.files import atomic_write_text, write_json
 
 FORMAT = 1
 PHASES = ("prefill", "decode")

@@ -18,7 +18,7 @@ from trisect.bench.variants import Variant
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.checkpoint import DTYPES
 from trisect.plan import budget_of
-from trisect.receipt import build_receipt
+from trisect.support.receipt import build_receipt
 
 ATTENTIONS = ("eager", "sdpa")
 TRACEBACK_LINES = 12

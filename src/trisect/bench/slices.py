@@ -8,9 +8,9 @@ from torch import nn
 
 from trisect.errors import TrisectError
 from trisect.models import family_for
-from trisect.parts import COMPONENTS
 from trisect.plan.budget import bias_parameters, matrix_parameters
-from trisect.shapes import ModelShape
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import ModelShape
 
 
 @contextmanager

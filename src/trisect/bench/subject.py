@@ -12,7 +12,7 @@ from trisect.errors import TrisectError
 from trisect.models import family_for, layer_views, shape_of
 from trisect.models.compressed import compressed_class
 from trisect.models.families import FAMILIES, PREFIX
-from trisect.shapes import LayerShape, ModelShape
+from trisect.records.shapes import LayerShape, ModelShape
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layers", "n_layer")
 """What configs call their number of layers."""

@@ -110,7 +110,7 @@ def device_name(device: str) -> str:
     """The accelerator's own name, or the processor's with its threads."""
     if is_cuda(device):
         return str(torch.cuda.get_device_name(torch.device(device)))
-    from trisect.receipt import hardware
+    from trisect.support.receipt import hardware
 
     return f"{hardware()['cpu']}, {torch.get_num_threads()} threads"
 

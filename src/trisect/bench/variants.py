@@ -8,11 +8,11 @@ from trisect.config import CompressConfig
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods import get_method
 from trisect.methods.method import options_of
-from trisect.parts import COMPONENTS
+from trisect.pipeline.rank_search import linear_plan
 from trisect.plan import apply_plan, budget_of, compare, plan_for
-from trisect.plan.align import pairs_at
-from trisect.ranks import linear_plan
-from trisect.shapes import ModelShape
+from trisect.plan.problem import pairs_at
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import ModelShape
 
 KINDS = {
     "dense": "the stock transformers model",

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from trisect.plan.budget import Flops, budget_of, cached_channels, layer_flops
-from trisect.shapes import ModelShape
+from trisect.records.shapes import ModelShape
 
 
 def model_flops(

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trisect.files import atomic_write_text
 from trisect.plan import budget_of, compare
-from trisect.shapes import ModelShape
+from trisect.records.shapes import ModelShape
+from trisect.support.files import atomic_write_text
 
 SETTINGS = ("method", "ratio", "kv_ratio", "rope_scope", "portable", "align", "allocate", "seed")
 REPRODUCE = ("date", "trisect", "commit")

@@ -6,12 +6,11 @@ from torch import Tensor, nn
 
 from trisect.calibrate.fisher import fisher_information
 from trisect.calibrate.moments import READINGS, Accumulator, listening
-from trisect.calibrate.replay import Progress, Stream
+from trisect.calibrate.replay import Progress, Stream, in_batches
 from trisect.calibrate.store import MomentsInfo, load_moments, read_info, save_moments
 from trisect.calibrate.streams import TwoStreams
-from trisect.calibrate.windows import in_batches
+from trisect.models.streamed import walk
 from trisect.models.view import LayerView, layer_views
-from trisect.models.walk import walk
 
 
 def collect(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from trisect.calibrate.replay import Progress
 from trisect.errors import TrisectError
+from trisect.models.streamed import refuse_streamed
 from trisect.models.view import LayerView
-from trisect.models.walk import refuse_streamed
 
 
 def fisher_information(

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trisect.calibrate.replay import in_main_memory
 from trisect.calibrate.scores import QuerySampler
-from trisect.calibrate.states import in_main_memory
-from trisect.clock import stage
 from trisect.errors import TrisectError
 from trisect.models.view import LayerView
-from trisect.workers import summed
+from trisect.support.clock import stage
+from trisect.support.distributed import all_reduce
 
 # b = batch, t = tokens, n = b t, h = heads, d = head width, I = MLP width, D = d_model
 
@@ -222,8 +222,8 @@ class Accumulator:
         """With those of the other processes."""
         counts = torch.tensor([self.counts[name] for name in sorted(self.sums)], dtype=torch.int64)
         with stage("share"):
-            self.sums = summed(self.sums)
-            totals = summed({"counts": counts})["counts"].tolist()
+            self.sums = all_reduce(self.sums)
+            totals = all_reduce({"counts": counts})["counts"].tolist()
         self.counts = dict(zip(sorted(self.sums), totals, strict=True))
 
 

@@ -4,18 +4,164 @@ Every layer is called exactly as the stock model calls it (masks, positions, rot
 model itself is asked, once per batch shape, with its layers switched to taking notes.
 """
 
+import os
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
-from trisect.calibrate.states import States, choose_place
-from trisect.clock import stage
 from trisect.errors import TrisectError
 from trisect.models.view import LayerView
+from trisect.support import distributed
+from trisect.support.clock import stage
+
+ROOM = {"cuda": 0.35, "host": 0.4}
+"""Shares of the memory that is free that hidden states may take."""
+
+Fetch = Callable[[], Tensor]
+
+
+class States:
+    """A list of tensors on one device, kept in some place."""
+
+    def __init__(self, tensors: Sequence[Tensor] = (), *, place: str = "device"):
+        self.place = place
+        self._kept: list[Fetch] = []
+        for tensor in tensors:
+            self.append(tensor)
+
+    def append(self, tensor: Tensor) -> None:
+        self._kept.append(_KEEPERS[self.place](tensor))
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def copy(self) -> "States":
+        other = States(place=self.place)
+        other._kept = list(self._kept)
+        return other
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, number: int) -> Tensor:
+        return self._kept[number]()
+
+    def __setitem__(self, number: int, tensor: Tensor) -> None:
+        self._kept[number] = _KEEPERS[self.place](tensor)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (fetch() for fetch in self._kept)
+
+
+def choose_place(asked: str, *, device: torch.device, needed: int) -> str:
+    """Where `needed` bytes of states go: the nearest place that has room, unless one was asked for."""
+    if asked != "auto":
+        return asked
+    if device.type == "cuda" and needed <= ROOM["cuda"] * torch.cuda.mem_get_info(device)[0]:
+        return "device"
+    if needed <= ROOM["host"] * psutil.virtual_memory().available:
+        return "host" if device.type == "cuda" else "device"
+    return "disk"
+
+
+def _beside(tensor: Tensor) -> Fetch:
+    return lambda: tensor
+
+
+def in_main_memory(x: Tensor) -> Tensor:
+    """The tensor there, in pages that stay: a GPU fetches from those many times as fast as from others."""
+    if not x.is_cuda:
+        return x.to("cpu")
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x)
+
+
+def _in_main_memory(tensor: Tensor) -> Fetch:
+    device, kept = tensor.device, in_main_memory(tensor)
+    return lambda: kept.to(device, non_blocking=True)
+
+
+def _on_disk(tensor: Tensor) -> Fetch:
+    """A file in the temporary folder that goes when nobody can ask for it any more."""
+    handle, name = tempfile.mkstemp(prefix="trisect-states-")
+    path, device, shape, dtype = Path(name), tensor.device, tensor.shape, tensor.dtype
+    with os.fdopen(handle, "wb") as file:
+        # numpy has no bfloat16, but bytes are bytes.
+        file.write(tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().data)
+
+    def fetch() -> Tensor:
+        content = torch.frombuffer(bytearray(path.read_bytes()), dtype=dtype)
+        return content.reshape(shape).to(device)
+
+    weakref.finalize(fetch, path.unlink, missing_ok=True)
+    return fetch
+
+
+_KEEPERS: dict[str, Callable[[Tensor], Fetch]] = {
+    "device": _beside,
+    "host": _in_main_memory,
+    "disk": _on_disk,
+}
+
+
+# Tokens per forward pass when the caller does not say: enough to keep the matrix units busy.
+TOKENS_PER_BATCH = 8192
+
+# One window in four is held out: it chooses the ridge and takes no part in the fit that it is measured on.
+HELD_SHARE = 4
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Batches of windows, those held out last."""
+
+    batches: list[Tensor]  # each (b, t)
+    numbers: list[Tensor]  # (b,) which windows of the whole set they are
+    num_held: int
+    """Batches at the end that are held out."""
+    shared: bool
+    """Whether other processes have the rest, so that sums have to be added up."""
+
+    def held(self, batch: int) -> bool:
+        return batch >= len(self.batches) - self.num_held
+
+
+def in_batches(
+    ids: Tensor, *, batch_size: int | None = None, hold_out: bool = False, split: bool = False
+) -> Windows:
+    """Windows (n, t) in batches; with `split`, this process's share of them.
+
+    Every process has its part of the windows that fit and of those held out, so that the two sets are the
+    same for any number of processes.
+    """
+    size = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
+    num_held = max(1, len(ids) // HELD_SHARE) if hold_out else 0
+    sets = torch.arange(len(ids)).split([len(ids) - num_held, num_held])
+    shared = split and distributed.world_size() > 1
+    if shared:
+        sets = tuple(numbers.tensor_split(distributed.world_size())[distributed.rank()] for numbers in sets)
+        if not len(sets[0]) or (hold_out and not len(sets[1])):
+            needed = distributed.world_size() * (HELD_SHARE if hold_out else 1)
+            raise TrisectError(
+                f"{len(ids)} calibration windows are too few for {distributed.world_size()} processes; "
+                f"use --samples {needed} or more."
+            )
+    batches = [[numbers[start : start + size] for start in range(0, len(numbers), size)] for numbers in sets]
+    numbers = [batch for batches_of_set in batches for batch in batches_of_set]
+    return Windows(
+        batches=[ids[batch] for batch in numbers],
+        numbers=numbers,
+        num_held=len(batches[1]),
+        shared=shared,
+    )
+
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, total)."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trisect.parts import Slots
+from trisect.records.parts import Slots
 
 # Sampled queries per layer over all windows; more settle the Gram, fewer save time.
 QUERIES = 2048

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from trisect.calibrate.moments import READINGS
 from trisect.errors import TrisectError
-from trisect.files import new_file
-from trisect.models.safetensors_header import StoredTensor, read_header
-from trisect.shapes import LayerShape
-from trisect.untrusted import parse_json, shown
+from trisect.models.source import StoredTensor, read_header
+from trisect.records.shapes import LayerShape
+from trisect.support.checks import parse_json, shown
+from trisect.support.files import new_file
 
 FORMAT = "trisect-moments-1"
 

@@ -1,8 +1,4 @@
-"""Two streams: what the dense model computes, and what the narrow one really feeds its layers.
-
-Each layer of the narrow stream is fitted so that its residual stream comes back to the dense one; what an
-earlier layer left undone is part of the target of the next.                                [math.md F-3]
-"""
+"""The norm in front of the head, scaled so that the head reads what comes closest to the dense model's."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,22 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from trisect.calibrate.moments import Accumulator, Goal, listening
-from trisect.calibrate.replay import Progress, Stream
-from trisect.calibrate.scores import (
-    QUERIES,
-    KeyCovariances,
-    PairGrams,
-    QuerySampler,
-    Reading,
-    SlotGrams,
-)
-from trisect.calibrate.states import States
-from trisect.calibrate.windows import in_batches
-from trisect.clock import stage
-from trisect.errors import TrisectError
+from trisect.calibrate.replay import Progress, States, Stream, in_batches
+from trisect.calibrate.scores import QUERIES, KeyCovariances, PairGrams, QuerySampler, Reading, SlotGrams
+from trisect.errors import TrisectError, unknown_name
+from trisect.models.families import Family
 from trisect.models.rotary import rotation_of
 from trisect.models.view import LayerView
-from trisect.parts import QK, Slots
+from trisect.records.parts import QK, Slots
+from trisect.support.clock import stage
+from trisect.support.distributed import all_reduce
 
 FEW_QUERIES = 64
 
@@ -216,3 +205,41 @@ def _stopping(view: LayerView, wanted: bool) -> Iterator[None]:
 
 def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
+
+
+@torch.no_grad()
+def scale_last_norm(norm: nn.Module | None, streams: TwoStreams) -> float:
+    """Multiply the last norm with E<x, y> / E|x|^2, both streams being behind the last layer.   [math.md F-4]
+
+    What the narrow model gets wrong lies on its hidden states like noise, and least squares shrinks noise.
+    """
+    if norm is None:
+        return 1.0
+    device = next(norm.parameters()).device
+    sums = {name: torch.zeros((), dtype=torch.float64, device=device) for name in ("cross", "energy")}
+    for dense, narrow in zip(streams.dense.hidden, streams.narrow.hidden, strict=True):
+        x, y = norm(narrow).double(), norm(dense).double()
+        sums["cross"] += (x * y).sum()
+        sums["energy"] += x.square().sum()
+    if streams.windows.shared:
+        sums = all_reduce(sums)
+    energy = sums["energy"].item()
+    factor = sums["cross"].item() / energy if energy > 0 else 1.0
+    for parameter in norm.parameters():
+        parameter.data = parameter.data * factor
+    return factor
+
+
+def last_norm(model: nn.Module, family: Family) -> nn.Module | None:
+    """The norm between the last layer and the head; None in a model that goes without."""
+    decoder = model.get_submodule(family.layers.rpartition(".")[0])
+    if not hasattr(decoder, family.last_norm):
+        near = [name for name, _ in decoder.named_children()]
+        raise unknown_name(
+            f"last norm of family {family.name}",
+            family.last_norm,
+            near,
+            "Give the family its last_norm=..., or add --without tail.",
+        )
+    norm: nn.Module | None = getattr(decoder, family.last_norm)
+    return norm

@@ -61,8 +61,8 @@ def time_components(
     from trisect.bench.run import DTYPES
     from trisect.bench.timing import laps_on
     from trisect.commands._screen import hushed, of_stage, progress, quoted, say_next, stdout
-    from trisect.files import check_writable, write_json
     from trisect.plan import read_latency
+    from trisect.support.files import check_writable, write_json
 
     check_writable(path)
     if len(sweep.batches) > 1 or len(sweep.lengths) > 1:
@@ -101,7 +101,7 @@ def show(rows: "Rows", out: Path | None, *, json: Path | None, figures: bool, qu
     from trisect.bench.rows import write_csv
     from trisect.bench.table import notes_for, report
     from trisect.commands._screen import keep_measurement, say_next, say_saved, stdout
-    from trisect.files import atomic_write_bytes, atomic_write_text
+    from trisect.support.files import atomic_write_bytes, atomic_write_text
 
     console, notes = stdout(), notes_for(rows.rows)
     _print_tables(console, rows.rows)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata
 from typing import Any
 
-from trisect.receipt import package_version, usable_cores
+from trisect.support.receipt import package_version, usable_cores
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 GIB = 1 << 30

@@ -16,7 +16,7 @@ LITTLE = 2 * 10**9
 def check_cache() -> Iterator[Finding]:
     """The folder that fetched models are kept in."""
     from trisect.data.registry import cache_folder
-    from trisect.files import check_writable, existing_parent
+    from trisect.support.files import check_writable, existing_parent
 
     folder, fix = cache_folder(), "set TRISECT_CACHE to a folder that can be written"
     try:
@@ -58,8 +58,7 @@ def check_assets() -> Iterator[Finding]:
 
 def check_demo_model() -> Iterator[Finding]:
     """Models of the registry that were fetched before: whole, or not."""
-    from trisect.data.registry import REGISTRY_MODELS, cache_folder
-    from trisect.data.wheels import file_hash
+    from trisect.data.registry import REGISTRY_MODELS, cache_folder, file_hash
 
     for name, record in REGISTRY_MODELS.items():
         path = cache_folder() / "models" / name / Path(record.member).name

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.untrusted import read_settings, shown
+from trisect.support.checks import read_settings, shown
 
 CONFIG, CALIBRATION = "config", "calibration"
 NOT_IN_FILES = (CONFIG, "help")
@@ -99,7 +99,7 @@ def as_typed(key: str, parameter: Any, value: Any, path: Path) -> Any:
 
 def without_replaced_goals(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
     """A run has one goal, so that one which is typed replaces the file's."""
-    from trisect.goals import GOALS
+    from trisect.config.goals import GOALS
 
     sources = {name: _source(context, name) for name in GOALS if name in options}
     if "COMMANDLINE" not in sources.values():

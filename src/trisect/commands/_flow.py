@@ -11,13 +11,13 @@ from trisect.commands._screen import Report, hushed, of_stage, stdout
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trisect.calibrate.texts import Prepared
     from trisect.config import CompressConfig
     from trisect.data import Tokens
     from trisect.evaluate.perplexity import Perplexity
     from trisect.models import Loaded
-    from trisect.pipeline import Compressed
-    from trisect.shapes import ModelShape
-    from trisect.texts import Prepared
+    from trisect.pipeline.run import Compressed
+    from trisect.records.shapes import ModelShape
 
 UNREMARKABLE = ("full width", "folded")
 """Notes that a receipt keeps but nobody needs to read layer by layer."""
@@ -70,9 +70,9 @@ class Outcome:
                 console.print(f"layer {entry['layer']} {entry['component']}: {entry['note']}")
 
     def _say_what_the_grid_did(self, console: "Console") -> None:
-        from trisect.components import COMPONENTS
         from trisect.models import zeros_of
         from trisect.plan import budget_of, compare
+        from trisect.records.shapes import COMPONENTS
 
         plan = self.compressed.plan
         if plan.masked:
@@ -142,8 +142,8 @@ def compress_and_measure(
     from trisect.commands._outlook import say_outlook
     from trisect.evaluate.perplexity import perplexity
     from trisect.models import shape_of
-    from trisect.pipeline import compress
-    from trisect.target import compress_within
+    from trisect.pipeline.bounds import compress_within
+    from trisect.pipeline.run import compress
 
     def measure(model: Any, when: str) -> "list[Perplexity]":
         stages = [of_stage(report, f"perplexity {when}, {text.source}") for text in evaluations]

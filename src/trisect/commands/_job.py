@@ -34,14 +34,14 @@ class Job:
 
 def carry_out(job: Job, *, json: Path | None) -> None:
     """Everything that can be refused is refused first."""
-    from trisect import workers
     from trisect.commands._screen import keep_measurement, quoted, say_next, say_saved
-    from trisect.files import check_new_folder
-    from trisect.journal import unfinished
     from trisect.methods import get_method
     from trisect.methods.method import check_parts
     from trisect.models import save_model
-    from trisect.pipeline import checked
+    from trisect.pipeline.run import checked
+    from trisect.support import distributed
+    from trisect.support.distributed import unfinished
+    from trisect.support.files import check_new_folder
 
     check_new_folder(job.out)
     method = get_method(job.config.method)
@@ -52,13 +52,16 @@ def carry_out(job: Job, *, json: Path | None) -> None:
             "--max-ppl-increase is measured on calibration windows, which moments do not hold; "
             "leave --moments out."
         )
-    with workers.joined(job.load_options["device"]) as device, unfinished(job.out, fresh=job.fresh) as work:
+    with (
+        distributed.process_group(job.load_options["device"]) as device,
+        unfinished(job.out, fresh=job.fresh) as work,
+    ):
         job = replace(job, load_options={**job.load_options, "device": device})
-        job = job if workers.leads() else replace(job, quiet=True)
+        job = job if distributed.is_rank_zero() else replace(job, quiet=True)
         with _explained_interrupt(work):
             loaded, outcome = _outcome(job, work)
         model = outcome.compressed.model
-        if workers.leads():
+        if distributed.is_rank_zero():
             layers = sorted(work.glob("layer-*")) if hasattr(model, "layer_store") else None
             save_model(model, loaded.tokenizer, job.out, receipt=_receipt(job, outcome), layers=layers)
             outcome.show()
@@ -69,7 +72,7 @@ def carry_out(job: Job, *, json: Path | None) -> None:
             # Without --portable most models do not fit a stock architecture, and export would refuse them.
             lines += [f"trisect export {name} -o OUT"] if job.config.portable else []
             say_next(*lines, quiet=job.quiet)
-        workers.wait()
+        distributed.barrier()
 
 
 def _outcome(job: Job, work: Path) -> "tuple[Loaded, Outcome]":
@@ -79,7 +82,7 @@ def _outcome(job: Job, work: Path) -> "tuple[Loaded, Outcome]":
     from trisect.commands._flow import compress_and_measure, load
     from trisect.commands._screen import progress
     from trisect.commands._texts import read_texts
-    from trisect.pipeline import check_model
+    from trisect.pipeline.run import check_model
 
     texts = None
     while True:
@@ -113,16 +116,16 @@ def _receipt(job: Job, outcome: "Outcome") -> dict[str, Any]:
 
 
 def _smaller_batches(config: "CompressConfig", error: Exception) -> "CompressConfig":
-    from trisect import workers
-    from trisect.calibrate.windows import TOKENS_PER_BATCH
+    from trisect.calibrate.replay import TOKENS_PER_BATCH
+    from trisect.support import distributed
 
     calibration = config.calibration
     assert calibration.length is not None
     size = calibration.batch_size or max(1, TOKENS_PER_BATCH // calibration.length)
-    if workers.count() > 1:
+    if distributed.world_size() > 1:
         # The other processes are in the middle of the same step: starting over is for all of them.
         raise TrisectError(
-            f"Process {workers.rank()} ran out of memory with batches of {size} windows; start all again "
+            f"Process {distributed.rank()} ran out of memory with batches of {size} windows; start all again "
             f"with --batch-size {max(1, size // 2)}: finished layers are kept."
         ) from error
     if size == 1:

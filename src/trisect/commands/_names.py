@@ -40,7 +40,7 @@ def data_names() -> list[str]:
 
 def allocation_names() -> list[str]:
     """How widths can be spread."""
-    return table_names("config.py", "ALLOCATIONS")
+    return table_names("config/settings.py", "ALLOCATIONS")
 
 
 def piece_names() -> list[str]:

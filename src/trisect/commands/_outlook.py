@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trisect.config import CompressConfig
     from trisect.plan import Plan
-    from trisect.shapes import ModelShape
+    from trisect.records.shapes import ModelShape
 
 
 def say_outlook(shape: "ModelShape", config: "CompressConfig") -> "Callable[[Plan], None] | None":
@@ -14,17 +14,17 @@ def say_outlook(shape: "ModelShape", config: "CompressConfig") -> "Callable[[Pla
 
     Neither under a bound on perplexity: what stays within it is found by trying.
     """
-    from trisect import workers
     from trisect.commands._screen import stdout
     from trisect.commands.plan import make_plan
     from trisect.methods import get_method
-    from trisect.pipeline import checked
+    from trisect.pipeline.run import checked
     from trisect.plan import outlook
+    from trisect.support import distributed
 
     config = checked(config, get_method(config.method))
 
     def say(plan: "Plan") -> None:
-        if workers.leads():
+        if distributed.is_rank_zero():
             stdout().print(str(outlook(shape, config, plan)), soft_wrap=True)
 
     if config.max_ppl_increase is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trisect.files import write_json
+from trisect.support.files import write_json
 
 Report = Callable[[str, int, int], None]
 """(stage, done, total): called again and again while a stage lasts."""
@@ -106,7 +106,7 @@ def hushed() -> Iterator[None]:
 
     In a command it stays so to the end: saving and generating have things to say too.
     """
-    from trisect.hush import hushed as quiet_transformers
+    from trisect.support.quiet import hushed as quiet_transformers
 
     command = _running.get()
     with ExitStack() as here:

@@ -12,7 +12,7 @@ import typer
 
 from trisect.commands._config import Config, without_replaced_goals
 from trisect.commands._screen import set_verbose
-from trisect.files import check_writable
+from trisect.support.files import check_writable
 
 Verbose = Annotated[
     bool,

@@ -100,7 +100,7 @@ def run(
     from trisect.bench.rows import Rows
     from trisect.bench.run import Sweep
     from trisect.config import parse_align
-    from trisect.files import check_writable
+    from trisect.support.files import check_writable
 
     if no_run:
         show(_rows_to_show(out), out, json=json, figures=not no_figures, quiet=quiet)

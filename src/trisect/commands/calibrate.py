@@ -45,13 +45,13 @@ def run(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Run the calibration tokens through a model and save its moments."""
+    from trisect.calibrate.texts import prepare
     from trisect.commands._flow import load, say_text
     from trisect.commands._screen import progress, quoted, say_next, stdout
     from trisect.config import CalibrationConfig, CompressConfig
-    from trisect.files import check_writable
     from trisect.methods import get_method
-    from trisect.moments import calibrate, refuse_stored_moments
-    from trisect.texts import prepare
+    from trisect.pipeline.stored_moments import calibrate, refuse_stored_moments
+    from trisect.support.files import check_writable
 
     chosen = options.given(
         source=calibration or None,

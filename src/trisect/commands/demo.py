@@ -34,14 +34,13 @@ def run(
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a small model, compress it, and show what it cost."""
+    from trisect.calibrate.texts import held_out_texts, prepare
     from trisect.commands._flow import compress_and_measure, load, say_text
     from trisect.commands._screen import keep_measurement, progress, say_next, stdout
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.data import REGISTRY_MODELS
     from trisect.data.catalogue import BUILTIN
-    from trisect.held_out import held_out_texts
     from trisect.methods import get_method
-    from trisect.texts import prepare
 
     calibration = CalibrationConfig(source=BUILTIN, samples=SAMPLES, length=LENGTH)
     config = CompressConfig(ratio=ratio, method=method, calibration=calibration)

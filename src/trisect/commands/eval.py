@@ -12,7 +12,7 @@ from trisect.errors import TrisectError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trisect.evaluate.positions import PositionProfile
+    from trisect.evaluate.perplexity import PositionProfile
     from trisect.evaluate.tasks import Request, TaskResults
     from trisect.models import Loaded
 
@@ -84,11 +84,11 @@ def run(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Measure the perplexity of a model on a text, its scores on tasks, or both."""
+    from trisect.calibrate.texts import USUAL_LENGTH, usual_length
     from trisect.commands._flow import load
     from trisect.commands._screen import keep_measurement, quoted, say_next
-    from trisect.evaluate.positions import check_buckets
+    from trisect.evaluate.perplexity import check_buckets
     from trisect.evaluate.tasks import check_request, parse_tasks
-    from trisect.usual import USUAL_LENGTH, usual_length
 
     requests = [] if tasks is None else parse_tasks(tasks, shots=shots)
     if by_position is not None:
@@ -125,8 +125,7 @@ def _perplexity(
 ) -> dict[str, Any]:
     from trisect.commands._screen import of_stage, progress, stdout
     from trisect.data import load_tokens
-    from trisect.evaluate.perplexity import perplexity_from, sum_losses
-    from trisect.evaluate.positions import profile_from
+    from trisect.evaluate.perplexity import perplexity_from, profile_from, sum_losses
 
     tokens = load_tokens(data, loaded.tokenizer, split="evaluation", **choice)
     with progress(quiet=quiet) as report:

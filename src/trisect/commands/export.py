@@ -82,8 +82,8 @@ class Done:
 def _hf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool) -> Done:
     from trisect.commands._flow import load
     from trisect.export import export_hf
-    from trisect.files import check_new_folder
-    from trisect.receipt import read_receipt
+    from trisect.support.files import check_new_folder
+    from trisect.support.receipt import read_receipt
 
     check_new_folder(out)
     kind = _dtype(folder, dtype, trust_remote_code)
@@ -108,7 +108,7 @@ def _gguf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_re
     from trisect.commands._flow import load
     from trisect.commands._screen import quoted
     from trisect.export.gguf import export_gguf
-    from trisect.receipt import read_receipt
+    from trisect.support.receipt import read_receipt
 
     loaded = load(folder, dtype="float32", device="cpu", trust_remote_code=trust_remote_code)
     done = export_gguf(loaded.model, loaded.tokenizer, out, kind=dtype or "f16", receipt=read_receipt(folder))

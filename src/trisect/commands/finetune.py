@@ -22,7 +22,7 @@ EXAMPLES = (
 if TYPE_CHECKING:
     from trisect.commands._screen import Report
     from trisect.finetune import Examples, TuneConfig, Tuned
-    from trisect.finetune.held_out import HeldOut
+    from trisect.finetune.results import HeldOut
     from trisect.models import Loaded
 
 
@@ -91,8 +91,8 @@ def run(
     _need_peft()
     from trisect.commands._flow import load
     from trisect.finetune import TuneConfig, load_examples
-    from trisect.finetune.held_out import load_held_out
-    from trisect.receipt import read_receipt
+    from trisect.finetune.results import load_held_out
+    from trisect.support.receipt import read_receipt
 
     config = TuneConfig(
         rank=rank,
@@ -139,7 +139,7 @@ def _carry_out(
     """Measure, tune, measure, save; the state goes when the folder is there."""
     from trisect.commands._screen import keep_measurement, of_stage, progress, quoted, say_next, say_saved
     from trisect.finetune import Stopped, finetune
-    from trisect.finetune.save import extended, save_tuned
+    from trisect.finetune.results import extended, save_tuned
 
     try:
         with progress(quiet=quiet) as report:
@@ -163,7 +163,7 @@ def _carry_out(
 
 def _measure(model: Any, held_out: "list[HeldOut]", report: "Report", when: str) -> list[dict[str, Any]]:
     from trisect.commands._screen import of_stage
-    from trisect.finetune.held_out import measure
+    from trisect.finetune.results import measure
 
     return [
         measure(model, part, progress=of_stage(report, f"{when}: {Path(part.source).name}"))
@@ -180,8 +180,8 @@ def _need_peft() -> None:
 
 def _checked_state(out: Path, *, resume: bool, save_every: int) -> Path:
     """The file of the run's state; everything about outputs that can be refused is refused here."""
-    from trisect.files import check_new_folder
-    from trisect.finetune.state import state_path
+    from trisect.finetune.training import state_path
+    from trisect.support.files import check_new_folder
 
     if save_every < 1:
         raise TrisectError(f"--save-every must be 1 or more, not {save_every}.")

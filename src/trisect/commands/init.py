@@ -34,7 +34,7 @@ def run(
 ) -> None:
     """Write a YAML file with every option of a verb, its default and what it does."""
     from trisect.commands._screen import quoted, say_next, say_saved
-    from trisect.files import atomic_write_text
+    from trisect.support.files import atomic_write_text
 
     known = verb_names()
     if verb not in known:

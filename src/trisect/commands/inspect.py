@@ -11,7 +11,7 @@ EXAMPLES = (
 )
 
 if TYPE_CHECKING:
-    from trisect.shapes import ModelShape
+    from trisect.records.shapes import ModelShape
 
 
 def run(

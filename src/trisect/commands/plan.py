@@ -13,7 +13,7 @@ from trisect.errors import TrisectError
 if TYPE_CHECKING:
     from trisect.config import CompressConfig
     from trisect.plan import Curves, Plan
-    from trisect.shapes import ModelShape
+    from trisect.records.shapes import ModelShape
 
 PANEL = "Compress"
 EXAMPLES = (
@@ -87,13 +87,13 @@ def show_plan(
 ) -> None:
     """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
     from trisect.commands._screen import hushed, keep_measurement, quoted, say_next, stdout
-    from trisect.files import check_writable
     from trisect.methods import get_method
     from trisect.models import read_shape
-    from trisect.pipeline import checked
+    from trisect.pipeline.run import checked
     from trisect.plan import apply_plan, outlook
     from trisect.report.heatmap import check_heatmap, heat_tables, write_heatmap
     from trisect.report.table import compression_table
+    from trisect.support.files import check_writable
 
     config = checked(config, get_method(config.method))
     if heatmap is not None:
@@ -128,11 +128,11 @@ def make_plan(shape: "ModelShape", config: "CompressConfig", curves: "Curves | N
     """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
     from trisect.methods import get_method
     from trisect.methods.method import check_parts, options_of
+    from trisect.pipeline.rank_search import linear_plan
     from trisect.plan import plan_for
-    from trisect.plan.choose import planner_for
+    from trisect.plan.allocate import planner_for
     from trisect.plan.problem import problem_for
     from trisect.plan.smallest import predicted_within
-    from trisect.ranks import linear_plan
 
     method = get_method(config.method)
     if method.linear:
@@ -171,15 +171,15 @@ def _curves(
     model: str, config: "CompressConfig", path: Path | None, *, load_options: dict[str, Any], quiet: bool
 ) -> "Curves | None":
     """From their file; one that does not exist yet is measured and written, as `compress` does."""
+    from trisect.calibrate.texts import prepare
     from trisect.commands._flow import load, say_text
     from trisect.commands._screen import progress
-    from trisect.curves import curves_for
-    from trisect.files import check_writable
     from trisect.methods import get_method
     from trisect.methods.method import options_of
+    from trisect.pipeline.loss_curves import curves_for
     from trisect.plan import read_curves
-    from trisect.plan.choose import CURVED
-    from trisect.texts import prepare
+    from trisect.plan.allocate import CURVED
+    from trisect.support.files import check_writable
 
     if path is None or get_method(config.method).linear:  # ranks of linear maps have no use for curves
         return None
@@ -216,8 +216,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 
 def _goal_options(config: "CompressConfig") -> str:
     """The goal as it is typed."""
+    from trisect.config.goals import GOALS
     from trisect.errors import option_name
-    from trisect.goals import GOALS
 
     goals = {name: getattr(config, name) for name in GOALS}
     return " ".join(f"{option_name(name)} {value}" for name, value in goals.items() if value is not None)

@@ -67,15 +67,14 @@ def run(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Hold a model's linear weights in fewer bits, and save it as a folder that loads as it is."""
+    from trisect.calibrate.texts import usual_length
     from trisect.commands._flow import load
     from trisect.commands._screen import keep_measurement, quoted, say_next, say_saved
     from trisect.data import load_tokens
-    from trisect.files import check_new_folder
     from trisect.models import save_model
     from trisect.quantize import QuantizeConfig
-    from trisect.quantize.backends import require
-    from trisect.quantize.config import parse_group_size
-    from trisect.usual import usual_length
+    from trisect.quantize.weights import parse_group_size, require
+    from trisect.support.files import check_new_folder
 
     config = QuantizeConfig(
         bits=bits,
@@ -107,7 +106,7 @@ def _carry_out(loaded: "Loaded", config: "QuantizeConfig", *, tokens: Any, quiet
     from trisect.evaluate.perplexity import perplexity
     from trisect.models import fingerprint
     from trisect.quantize import count_bits, quantize_model
-    from trisect.receipt import build_receipt, read_receipt
+    from trisect.support.receipt import build_receipt, read_receipt
 
     was, before = fingerprint(loaded.model), count_bits(loaded.model)
     measures: list[Perplexity] = []

@@ -22,8 +22,8 @@ from trisect.compare.texts import located
 from trisect.data import Tokens
 from trisect.methods import get_method
 from trisect.models import Loaded, fingerprint, load_model, shape_of
-from trisect.pipeline import compress
-from trisect.shapes import ModelShape
+from trisect.pipeline.run import compress
+from trisect.records.shapes import ModelShape
 
 COPY_LIMIT = 3_000_000_000
 """Models with more parameters are loaded again for each cell: two of them may not fit."""

@@ -11,12 +11,12 @@ from trisect.compare.cells import Cell, content_key
 from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
-from trisect.files import check_disk_space
 from trisect.methods import get_method
 from trisect.models import fingerprint
-from trisect.models.check import check_finite, check_tokens
-from trisect.moments import refuse_stored_moments, store_moments
-from trisect.parts import LINEARS
+from trisect.models.fingerprint import check_finite, check_tokens
+from trisect.pipeline.stored_moments import refuse_stored_moments, store_moments
+from trisect.records.parts import LINEARS
+from trisect.support.files import check_disk_space
 
 log = logging.getLogger(__name__)
 

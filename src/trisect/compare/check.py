@@ -10,13 +10,13 @@ from trisect.compare.recipe import ModelEntry, Recipe
 from trisect.compare.sources import missing_sources
 from trisect.compare.texts import located
 from trisect.data import REGISTRY_MODELS
+from trisect.data.hub import hub_answers
 from trisect.data.registry import cache_folder
 from trisect.errors import TrisectError
-from trisect.hub import hub_answers
 from trisect.methods import get_method
 from trisect.models import read_shape
 from trisect.plan import apply_plan, budget_of, plan_for
-from trisect.shapes import ModelShape
+from trisect.records.shapes import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from trisect.config import CompressConfig
 from trisect.methods import get_method
 from trisect.models import layer_views, zeros_of
 from trisect.plan import budget_of
-from trisect.plan.align import grid_of
 from trisect.plan.budget import linear_parameters, linears_of, matrix_parameters
-from trisect.shapes import LayerShape, ModelShape
+from trisect.plan.problem import grid_of
+from trisect.records.shapes import LayerShape, ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)

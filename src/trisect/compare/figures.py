@@ -11,7 +11,7 @@ from typing import Any
 from trisect.compare.diagnostic import Diagnostic, diagnostics
 from trisect.compare.outcomes import ModelOutcome, Row
 from trisect.compare.recipe import Drawing, Recipe
-from trisect.plots import as_svg, file_name, need_matplotlib, one_plot
+from trisect.support.plots import as_svg, file_name, need_matplotlib, one_plot
 
 LOG_RANGE = 10.0
 """A figure whose largest value is this many times its smallest has a logarithmic axis."""

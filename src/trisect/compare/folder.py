@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.files import after_others, atomic_write_text, check_writable, locked, write_json
-from trisect.untrusted import read_record
+from trisect.support.checks import read_record
+from trisect.support.files import after_others, atomic_write_text, check_writable, locked, write_json
 
 
 @dataclass(frozen=True, kw_only=True)

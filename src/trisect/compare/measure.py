@@ -5,24 +5,17 @@ from dataclasses import asdict
 from typing import Any
 
 from trisect.compare.cells import FORMAT, Cell, allocation
-from trisect.compare.count import (
-    Count,
-    alignment_step,
-    chosen_weights,
-    count,
-    ratio_of,
-    removed_cache,
-)
+from trisect.compare.count import Count, alignment_step, chosen_weights, count, ratio_of, removed_cache
 from trisect.compare.recipe import Tasks
 from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.evaluate.perplexity import perplexity
 from trisect.models import shape_of
-from trisect.parts import COMPONENTS
-from trisect.pipeline import Compressed
+from trisect.pipeline.run import Compressed
 from trisect.plan import budget_of, compare
-from trisect.receipt import build_receipt
-from trisect.shapes import ModelShape
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import ModelShape
+from trisect.support.receipt import build_receipt
 
 Stage = Any  # (stage, done, total) -> None, or None
 

@@ -9,7 +9,7 @@ from trisect.compare.cells import Cell, cells_of
 from trisect.compare.folder import Folder
 from trisect.compare.received import check_receipt
 from trisect.compare.recipe import Calibration, MethodEntry, ModelEntry, Recipe
-from trisect.parts import LINEARS
+from trisect.records.parts import LINEARS
 
 ROUNDING = 1e-9
 

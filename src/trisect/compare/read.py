@@ -5,15 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from trisect.compare.entries import (
-    at_place,
-    check_keys,
-    check_unique,
-    count_of,
-    flag_of,
-    items_of,
-    text_of,
-)
+from trisect.compare.entries import at_place, check_keys, check_unique, count_of, flag_of, items_of, text_of
 from trisect.compare.recipe import (
     FIGURES,
     Calibration,
@@ -28,7 +20,7 @@ from trisect.compare.texts import read_text
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods import get_method
-from trisect.untrusted import is_number
+from trisect.support.checks import is_number
 
 # What a method entry may set, and a recipe for all of them; the rest of a config is the cell's own. A cell is
 # asked for a ratio and for nothing else, or a table could not put two of them side by side.

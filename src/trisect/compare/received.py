@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.untrusted import shown
+from trisect.support.checks import shown
 
 NUMBER = (int, float)
 NUMBER_OR_NONE = (int, float, type(None))

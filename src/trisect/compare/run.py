@@ -14,7 +14,7 @@ from trisect.compare.folder import Folder
 from trisect.compare.recipe import ModelEntry, Recipe
 from trisect.compare.texts import make_texts
 from trisect.errors import TrisectError, unknown_name
-from trisect.receipt import package_commit, package_version
+from trisect.support.receipt import package_commit, package_version
 
 log = logging.getLogger(__name__)
 

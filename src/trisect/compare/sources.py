@@ -6,7 +6,7 @@ from trisect.compare.recipe import Calibration, Evaluation, Recipe
 from trisect.compare.texts import DerivedText, located
 from trisect.data import Tokens, load_tokens
 from trisect.data.catalogue import BUILTIN, DATASETS
-from trisect.data.mixture import parse_mixture
+from trisect.data.load import parse_mixture
 
 
 def calibration_tokens(calibration: Calibration, tokenizer: object) -> Tokens:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from trisect.calibrate import Progress
+from trisect.calibrate.synthetic import OwnWords, receipt_beside, write_own_words
 from trisect.compare.entries import at_place, check_keys, count_of, text_of
 from trisect.errors import TrisectError
-from trisect.files import after_others, atomic_write_text
 from trisect.models import load_model
-from trisect.own_words import OwnWords, receipt_beside, write_own_words
-from trisect.untrusted import read_record
+from trisect.support.checks import read_record
+from trisect.support.files import after_others, atomic_write_text
 
 ASSETS = "../shared/"
 """How recipes name the assets, so that receipts say the same on every machine."""

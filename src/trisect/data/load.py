@@ -1,16 +1,157 @@
 """load_tokens: any source to windows of token ids."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trisect.data.mixture import Ingredient, count_windows, parse_mixture
-from trisect.data.sources import read_source
+from trisect.data import catalogue as builtin
+from trisect.data.catalogue import BUILTIN, DATASETS, DEFAULT_MIXTURE, OWN_WORDS, STOPGAP
+from trisect.data.files import KNOWN, read_file
+from trisect.data.hub import dataset_text, is_local
 from trisect.data.tokens import Tokens, check_request, rows, tokens_from_tensor, windows
-from trisect.errors import TrisectError
+from trisect.errors import TrisectError, unknown_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingredient:
+    """One source of a mixture and its share of the windows."""
+
+    source: str
+    share: float
+    """Shares of a mixture sum to 1."""
+
+
+def parse_mixture(text: str) -> list[Ingredient]:
+    """Read `a:weight+b:weight`. Weights are relative; without any, all sources weigh the same.
+
+    An existing path is taken as it is, so that file names may hold + and : themselves.
+    """
+    if Path(text).is_file():
+        return [Ingredient(source=text, share=1.0)]
+    parts = [_parse_part(part, mixture=text) for part in text.split("+")]
+    given = [weight for _, weight in parts if weight is not None]
+    if given and len(given) < len(parts):
+        missing = ", ".join(source for source, weight in parts if weight is None)
+        raise TrisectError(
+            f"The mixture {text!r} gives some weights and none for {missing}: weigh every source, "
+            "as in slimpajama:0.5+ptb:0.5, or none."
+        )
+    weights = [1.0 if weight is None else weight for _, weight in parts]
+    total = sum(weights)
+    return [
+        Ingredient(source=source, share=weight / total)
+        for (source, _), weight in zip(parts, weights, strict=True)
+    ]
+
+
+def count_windows(shares: list[float], *, samples: int) -> list[int]:
+    """Split `samples` by shares that sum to 1: largest remainders get what rounding down leaves."""
+    exact = [share * samples for share in shares]
+    counts = [math.floor(quota) for quota in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))
+    for index in by_remainder[: samples - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
+def _parse_part(part: str, *, mixture: str) -> tuple[str, float | None]:
+    name, colon, tail = part.strip().rpartition(":")
+    if not colon or Path(part.strip()).is_file():
+        name, weight = part.strip(), None
+    else:
+        weight = _parse_weight(tail, part=part, mixture=mixture)
+        name = name.strip()
+    if not name:
+        raise TrisectError(
+            f"The mixture {mixture!r} has an empty source: write it as slimpajama:0.5+ptb:0.5."
+        )
+    return name, weight
+
+
+def _parse_weight(tail: str, *, part: str, mixture: str) -> float:
+    try:
+        weight = float(tail)
+    except ValueError:
+        weight = math.nan
+    if not (math.isfinite(weight) and weight > 0):
+        raise TrisectError(
+            f"{part.strip()!r} in {mixture!r} is neither a file nor a source with a weight: "
+            "weights are numbers above 0, as in slimpajama:0.5+ptb:0.5."
+        )
+    return weight
+
+
+SPLITS = ("calibration", "evaluation")
+OWN_WORDS_DESCRIPTION = "synthetic text, written by the model itself before anything else (docs/sample.md)"
+
+
+def list_sources() -> list[tuple[str, str]]:
+    """Every source by name, with what it is; a path to a file is a source too."""
+    return [(name, _described(name)) for name in (BUILTIN, OWN_WORDS, *DATASETS)]
+
+
+def has_two_parts(name: str) -> bool:
+    """Whether a source has an evaluation part of its own; of others a part is held out."""
+    return name == BUILTIN or name in DATASETS
+
+
+def _described(name: str) -> str:
+    """What a source is, its licence, how much of it is read, where it is, and whether it is a default."""
+    if name == BUILTIN:
+        facts = [builtin.DESCRIPTION, builtin.LICENCE, "always here"]
+    elif name == OWN_WORDS:
+        facts = [OWN_WORDS_DESCRIPTION, "the model's licence"]
+    else:
+        record = DATASETS[name]
+        local = is_local(name)
+        facts = [record.description, record.licence, record.amount, "local copy" if local else "from the hub"]
+    if name in DEFAULT_MIXTURE:
+        facts.append("in the default mixture")
+    if name in STOPGAP.split("+"):
+        facts.append("the default where no other can be read")
+    return "; ".join(facts)
+
+
+def read_source(name: str, *, split: str) -> str | Tensor:
+    """Text of a named source or file, or token ids, (n,) or (n, length), of a file that holds ids.
+
+    A file is read whole, whatever the split: two files keep calibration and evaluation apart.
+    """
+    if split not in SPLITS:
+        raise unknown_name("split", split, SPLITS)
+    if name == BUILTIN:
+        return "\n\n".join(builtin.builtin_documents(split=split))
+    if name in DATASETS:
+        return dataset_text(name, split=split)
+    if name == OWN_WORDS:
+        raise TrisectError(
+            f"{OWN_WORDS} is written by a model that is about to be compressed, and is only calibrated on; "
+            "`trisect sample MODEL -o own.jsonl` writes it to a file."
+        )
+    path = _existing_file(name)
+    content = read_file(path)
+    return content if isinstance(content, Tensor) else "\n\n".join(content)
+
+
+def _existing_file(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise TrisectError(f"{name} is a folder; give one file: {KNOWN}.")
+    if path.suffix or len(path.parts) > 1:
+        raise TrisectError(
+            f"There is no file {name} (looked from {Path.cwd()}). Give an existing file, or one of "
+            f"{', '.join(known for known, _ in list_sources())}."
+        )
+    known = [known for known, _ in list_sources()]
+    raise unknown_name("data source", name, known, hint="A path to a text file works too.")
 
 
 def load_tokens(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from trisect.errors import TrisectError
-from trisect.evaluate.forward import evaluating, input_device, vocabulary
+from trisect.evaluate.perplexity import evaluating, input_device, vocabulary
 
 Ids = Sequence[int]
 Pair = Sequence[Ids]

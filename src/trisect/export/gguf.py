@@ -1,29 +1,246 @@
 """A GGUF file for llama.cpp, written tensor by tensor and read back before it gets its name."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
+import torch
+from torch import Tensor
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.export.check import check_in_llama_cpp, check_same, difference, probe
-from trisect.export.digits import split_digits
-from trisect.export.gguf_read import check_tensors, read_file
-from trisect.export.gguf_tensors import (
-    BLOCK,
-    KINDS,
-    file_tensors,
-    needs_deci,
-    rotation_factors,
-    write_tensors,
-)
 from trisect.export.hf import built, stock_config
-from trisect.export.stock import Stock, stock_weights
-from trisect.export.targets import GGUF, check_exportable, plain_config
-from trisect.export.vocabulary import Vocabulary, vocabulary_of
-from trisect.files import check_disk_space, check_writable, new_file
+from trisect.export.rotation import SAME, listed_rope, stock_factors
+from trisect.export.stock import GGUF, Stock, check_exportable, plain_config, stock_weights
+from trisect.export.vocabulary import Vocabulary, split_digits, vocabulary_of
 from trisect.models import family_for
+from trisect.support.files import check_disk_space, check_writable, new_file
+
+FACTORS = "rope_freqs.weight"
+HALVED = ("qwen3",)
+"""Architectures whose channels llama.cpp pairs as Hugging Face does."""
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Module of a layer, or of the model -> llama.cpp's name."""
+
+LOSSES = {"f32": 0.0, "f16": 1e-3, "q8_0": 2e-2}
+"""The largest error of a matrix, relative to its norm, that a kind of weights explains."""
+
+
+def interleaved(x: Tensor, heads: int) -> Tensor:
+    """Rows (heads 2n, ...): from [firsts | seconds] of each head to adjacent pairs, as llama.cpp has them."""
+    return x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def halved(x: Tensor, heads: int) -> Tensor:
+    """Undo `interleaved`."""
+    return x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the file says, in a config's words, and its tensors in float32, MLPs filled up to one width."""
+    reader = gguf.GGUFReader(path)
+    said = _said(reader)
+    found = {
+        tensor.name: torch.from_numpy(
+            np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        )
+        for tensor in reader.tensors
+    }
+    base = said["rope_parameters"]["rope_theta"]
+    if FACTORS in found:
+        said["rope_parameters"] = listed_rope(
+            found.pop(FACTORS).tolist(), base, said["max_position_embeddings"]
+        )
+    said["tie_word_embeddings"] = "output.weight" not in found
+    heads = {"attn_q": said["num_attention_heads"], "attn_k": said["num_key_value_heads"]}
+    if reader.fields["general.architecture"].contents() in HALVED:
+        heads = {}
+    tensors = {}
+    for name, tensor in found.items():
+        kind = name.split(".")[-2]
+        tensor = halved(tensor, heads[kind]) if kind in heads else tensor
+        tensors[_checkpoint_name(name)] = _filled(tensor, kind, name, said["intermediate_size"])
+    if said["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    return said, tensors
+
+
+def check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], kind: str) -> None:
+    """Refuse a file whose weights are not the ones that were to be written."""
+    if set(found) != set(expected):
+        odd = sorted(set(found) ^ set(expected))
+        raise TrisectError(
+            f"The GGUF file misses or invents {odd[0]}; nothing was written. Please report it."
+        )
+    for name, tensor in expected.items():
+        error = float((found[name] - tensor).norm() / tensor.norm().clamp(min=1e-30))
+        if not error <= LOSSES[kind]:
+            raise TrisectError(
+                f"{name} came back from the GGUF file with an error of {error:.2g}, where {kind} explains "
+                f"{LOSSES[kind]:g}; nothing was written. Try --dtype f32, and please report it."
+            )
+
+
+def _said(reader: Any) -> dict[str, Any]:
+    def value(key: str) -> Any:
+        return reader.fields[key].contents()
+
+    arch = value("general.architecture")
+    widths, heads, kv_heads = (
+        value(f"{arch}.{key}")
+        for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
+    )
+    return {
+        "vocab_size": value(f"{arch}.vocab_size"),
+        "max_position_embeddings": value(f"{arch}.context_length"),
+        "hidden_size": value(f"{arch}.embedding_length"),
+        "num_hidden_layers": value(f"{arch}.block_count"),
+        "intermediate_size": max(_list(widths)),
+        "num_attention_heads": max(_list(heads)),
+        "num_key_value_heads": max(_list(kv_heads)),
+        "head_dim": value(f"{arch}.attention.key_length"),
+        "rms_norm_eps": value(f"{arch}.attention.layer_norm_rms_epsilon"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": value(f"{arch}.rope.freq_base")},
+    }
+
+
+def _list(value: Any) -> list[int]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _filled(tensor: Tensor, kind: str, name: str, width: int) -> Tensor:
+    if kind in ("ffn_up", "ffn_gate"):
+        more = width - tensor.shape[0]
+        return torch.nn.functional.pad(tensor, (0, more) if tensor.ndim == 1 else (0, 0, 0, more))
+    if kind == "ffn_down" and name.endswith(".weight"):
+        return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
+    return tensor
+
+
+def _checkpoint_name(name: str) -> str:
+    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
+    back = {theirs: ours for ours, theirs in NAMES.items()}
+    *place, kind, ending = name.split(".")
+    return f"{back[kind]}.{ending}" if not place else f"model.layers.{place[1]}.{back[kind]}.{ending}"
+
+
+KINDS = {
+    "f32": gguf.GGMLQuantizationType.F32,
+    "f16": gguf.GGMLQuantizationType.F16,
+    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+}
+DTYPES = {"f32": np.float32, "f16": np.float16, "q8_0": np.uint8}
+BLOCK = 32
+"""Weights that share one scale in q8_0: a row must be a whole number of them."""
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """One tensor of the file, not made before it is written."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    make: Callable[[], Tensor]
+
+    def announce(self, writer: Any) -> None:
+        """Tell the writer what will come: all tensors are listed before the first is written."""
+        shape = self.shape
+        if self.kind == "q8_0":
+            shape = gguf.quant_shape_to_byte_shape(shape, KINDS[self.kind])
+        dtype = np.dtype(DTYPES[self.kind])
+        size = int(np.prod(shape)) * dtype.itemsize
+        writer.add_tensor_info(self.name, shape, dtype, size, raw_dtype=KINDS[self.kind])
+
+    def array(self) -> Any:
+        """The numbers as the file holds them."""
+        return gguf.quants.quantize(self.make().contiguous().float().cpu().numpy(), KINDS[self.kind])
+
+
+def file_tensors(config: Any, stock: Stock, kind: str) -> list[FileTensor]:
+    """All weights, in the order in which they are written."""
+    found = []
+    factors = rotation_factors(config, stock)
+    if factors is not None:
+        found.append(FileTensor(FACTORS, (len(factors),), "f32", lambda: Tensor(factors)))
+    for name, tensor in stock.tensors.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+
+        def make(name: str = name, tensor: Tensor = tensor) -> Tensor:
+            return _native(name, tensor, config, stock)
+
+        shape = tuple(make().shape)
+        fits = kind != "q8_0" or shape[-1] % BLOCK == 0
+        chosen = "f32" if len(shape) == 1 else kind if fits else "f16"
+        found.append(FileTensor(_name(name), shape, chosen, make))
+    return found
+
+
+def write_tensors(writer: Any, tensors: list[FileTensor]) -> None:
+    """Everything that was said about the file, then tensor after tensor."""
+    for tensor in tensors:
+        tensor.announce(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in tensors:
+        writer.write_tensor_data(tensor.array())
+    writer.close()
+
+
+def rotation_factors(config: Any, stock: Stock) -> list[float] | None:
+    """Divisors of llama.cpp's own frequencies, None where those are the model's."""
+    assert stock.rates is not None
+    factors = stock_factors(stock.rates, float(config.rope_parameters["rope_theta"]))
+    return None if max(abs(factor - 1) for factor in factors) <= SAME else factors
+
+
+def needs_deci(stock: Stock) -> bool:
+    """llama.cpp reads MLP widths per layer for this architecture; its biases are sized for whole heads."""
+    special = any(name.endswith(".bias") or "_norm." in name for name in stock.tensors)
+    return len(set(stock.mlp_widths)) > 1 and not special
+
+
+def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
+    """A tensor in llama.cpp's order of channels, and no wider than its layer needs."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    kind = name.split(".")[-2]
+    if kind in heads and family_for(config).name not in HALVED:
+        return interleaved(tensor, heads[kind])
+    if ".mlp." in name and needs_deci(stock):
+        width = stock.mlp_widths[int(name.split(".")[2])]
+        return tensor[:, :width] if ".down_proj." in name else tensor[:width]
+    return tensor
+
+
+def _name(name: str) -> str:
+    """model.layers.3.self_attn.q_proj.weight -> blk.3.attn_q.weight"""
+    stem, _, ending = name.rpartition(".")
+    if not stem.startswith("model.layers."):
+        return f"{NAMES[stem]}.{ending}"
+    _, _, index, inner = stem.split(".", 3)
+    return f"blk.{index}.{NAMES[inner]}.{ending}"
+
 
 FILE_TYPES = {
     "f32": gguf.LlamaFileType.ALL_F32,

@@ -1,5 +1,6 @@
 """A stock Hugging Face checkpoint: plain config, plain weights, no trisect needed to load it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,58 @@ import torch
 import transformers
 from torch import Tensor
 
+from trisect.bundle.card import front_matter, recipe_rows, source_of, title_of
 from trisect.errors import TrisectError
-from trisect.export.card import model_card
 from trisect.export.check import check_same, difference, probe
-from trisect.export.digits import split_digits
 from trisect.export.rotation import listed_rope, stock_factors
-from trisect.export.stock import Stock, stock_weights
-from trisect.export.targets import plain_config
-from trisect.files import atomic_write_text, check_disk_space, new_folder
+from trisect.export.stock import Stock, plain_config, stock_weights
+from trisect.export.vocabulary import split_digits
 from trisect.models.compressed import CompressedModel
+from trisect.support.files import atomic_write_text, check_disk_space, new_folder
+
+
+def model_card(export: "Exported", receipt: Mapping[str, Any]) -> str:
+    """README.md of a stock checkpoint, front matter included."""
+    source = source_of(receipt)
+    widths = export.mlp_widths
+    mlp = (
+        f"{max(widths)}"
+        if len(set(widths)) == 1
+        else f"{max(widths)} (needed: {min(widths)} to {max(widths)})"
+    )
+    rounding = "" if export.rounding is None else f", {export.rounding:.1e} after rounding to {export.dtype}"
+    body = [
+        f"# {title_of(source)}, compressed with trisect",
+        "",
+        "A language model with narrower attention heads and MLPs, written as a stock "
+        f"`{export.architecture}` checkpoint: loading it needs no extra package and no remote code.",
+        "",
+        *LOADING,
+        "",
+        "| | |",
+        "|---|---|",
+        f"| head width | {export.head_width} |",
+        f"| MLP width | {mlp} |",
+        f"| dtype | {export.dtype} |",
+        f"| largest difference of logits from trisect's own model | {export.difference:.1e} of the largest "
+        f"logit in float32{rounding} |",
+        *recipe_rows(receipt),
+        "",
+        "Kept rotation frequencies are listed as `longrope` factors where they are not the source's own; the "
+        "attention scale of the original head width is in the query weights; zeros fill up narrower layers.",
+        "",
+    ]
+    return "\n".join([*front_matter(source), "", *body])
+
+
+LOADING = (
+    "```python",
+    "from transformers import AutoModelForCausalLM, AutoTokenizer",
+    "",
+    'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")',
+    'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
+    "```",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

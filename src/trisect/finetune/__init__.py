@@ -2,7 +2,7 @@
 
 from trisect.finetune.config import TuneConfig
 from trisect.finetune.examples import Example, Examples, instruction_examples, load_examples
-from trisect.finetune.tune import Stopped, Tuned, finetune
+from trisect.finetune.training import Stopped, Tuned, finetune
 
 __all__ = [
     "Example",

@@ -1,17 +1,100 @@
-"""Tuning data as token ids, each example with the place from which on its tokens are learned."""
+"""Which examples make which step, and how they lie in a batch. The seed alone decides."""
 
 import hashlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from trisect.data import load_tokens
-from trisect.data.instructions import Instruction, holds_instructions, read_instructions
-from trisect.data.mixture import parse_mixture
+from trisect.data.files import TEXT_FIELDS, parsed, read_text
+from trisect.data.load import parse_mixture
 from trisect.errors import TrisectError
-from trisect.finetune.prompts import prompt_of
+from trisect.finetune.config import TuneConfig
+
+SUFFIXES = (".json", ".jsonl")
+REQUIRED = ("instruction", "output")
+FORM = '{"instruction": "...", "input": "...", "output": "..."}, where input may be left out'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """One task and its answer."""
+
+    instruction: str
+    input: str
+    """What the task is about; often empty."""
+    output: str
+
+
+def holds_instructions(path: Path) -> bool:
+    """Whether a file's first record is an object without a text field, so that no plain text is in it."""
+    if path.suffix.lower() not in SUFFIXES:
+        return False
+    first = next(_records(path), None)
+    return first is not None and isinstance(first[1], dict) and not set(TEXT_FIELDS) & set(first[1])
+
+
+def read_instructions(path: Path) -> list[Instruction]:
+    """All records of a .json list or a .jsonl file; the first that is not in the form is named."""
+    found = [_instruction(record, where=f"{path}, record {number}") for number, record in _records(path)]
+    if not found:
+        raise TrisectError(f"{path} holds no records; give objects such as {FORM}.")
+    return found
+
+
+def _records(path: Path) -> Iterator[tuple[int, Any]]:
+    """Records with their numbers, from 1 on, blank lines not counted."""
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise TrisectError(f"{path} cannot be read ({error.strerror or error}).") from error
+    if text.lstrip().startswith("["):
+        yield from enumerate(parsed(text, where=str(path), lines=True), start=1)
+        return
+    lines = (pair for pair in enumerate(text.split("\n"), start=1) if pair[1].strip())
+    for number, (at, line) in enumerate(lines, start=1):
+        yield number, parsed(line, where=f"{path}, line {at}")
+
+
+def _instruction(record: Any, *, where: str) -> Instruction:
+    if not isinstance(record, dict):
+        raise TrisectError(f"{where}: {type(record).__name__} in place of an object; the form is {FORM}.")
+    for key in REQUIRED:
+        if key not in record:
+            names = ", ".join(map(str, record)) or "none"
+            raise TrisectError(f"{where}: the field {key!r} is missing (found: {names}); the form is {FORM}.")
+    fields = {"input": "", **record}
+    values = {name: fields[name] for name in (*REQUIRED, "input")}
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise TrisectError(f"{where}: the field {name!r} is {type(value).__name__}, not a string.")
+    return Instruction(**values)
+
+
+WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+WITHOUT_INPUT = (
+    "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Response:\n"
+)
+
+
+def prompt_of(record: Instruction) -> str:
+    """All that stands before the response."""
+    if record.input:
+        return WITH_INPUT.format(instruction=record.instruction, input=record.input)
+    return WITHOUT_INPUT.format(instruction=record.instruction)
 
 
 @dataclass(frozen=True)
@@ -132,3 +215,55 @@ def _start_ids(tokenizer: Any) -> list[int]:
     """The token that this tokenizer puts before every text, where it does."""
     added = tokenizer("a")["input_ids"][:1]
     return added if added and added[0] == tokenizer.bos_token_id else []
+
+
+IGNORED = -100
+"""The label of a token that does not count."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples side by side, (b, t), the shorter ones filled up at their end."""
+
+    ids: Tensor
+    mask: Tensor | None
+    """None where nothing was filled up."""
+    labels: Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        mask = None if self.mask is None else self.mask.to(device)
+        return Batch(self.ids.to(device), mask, self.labels.to(device))
+
+
+def count_steps(num_examples: int, config: TuneConfig) -> int:
+    """Steps in all: every example once per epoch, unless `max_steps` ends it."""
+    steps = math.ceil(config.epochs * num_examples / (config.batch_size * config.accumulate))
+    return steps if config.max_steps is None else min(steps, config.max_steps)
+
+
+def step_batches(examples: Sequence[Example], order: Tensor, step: int, config: TuneConfig) -> list[Batch]:
+    """The batches of one step. Examples of like length share a batch, to have little to fill up."""
+    size = config.batch_size * config.accumulate
+    chosen = [examples[i] for i in order[step * size : (step + 1) * size].tolist()]
+    chosen.sort(key=lambda example: len(example.ids))
+    return [collate(chosen[i : i + config.batch_size]) for i in range(0, len(chosen), config.batch_size)]
+
+
+def shuffled(num_examples: int, config: TuneConfig) -> Tensor:
+    """Indices of examples for all epochs in a row, each epoch in its own order."""
+    generator = torch.Generator().manual_seed(config.seed)
+    return torch.cat([torch.randperm(num_examples, generator=generator) for _ in range(config.epochs)])
+
+
+def collate(examples: Sequence[Example]) -> Batch:
+    """One batch. Filling is at the end, so that every token keeps its position."""
+    lengths = [len(example.ids) for example in examples]
+    longest = max(lengths)
+    ids = torch.zeros(len(examples), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    labels = torch.full_like(ids, IGNORED)
+    for row, (example, length) in enumerate(zip(examples, lengths, strict=True)):
+        ids[row, :length] = torch.tensor(example.ids)
+        mask[row, :length] = 1
+        labels[row, example.first : length] = ids[row, example.first : length]
+    return Batch(ids, None if min(lengths) == longest else mask, labels)

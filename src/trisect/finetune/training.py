@@ -1,20 +1,105 @@
-"""The training loop: AdamW on the adapters, steps that are whole or did not happen."""
+"""finetune(): attach adapters, train, merge. The model that comes back is an ordinary one again."""
 
+import json
+import logging
 import math
-from collections.abc import Callable, Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.evaluate.forward import input_device
-from trisect.finetune.adapter import adapter_parameters
-from trisect.finetune.batches import IGNORED, Batch, count_steps, shuffled, step_batches
+from trisect.evaluate.perplexity import check_positions, input_device
+from trisect.finetune.adapters import adapter_parameters, attach, logits_of, merge
 from trisect.finetune.config import TuneConfig
-from trisect.finetune.examples import Example
-from trisect.finetune.schedule import rate_at
+from trisect.finetune.examples import (
+    IGNORED,
+    Batch,
+    Example,
+    Examples,
+    collate,
+    count_steps,
+    shuffled,
+    step_batches,
+)
+from trisect.methods import METHODS
+from trisect.models import fingerprint
+from trisect.models.fingerprint import check_finite, check_tokens
+from trisect.support.files import new_file
+from trisect.support.receipt import build_receipt, package_version
+
+
+def rate_at(step: int, total: int, *, schedule: str, warmup: float) -> float:
+    """Share of the full learning rate for a step, counted from 0: a linear rise, then down to almost 0."""
+    rise = math.ceil(warmup * total)
+    if step < rise:
+        return (step + 1) / (rise + 1)
+    left = 1 - (step - rise) / max(1, total - rise)  # 1 at the first step after the rise, 1/n at the last
+    if schedule == "constant":
+        return 1.0
+    return left if schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+
+
+@contextmanager
+def stop_asked() -> Iterator[Callable[[], bool]]:
+    """Yield a question: was Ctrl-C or a request to end heard? The second one has its usual effect."""
+    heard: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # Python gives signals to the main thread only
+        return
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def listen(number: int, frame: Any) -> None:
+        heard.append(number)
+        _restore(usual)
+
+    for number in usual:
+        signal.signal(number, listen)
+    try:
+        yield lambda: bool(heard)
+    finally:
+        _restore(usual)
+
+
+def _restore(handlers: dict[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
+    """Refuse models and data that tuning would spoil or that would fail half-way."""
+    if model.dtype == torch.float16:
+        raise TrisectError(
+            "Gradients vanish in float16; give --dtype float32 or --dtype bfloat16 (the result is saved so)."
+        )
+    _refuse_masked(model)
+    if config.gradient_checkpointing and not model.supports_gradient_checkpointing:
+        raise TrisectError(
+            f"{type(model).__name__} has no gradient checkpointing in transformers; leave it out."
+        )
+    longest = max(examples.items, key=lambda item: len(item.ids))
+    check_tokens(model, torch.tensor([max(max(item.ids) for item in examples.items), *longest.ids]))
+    check_positions(model, length=len(longest.ids))
+    check_finite(model)
+
+
+def _refuse_masked(model: Any) -> None:
+    method = (getattr(model.config, "trisect", None) or {}).get("method")
+    if method in METHODS and METHODS[method].masks:
+        raise TrisectError(
+            f"{method} saved zeros, and merging an adapter would fill them in again; tune the dense model "
+            "before it is masked, or compress with a method that changes shapes (`trisect ls methods`)."
+        )
 
 
 class Training:
@@ -97,3 +182,220 @@ def set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+RECORD = "trisect_tuning"
+FORMAT = 1
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps for every parameter."""
+
+
+def state_path(out: str | Path) -> Path:
+    """Where the run that makes `out` keeps its state."""
+    out = Path(out)
+    return out.with_name(out.name + ".tuning.safetensors")
+
+
+def save_state(path: Path, training: Training, identity: dict[str, Any], *, seconds: float) -> None:
+    """Replace the file by one for the step that was just finished; readers see the old or the new one."""
+    record = {
+        "format": FORMAT,
+        "step": training.step,
+        "losses": training.losses,
+        "seconds": seconds,
+        "identity": identity,
+    }
+    with new_file(path) as partial:
+        save_file(_tensors(training), partial, metadata={RECORD: json.dumps(record)})
+
+
+def load_state(path: Path, training: Training, identity: dict[str, Any]) -> float:
+    """Put a fresh run where the saved one was; returns the seconds that one had taken."""
+    record, tensors = _read(path)
+    _check_identity(path, record["identity"], identity)
+    states = random_state(training.device)
+    kinds = [f"optimizer/{kind}" for kind in MOMENTS] if record["step"] else []
+    shapes = {
+        f"{kind}/{name}": torch.Size() if kind == "optimizer/step" else parameter.shape
+        for kind in ("adapter", *kinds)
+        for name, parameter in training.parameters.items()
+    } | {f"random/{kind}": state.shape for kind, state in states.items()}
+    if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
+        raise _damaged(path, "its tensors are not those of this run")
+    for name, parameter in training.parameters.items():
+        parameter.data.copy_(tensors[f"adapter/{name}"])
+        if kinds:
+            training.optimizer.state[parameter] = _moments(name, tensors, parameter.device)
+    set_random_state({kind: tensors[f"random/{kind}"] for kind in states}, training.device)
+    training.step, training.losses = record["step"], record["losses"]
+    return float(record["seconds"])
+
+
+def _tensors(training: Training) -> dict[str, Tensor]:
+    tensors = {f"adapter/{name}": p.detach() for name, p in training.parameters.items()}
+    for name, parameter in training.parameters.items():
+        for kind, value in training.optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer/{kind}/{name}"] = value
+    for kind, state in random_state(training.device).items():
+        tensors[f"random/{kind}"] = state
+    return {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+
+
+def _moments(name: str, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """AdamW's state of one parameter; it counts its steps on the CPU wherever the parameter is."""
+    found = {kind: tensors[f"optimizer/{kind}/{name}"] for kind in MOMENTS}
+    return {kind: value if kind == "step" else value.to(device) for kind, value in found.items()}
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise TrisectError(f"There is nothing to resume: no {path}; leave --resume out to start.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            record = json.loads((file.metadata() or {}).get(RECORD, "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise _damaged(path, f"it holds no tuning state of format {FORMAT}")
+    return record, tensors
+
+
+def _check_identity(path: Path, saved: dict[str, Any], identity: dict[str, Any]) -> None:
+    """The run that goes on must be the one that stopped."""
+    names = [name for name in {**saved, **identity} if saved.get(name) != identity.get(name)]
+    if names:
+        apart = "; ".join(f"{name} was {saved.get(name)!r}, is {identity.get(name)!r}" for name in names)
+        raise TrisectError(
+            f"{path} is of another run: {apart}. Give what was given then, or remove the file to start anew."
+        )
+
+
+def _damaged(path: Path, why: str) -> TrisectError:
+    return TrisectError(f"{path} cannot be resumed from ({why}); remove it and start anew without --resume.")
+
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+class Stopped(KeyboardInterrupt):
+    """Tuning was interrupted between two steps; `--resume` goes on from there."""
+
+    def __init__(self, step: int, total: int, state: Path | None):
+        super().__init__(f"stopped after step {step} of {total}")
+        self.step, self.total, self.state = step, total, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What tuning made, and what happened on the way."""
+
+    model: Any
+    """The model that was given, its weights changed."""
+    losses: list[float]
+    receipt: dict[str, Any]
+    """What is added to the model's receipt."""
+
+
+def finetune(
+    model: Any,
+    examples: Examples,
+    config: TuneConfig,
+    *,
+    state: Path | None = None,
+    save_every: int = 50,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Tune a model in place, compressed or dense. With `state`, a file, an interrupted run can go on.
+
+    Torch's own random numbers are the same afterwards as before. An interruption leaves the model adapted.
+    """
+    check_model(model, examples, config)
+    identity = identify(model, examples, config)
+    started = time.perf_counter()
+    device = next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(config.seed)
+        training = Training(attach(model, config), examples.items, config)
+        if resume:
+            if state is None:
+                raise TrisectError("Resuming needs the file that the run was saved to.")
+            started -= load_state(state, training, identity)
+        first = training.step
+        _train(training, identity, state=state, save_every=save_every, started=started, progress=progress)
+    ids = collate([min(examples.items, key=lambda item: -item.learned)]).ids.to(device)
+    apart = logits_of(training.adapted, ids)
+    merge(training.adapted)
+    merged = logits_of(model, ids)
+    receipt = _receipt(training, examples, seconds=time.perf_counter() - started)
+    receipt |= {
+        "resumed_at": first if resume else None,
+        "merge_difference": float((merged - apart).abs().max() / apart.abs().max()),
+    }
+    return Tuned(model=model, losses=training.losses, receipt=receipt)
+
+
+def identify(model: Any, examples: Examples, config: TuneConfig) -> dict[str, Any]:
+    """What must be the same for a run to go on."""
+    return {
+        "model": fingerprint(model),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "data": examples.hash,
+        **config.to_dict(),
+    }
+
+
+def _train(
+    training: Training,
+    identity: dict[str, Any],
+    *,
+    state: Path | None,
+    save_every: int,
+    started: float,
+    progress: Progress | None,
+) -> None:
+    """Run to the end, the state saved every few steps, at the end, and when somebody interrupts."""
+
+    def keep() -> None:
+        if state is not None:
+            save_state(state, training, identity, seconds=time.perf_counter() - started)
+
+    def after_step() -> None:
+        if training.step % save_every == 0 or training.step == training.total:
+            keep()
+        if progress is not None:
+            progress(training.step, training.total)
+
+    if progress is not None:
+        progress(training.step, training.total)
+    if training.config.gradient_checkpointing:
+        # Not re-entrant: the re-entrant kind wants inputs that need gradients, and embeddings are frozen.
+        training.adapted.gradient_checkpointing_enable({"use_reentrant": False})
+    with stop_asked() as stop:
+        finished = training.run(after_step=after_step, stop=stop)
+    if training.config.gradient_checkpointing:
+        training.adapted.gradient_checkpointing_disable()
+    if not finished:
+        keep()
+        raise Stopped(training.step, training.total, state)
+
+
+def _receipt(training: Training, examples: Examples, *, seconds: float) -> dict[str, Any]:
+    receipt = build_receipt(
+        training.config.to_dict(),
+        seed=training.config.seed,
+        token_hash=examples.hash,
+        timings={"finetune": seconds},
+    )
+    receipt["versions"]["peft"] = package_version("peft")
+    return {
+        **receipt,
+        "data": examples.to_dict(),
+        "steps": training.step,
+        "adapters": sum(name.endswith("lora_A.default.weight") for name in training.parameters),
+        "trained_parameters": sum(p.numel() for p in training.parameters.values()),
+        "losses": training.losses,
+    }

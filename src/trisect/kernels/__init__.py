@@ -4,8 +4,8 @@ Triton is optional and imported only where a GPU runs it.
 """
 
 from trisect.kernels.decoding import wants_decode_kernel
+from trisect.kernels.operators import choice, has_triton, using
 from trisect.kernels.rotary import rotate_qk
-from trisect.kernels.switch import choice, has_triton, using
 
 __all__ = [
     "choice",

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trisect.kernels.operators import register
-from trisect.kernels.plain import Layout
-from trisect.kernels.rotary import plain_rotation, readable
+from trisect.kernels.operators import choice, has_triton, register
+from trisect.kernels.rotary import Layout, plain_rotation, readable
 from trisect.kernels.sdpa import one_query
-from trisect.kernels.switch import choice, has_triton
 
 
 def wants_decode_kernel(q: Tensor) -> bool:
@@ -36,7 +34,7 @@ def _attend_one(
 ) -> Tensor:
     """q (b, h, 1, qk) over the slots `start` (b,) to `stop` (1,) of a cache (b, k, l, ..): (b, 1, h, vo)."""
     if q.is_cuda and has_triton():
-        from trisect.kernels.triton_attend import launch_attend
+        from trisect.kernels.triton_decode import launch_attend
 
         return launch_attend(q, keys, values, start, stop, scale=scale, window=window)
     slot = torch.arange(keys.shape[2], device=q.device)
@@ -68,7 +66,7 @@ def _rotate_write(
 ) -> None:
     """Turn q (b, 1, h, qk) in place; write turned k (b, 1, k, qk) and v (b, 1, k, vo) into a slot (1,)."""
     if q.is_cuda and has_triton():
-        from trisect.kernels.triton_write import launch_write
+        from trisect.kernels.triton_decode import launch_write
 
         launch_write(
             q, k, v, keys, values, slot, *readable(cos, sin), index, rates, positions,

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from trisect.kernels.operators import beside_its_data, register, unwatched
-from trisect.kernels.switch import has_triton, wants_kernel
+from trisect.kernels.operators import beside_its_data, has_triton, register, unwatched, wants_kernel
 
 
 def gated(y: Tensor) -> Tensor:

@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.methods.fold import head_maps, keep_neurons, like, map_heads, map_rows
-from trisect.methods.method import Method, Options, need
-from trisect.methods.spectra import NEURONS, SINGULAR_VALUES, head_spectrum, spectrum
-from trisect.parts import MLP, OV, QK, Moments, Shrunk
-from trisect.solve import (
-    SOLVE_DTYPE,
-    denominator,
-    neuron_scores,
-    pair_scores,
-    shared_basis,
-    split_width,
-    top,
+from trisect.methods.fold import (
+    NEURONS,
+    SINGULAR_VALUES,
+    head_maps,
+    head_spectrum,
+    keep_neurons,
+    like,
+    map_heads,
+    map_rows,
+    spectrum,
 )
+from trisect.methods.method import Method, Options, need
+from trisect.records.parts import MLP, OV, QK, Moments, Shrunk
+from trisect.solve import SOLVE_DTYPE, denominator, neuron_scores, pair_scores, shared_basis, split_width, top
 
 # h = query heads, k = key heads, g = query heads per key head, D = d_model, d = head width, r = new width,
 # P = rotation pairs, p = pairs kept

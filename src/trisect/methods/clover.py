@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trisect.methods.a3 import solve_ov, solve_qk, sum_groups, weight_moment
 from trisect.methods.method import Method, Options
-from trisect.parts import OV, QK, Moments, Shrunk
+from trisect.records.parts import OV, QK, Moments, Shrunk
 
 
 def query_key_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:

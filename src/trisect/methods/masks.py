@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trisect.methods.method import Method, Options, Solver, need
-from trisect.parts import INPUTS, Linear, Masked, Moments
+from trisect.records.parts import INPUTS, Linear, Masked, Moments
 from trisect.solve import SOLVE_DTYPE
 
 Choose = Callable[[Tensor, int], Tensor]

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.parts import COMPONENTS, INPUTS, LINEARS, Linear, Moments, Part, Shrunk, Slots, Solution
+from trisect.records.parts import COMPONENTS, INPUTS, LINEARS, Linear, Moments, Part, Shrunk, Slots, Solution
 
 Solver = Callable[..., Solution]
 """(part, moments, width, options) -> solution."""

@@ -8,7 +8,7 @@ import torch
 
 from trisect.methods.fold import like
 from trisect.methods.method import Method, Options, need
-from trisect.parts import Factored, Linear, Moments
+from trisect.records.parts import Factored, Linear, Moments
 from trisect.solve import gram_weight, low_rank
 
 GROUP = 4

@@ -13,7 +13,7 @@ from torch import Tensor
 from trisect.methods.a3 import renormalise, sum_groups
 from trisect.methods.fold import head_maps, keep_neurons, map_heads
 from trisect.methods.method import Method, Options, need
-from trisect.parts import MLP, QK, Moments, Shrunk
+from trisect.records.parts import MLP, QK, Moments, Shrunk
 from trisect.solve import SOLVE_DTYPE, pair_scores, split_width, top
 
 # h = query heads, k = key heads, d = head width, P = rotation pairs, p = pairs kept, s = unrotated channels

@@ -12,7 +12,7 @@ from torch import Tensor
 from trisect.errors import TrisectError
 from trisect.methods import a3
 from trisect.methods.method import Options, need
-from trisect.parts import QK, Moments, Slots
+from trisect.records.parts import QK, Moments, Slots
 from trisect.solve import (
     Pairs,
     band_slots,

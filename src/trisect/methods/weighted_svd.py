@@ -12,16 +12,8 @@ from torch import Tensor
 
 from trisect.methods.fold import like
 from trisect.methods.method import Method, Options, Solver, need
-from trisect.parts import INPUTS, Factored, Linear, Moments
-from trisect.solve import (
-    SOLVE_DTYPE,
-    InputWeight,
-    Regression,
-    diagonal_weight,
-    gram_weight,
-    low_rank,
-    ridge,
-)
+from trisect.records.parts import INPUTS, Factored, Linear, Moments
+from trisect.solve import SOLVE_DTYPE, InputWeight, Regression, diagonal_weight, gram_weight, low_rank, ridge
 
 ASVD_ALPHA = 0.5
 """The exponent of ASVD's paper."""

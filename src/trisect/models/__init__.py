@@ -2,13 +2,7 @@
 
 from typing import Any
 
-from trisect.models.checkpoint import (
-    Loaded,
-    load_model,
-    original_shape,
-    read_shape,
-    save_model,
-)
+from trisect.models.checkpoint import Loaded, load_model, original_shape, read_shape, save_model
 from trisect.models.compressed import mark_compressed, original_widths, register, register_family
 from trisect.models.families import FAMILIES, WRAPPERS, Family, family_for
 from trisect.models.fingerprint import fingerprint

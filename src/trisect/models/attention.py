@@ -7,21 +7,161 @@ with the same parameters, so that names, hooks and `isinstance` checks elsewhere
 b = batch, t = tokens, h = query heads, k = key/value heads, g = h / k
 """
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from trisect.kernels import rotate_qk
-from trisect.models.attend import interface
-from trisect.models.factored import FactoredLinear, SplitLinear
+from trisect.kernels import rotate_qk, wants_decode_kernel
+from trisect.kernels.sdpa import padded, sdpa
 from trisect.models.families import Family
-from trisect.models.heads import QKV, FusedMaps, HeadLayout, fused_maps
-from trisect.models.latents import Latents, clamped
+from trisect.models.linear import QKV, FactoredLinear, FusedMaps, HeadLayout, SplitLinear, fused_maps
 from trisect.models.rotary import to_canonical
-from trisect.models.step import stepped, steps_alone
+
+
+def interface(name: str, *, device: torch.device) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The attention function transformers has under a name, or ours where that one is slow or wrong."""
+    found: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+    if found is sdpa_attention_forward and device.type in ("cpu", "cuda"):
+        return _fused
+    if "flash" in name:
+        return partial(_equalled, found)
+    return found
+
+
+def _fused(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Our way through torch's fused attention, for `attn_implementation="sdpa"`."""
+    causal = module.is_causal if is_causal is None else is_causal
+    out = sdpa(query, key, value, attention_mask, scale=scaling, dropout=dropout, causal=bool(causal))
+    return out, None
+
+
+def _equalled(
+    attend: Callable[..., tuple[Tensor, Tensor | None]],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Flash attention takes one width: transformers pads values up to keys, but cuts wider ones off."""
+    width = max(query.shape[-1], value.shape[-1])
+    return attend(module, *(padded(x, width) for x in (query, key, value)), *args, **kwargs)
+
+
+def eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention spelt out, for `attn_implementation="eager"`: the reference for every other kernel."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    scores = query @ key.mT * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask[..., : key.shape[-2]]
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+# b = batch, t = tokens, k = key/value heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latents:
+    """Which of a layer's keys and values ("k", "v") the cache holds as latents."""
+
+    maps: Mapping[str, FactoredLinear]
+    kv_heads: int
+    clips: Mapping[str, float | None]
+    """Bounds that keys and values are clamped to, once they are expanded."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.maps
+
+    def __bool__(self) -> bool:
+        return bool(self.maps)
+
+    def heads(self, name: str, columns: Tensor) -> Tensor:
+        """(b, t, columns) as heads (b, t, k, width); latents are expanded and clamped."""
+        if name in self.maps:
+            columns = clamped(self.maps[name].expand(columns), self.clips[name])
+        return columns.unflatten(-1, (self.kv_heads, -1))
+
+    def recalled(self, cache: Any, k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Put keys and values (b, t, ...) into the cache, and make heads of all that it holds.
+
+        Both lie there as one head, (b, 1, t, columns): a static cache has as many for values as for keys.
+        """
+        k, v = cache.update(k.flatten(2).unsqueeze(1), v.flatten(2).unsqueeze(1), layer)
+        return self.heads("k", k.squeeze(1)), self.heads("v", v.squeeze(1))
+
+
+def clamped(x: Tensor, bound: float | None) -> Tensor:
+    return x if bound is None else x.clamp(-bound, bound)
+
+
+def steps_alone(attention: Any, cache: Any, q: Tensor) -> bool:
+    """Whether queries (b, t, h, qk) of a layer go this way."""
+    if not attention.prepared or attention.live is None:
+        return False
+    ours = getattr(cache, "clock", None) is attention.live.clock
+    single = q.shape[1] == 1 and not attention.live.clock.prompt
+    plain = attention.tap is None and attention.config._attn_implementation == "sdpa"
+    return ours and single and plain and wants_decode_kernel(q)
+
+
+def stepped(
+    attention: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: tuple[Tensor, Tensor] | None,
+    positions: Tensor | None,
+) -> Tensor:
+    """One new token per text (b, 1, heads, width): into the cache, and its attention (b, 1, h, vo)."""
+    a, live, clock = attention, attention.live, attention.live.clock
+    if a.num_pairs:
+        cos, sin = (None, None) if table is None or a.rotary_rates is not None else table
+        angles = cos, sin, a.rotary_index, a.rotary_rates, positions
+        adjacent = a.family.rotary == "adjacent"
+        torch.ops.trisect.rotate_write_(
+            q, k, v, live.keys, live.values, clock.slot, *angles, a.num_pairs, adjacent
+        )
+    else:
+        live.update(k.transpose(1, 2), v.transpose(1, 2))
+    if a.family.position_scale:
+        q = q * a.position_scale(positions, q.dtype)
+    scale = float(getattr(a, a.family.scale))
+    out: Tensor = torch.ops.trisect.attend_one(
+        q.transpose(1, 2), live.keys, live.values, clock.start, clock.slot, scale, a.window
+    )
+    return out
+
 
 Tap = Callable[..., None]
 """Called with a name and one or more tensors (b, t, heads, width) while calibration listens."""

@@ -1,6 +1,8 @@
 """Load and save: hub ids, folders, GGUF files, registry names in; a plain Hugging Face folder out."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,23 +11,94 @@ import torch
 import transformers
 
 from trisect.bundle import Sizes, write_bundle, write_card
+from trisect.data.hub import hub_answers, short_patience
 from trisect.data.registry import REGISTRY_MODELS, fetch_model
 from trisect.errors import TrisectError
-from trisect.files import check_disk_space, new_folder, write_json
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
-from trisect.models.explained import explained
 from trisect.models.families import BUILT_IN, PREFIX, WRAPPERS, family_for
-from trisect.models.from_hub import from_hub
-from trisect.models.generation import mend_generation
 from trisect.models.limits import check_config, check_fits, check_heads, check_layers, check_position_scale
-from trisect.models.load_streamed import load_layers_later, to_be_streamed
 from trisect.models.paths import warn_of_slow_paths
 from trisect.models.quantized import packing_summary
-from trisect.models.save_streamed import write_shards
+from trisect.models.shards import check_saved
 from trisect.models.source import Source, Weights, check_weights, read_raw_config, resolve
-from trisect.models.verify import check_saved
+from trisect.models.streamed import load_layers_later, to_be_streamed, write_shards
 from trisect.models.view import shape_of
-from trisect.shapes import ModelShape
+from trisect.records.shapes import ModelShape
+from trisect.support.files import check_disk_space, new_folder, write_json
+
+
+class explained:
+    """Loading libraries raise many things for a damaged checkpoint; the user gets their first line."""
+
+    def __init__(self, what: str):
+        self.what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # A panic of the tokenizers library is no Exception, but no more than a damaged file either.
+        expected = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if error is None or isinstance(error, TrisectError) or not expected:
+            return
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise TrisectError(f"{self.what}: {lines[0][:400]}") from error
+
+
+log = logging.getLogger(__name__)
+
+
+def mend_generation(model: Any) -> None:
+    """Put defaults in place of settings that contradict themselves.
+
+    transformers loads those and refuses to save them, which would be after all the work.
+    """
+    try:
+        model.generation_config.validate(strict=True)
+    except Exception as error:  # values of any type may be there, and their checks raise what they run into
+        reason = " ".join(str(error).split())[:200]
+        log.warning("generation_config.json was left out, because it cannot be saved again: %s", reason)
+        model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
+
+
+LOCAL = "a folder or a .gguf file works too"
+
+
+@contextmanager
+def from_hub(source: Source) -> Iterator[None]:
+    """Around whatever loads a model: errors of the hub's libraries become one line, and come soon."""
+    if source.local:
+        yield
+        return
+    try:
+        with short_patience():
+            yield
+    except TrisectError as error:
+        advice = _advice(source.path, error)
+        if advice is None:
+            raise
+        raise TrisectError(advice) from error
+
+
+def _advice(name: str, error: BaseException) -> str | None:
+    """By what lies behind an error; None where that has nothing to do with the hub."""
+    behind = {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
+    if "GatedRepoError" in behind:
+        return f"{name} is gated: ask for access on its page of the hub, then type `hf auth login`; {LOCAL}."
+    if "RepositoryNotFoundError" in behind:
+        return f"The hub has no model {name}, or it is private: check the id, or `hf auth login`; {LOCAL}."
+    if not hub_answers():
+        return f"The Hugging Face hub cannot be reached, and its cache has not all of {name}; {LOCAL}."
+    if "TransportError" in behind:
+        return f"The download of {name} broke off: type the same again, and it goes on from there; {LOCAL}."
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What weights can be loaded as, by the names that users type."""

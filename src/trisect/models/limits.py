@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from trisect.errors import TrisectError
-from trisect.untrusted import is_number, shown
+from trisect.support.checks import is_number, shown
 
 LARGEST = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 512),

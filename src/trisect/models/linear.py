@@ -1,5 +1,7 @@
 """Read and build linear layers in the row-vector convention, whichever class holds them."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,8 +9,214 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from trisect.errors import TrisectError
-from trisect.models.factored import FactoredLinear, GroupedLinear, SplitLinear
 from trisect.models.quantized import QuantizedLinear
+from trisect.records.parts import Factored
+
+QKV = ("q", "k", "v")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadLayout:
+    """Sizes of a layer's heads and how its projections hold them."""
+
+    heads: int
+    kv_heads: int
+    qk: int
+    vo: int
+    per_head: bool
+    """One projection with [q | k | v] head by head."""
+
+    def split(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """(..., out) of one or three projections -> (..., h, qk), (..., k, qk), (..., k, vo)."""
+        if self.per_head:
+            q, k, v = columns[0].unflatten(-1, (self.heads, -1)).split([self.qk, self.qk, self.vo], dim=-1)
+            return q, k, v
+        if len(columns) == 1:
+            sizes = [self.heads * self.qk, self.kv_heads * self.qk, self.kv_heads * self.vo]
+            columns = columns[0].split(sizes, dim=-1)
+        q, k, v = columns
+        return (
+            q.unflatten(-1, (self.heads, self.qk)),
+            k.unflatten(-1, (self.kv_heads, self.qk)),
+            v.unflatten(-1, (self.kv_heads, self.vo)),
+        )
+
+    def join(self, q: Tensor, k: Tensor, v: Tensor, *, fused: bool) -> list[Tensor]:
+        """Undo `split`."""
+        if self.per_head:
+            return [torch.cat([q, k, v], dim=-1).flatten(-2)]
+        columns = [x.flatten(-2) for x in (q, k, v)]
+        return [torch.cat(columns, dim=-1)] if fused else columns
+
+    def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(..., out) of three maps, each with its heads side by side -> (..., out) of one projection."""
+        counts = (self.heads, self.kv_heads, self.kv_heads)
+        heads = [x.unflatten(-1, (n, -1)) for x, n in zip((q, k, v), counts, strict=True)]
+        return self.join(*heads, fused=True)[0]
+
+
+@dataclass(frozen=True)
+class FusedMaps:
+    """Several linear maps of one input as one matrix, of which the modules' own weights are rows."""
+
+    modules: tuple[nn.Linear, ...]
+    weights: tuple[Tensor, ...]
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def sizes(self) -> list[int]:
+        return [weight.shape[0] for weight in self.weights]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+    def applies(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether calling this is the same as calling the modules: gradients need those."""
+        return not torch.is_grad_enabled() and self.holds(modules)
+
+    def holds(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether these are still the modules, and their weights still rows of the matrix."""
+        if torch.compiler.is_compiling():
+            # Nothing replaces modules inside, and asking who they are would compile every layer anew.
+            return True
+        for now, then, row in zip(modules, self.modules, self.weights, strict=True):
+            if now is not then or then.weight is not row:
+                return False
+        return self.weights[0].data_ptr() == self.weight.data_ptr()
+
+
+def fused_maps(modules: Sequence[nn.Module]) -> FusedMaps | None:
+    """One matrix for all, which replaces the modules' own memory; None unless all are plain linear layers."""
+    linears = tuple(module for module in modules if type(module) is nn.Linear)
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    kinds = {(linear.weight.dtype, linear.weight.device) for linear in linears}
+    if len(linears) != len(modules) or len(biases) not in (0, len(linears)) or len(kinds) != 1:
+        return None
+    if next(iter(kinds))[1].type == "meta":
+        return None
+    sizes = [linear.out_features for linear in linears]
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    for linear, rows in zip(linears, weight.split(sizes), strict=True):
+        linear.weight = nn.Parameter(rows, requires_grad=linear.weight.requires_grad)
+    bias = torch.cat([bias.detach() for bias in biases]) if biases else None
+    if bias is not None:
+        for linear, rows in zip(linears, bias.split(sizes), strict=True):
+            linear.bias = nn.Parameter(rows, requires_grad=linear.bias.requires_grad)
+    return FusedMaps(linears, tuple(linear.weight for linear in linears), weight, bias)
+
+
+# g = groups, r = rank of a group
+
+
+class GroupedLinear(nn.Module):
+    """A block-diagonal linear map: each group of inputs makes its own group of outputs."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, groups: int, rank: int, out_features: int, *, bias: bool):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(groups, rank, out_features // groups))
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.unflatten(-1, self.weight.shape[:2])  # (..., g r) -> (..., g, r)
+        y = torch.einsum("...gr,gro->...go", groups, self.weight).flatten(-2)
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        groups, rank, width = self.weight.shape
+        return f"groups={groups}, rank={rank}, out_features={groups * width}, bias={self.bias is not None}"
+
+
+class FactoredLinear(nn.Module):
+    """y = wide(narrow(x)): what is left of a linear map of low rank."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        rank: int,
+        groups: int = 1,
+        bias: bool = False,
+        cached: bool = False,
+    ):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.rank, self.groups = rank, groups
+        self.cached = cached
+        """The KV cache may hold `latent(x)`; attention decides whether anything stands between."""
+        self.narrow = nn.Linear(in_features, groups * rank, bias=False)
+        self.wide: nn.Linear | GroupedLinear
+        if groups == 1:
+            self.wide = nn.Linear(rank, out_features, bias=bias)
+        else:
+            self.wide = GroupedLinear(groups, rank, out_features, bias=bias)
+
+    @property
+    def bias(self) -> Tensor | None:
+        bias: Tensor | None = self.wide.bias
+        return bias
+
+    def latent(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., g r)."""
+        return self.narrow(x)
+
+    def expand(self, latent: Tensor) -> Tensor:
+        """(..., g r) -> (..., out)."""
+        return self.wide(latent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.expand(self.latent(x))
+
+    def extra_repr(self) -> str:
+        return f"cached={self.cached}"
+
+
+class SplitLinear(nn.Module):
+    """Several maps of one input, one child each, put out in the order of the fused matrix they replace."""
+
+    def __init__(self, maps: Mapping[str, nn.Module], *, layout: HeadLayout | None):
+        """`layout` is that of queries, keys and values; None puts the outputs side by side."""
+        super().__init__()
+        self.layout = layout
+        for name, module in maps.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fused([module(x) for module in self.children()], self.layout)
+
+
+def fused(columns: Sequence[Tensor], layout: HeadLayout | None) -> Tensor:
+    """(..., out) of several maps -> (..., out) of the matrix that holds them all."""
+    return torch.cat(list(columns), dim=-1) if layout is None else layout.fused(*columns)
+
+
+def factored_from(old: Any, solution: Factored) -> FactoredLinear:
+    """The module a solution stands for, with the dtype and mode of the module it replaces."""
+    groups, rank, width = solution.B.shape
+    bias = solution.b
+    with torch.device("meta"):
+        new = FactoredLinear(
+            solution.A.shape[0],
+            groups * width,
+            rank=rank,
+            groups=groups,
+            bias=bias is not None,
+            cached=solution.cached,
+        )
+
+    def parameter(value: Tensor) -> nn.Parameter:
+        # A copy: solvers hand out slices of one SVD, and what is saved must not share memory.
+        stored = value.to(old.weight.dtype).clone(memory_format=torch.contiguous_format)
+        return nn.Parameter(stored, requires_grad=old.weight.requires_grad)
+
+    new.narrow.weight = parameter(solution.A.T)
+    new.wide.weight = parameter(solution.B[0].T if groups == 1 else solution.B)
+    if bias is not None:
+        new.wide.bias = parameter(bias)
+    return new.train(old.training)
 
 
 def weight_of(linear: Any) -> Tensor:

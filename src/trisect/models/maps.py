@@ -11,12 +11,21 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.attention import Attention
-from trisect.models.factored import FactoredLinear, SplitLinear, factored_from, fused
 from trisect.models.families import Family
-from trisect.models.heads import QKV, HeadLayout
-from trisect.models.linear import bias_of, built_from, gradient_of, weight_of
-from trisect.parts import LINEARS, Factored, Linear
-from trisect.shapes import LinearShape
+from trisect.models.linear import (
+    QKV,
+    FactoredLinear,
+    HeadLayout,
+    SplitLinear,
+    bias_of,
+    built_from,
+    factored_from,
+    fused,
+    gradient_of,
+    weight_of,
+)
+from trisect.records.parts import LINEARS, Factored, Linear
+from trisect.records.shapes import LinearShape
 
 Dense = tuple[Tensor, Tensor | None]
 """Weight (in, out) and bias (out,) of one map, heads side by side in stored channel order."""

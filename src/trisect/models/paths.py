@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trisect.kernels.routes import CUDNN_WIDEST, Heads, Kind, channel_step, kind_of, rounded, route
+from trisect.kernels.sdpa import CUDNN_WIDEST, Heads, Kind, channel_step, kind_of, rounded, route
 from trisect.models.attention import Attention
 from trisect.models.view import layer_views
-from trisect.shapes import LayerShape
+from trisect.records.shapes import LayerShape
 
 log = logging.getLogger(__name__)
 

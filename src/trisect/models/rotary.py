@@ -1,7 +1,4 @@
-"""What a model rotates by, how a checkpoint keeps it, and the canonical order of pairs.
-
-The rotation itself is in trisect.kernels. n = the model's frequencies
-"""
+"""RMS-norm with one weight vector per head: what QK-norm becomes when heads keep different channels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trisect.kernels.plain import Layout, joined_pairs, split_pairs
+from trisect.kernels.rotary import Layout, joined_pairs, split_pairs
 
 STATIC_ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose frequencies do not change with the length of the text."""
@@ -55,3 +52,22 @@ def from_canonical(x: Tensor, num_pairs: int, layout: Layout | None) -> Tensor:
         return x
     first, second = x[..., :num_pairs], x[..., num_pairs : 2 * num_pairs]
     return joined_pairs(first, second, x[..., 2 * num_pairs :], layout)
+
+
+class HeadNorm(nn.Module):
+    """Normalise the last dimension of (..., heads, width); float32 inside, as the stock norms are."""
+
+    def __init__(self, heads: int, width: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+def eps_of(norm: nn.Module) -> float:
+    """The stock norms call it variance_epsilon, ours eps."""
+    return norm.eps if isinstance(norm, HeadNorm) else norm.variance_epsilon  # type: ignore[return-value]

@@ -1,21 +1,30 @@
-"""Models larger than the machine: layers without weights, each read when it is its turn.
-
-Everything else (embeddings, norms, head, rotary tables) is loaded as usual. A layer called outside its turn
-brings its weights in for that one call, so that a streamed model can be called like any other, slowly.
-"""
+"""Write a model whose layers are in files already: those become its shards, and the rest one more."""
 
 import ctypes
+import os
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trisect.clock import stage
+from trisect.errors import TrisectError, unknown_name
 from trisect.models.families import family_for
+from trisect.models.shards import Shards, Slices, names_in_files, tied_names
+from trisect.models.source import INDEX, Source
+from trisect.models.view import LayerView, layer_views
+from trisect.support.clock import stage
+from trisect.support.files import write_json
 
 M_MMAP_THRESHOLD = -3
 """Of malloc.h."""
@@ -160,3 +169,196 @@ def move_rest(model: Any, device: str | torch.device) -> None:
                     moved = nn.Parameter(moved, requires_grad=tensor.requires_grad)
                 table[name] = moved
     model.tie_weights()
+
+
+def refuse_streamed(model: Any, what: str) -> None:
+    """Some work has all layers in memory at a time."""
+    if hasattr(model, "layer_store"):
+        raise TrisectError(f"{what} needs the whole model in memory; use --stream off.")
+
+
+def walk(model: Any) -> Iterator[LayerView]:
+    """Each layer, in memory until the caller asks for the next one."""
+    store = getattr(model, "layer_store", None)
+    for view in layer_views(model):
+        if store is None:
+            yield view
+        else:
+            with store.present(view.index):
+                yield view
+
+
+STREAM = ("auto", "on", "off")
+ROOM = 0.5
+"""A model may take this share of the memory that is free before its layers are streamed."""
+
+Names = dict[str, str]
+"""Tensor name in the model -> its name in the files."""
+
+
+def to_be_streamed(asked: str, source: Source, *, device: str) -> bool:
+    """Whether layers are to be read one at a time: as asked, or where the whole would not fit well."""
+    if asked not in STREAM:
+        raise unknown_name("way to stream", asked, STREAM)
+    possible = source.local and not source.gguf
+    if asked == "on" and not possible:
+        raise TrisectError(
+            f"Layers are streamed from a folder of safetensors, which {source.path} is not; download it, or "
+            "use --stream off."
+        )
+    if asked != "auto" or not possible:
+        return asked == "on"
+    return Shards(source.path).num_bytes > ROOM * available_bytes(device)
+
+
+def available_bytes(device: str) -> int:
+    """Memory that is free for a model on a device."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
+
+
+def load_layers_later(
+    model_class: Any, config: Any, folder: str | Path, *, dtype: torch.dtype | str, device: str
+) -> Any:
+    """A model whose layers read their weights when they are needed."""
+    from accelerate import init_empty_weights
+
+    give_large_blocks_back()
+    shards = Shards(folder)
+    if dtype == "auto":
+        dtype = config.dtype or shards.dtype(next(iter(shards.files)))
+    with init_empty_weights(include_buffers=False):
+        model = model_class._from_config(config, dtype=dtype)
+    names = _names(model, shards)
+    inside = family_for(config).layers
+    outside = [name for name in names if not name.startswith(f"{inside}.")]
+    _fill(model, outside, names, shards, dtype)
+    _keep_two_heads(model)
+    move_rest(model, device)
+    prefixes = [f"{inside}.{index}." for index in range(len(layers_of(model)))]
+    sources: list[Read] = [partial(_read_layer, prefix, names, shards, dtype) for prefix in prefixes]
+
+    def peek(index: int, name: str) -> Slices:
+        return shards.slices(names[prefixes[index] + name])
+
+    model.layer_store = LayerStore(model, sources, device=device, peek=peek)
+    _adopt_generation_config(model, folder)
+    return model.eval()
+
+
+def _names(model: Any, shards: Shards) -> Names:
+    """Where each tensor of the model is in the files, whose names may be those of an older version."""
+    tied, state = tied_names(model), model.state_dict()
+    known = names_in_files(model, shards.files, state)
+    names: Names = {}
+    for name, tensor in state.items():
+        if name not in known:
+            if name in tied:
+                continue
+            raise TrisectError(
+                f"{shards.folder} has no tensor {name}: it is incomplete, or its weights need converting, "
+                "which transformers does when it loads the whole model; use --stream off."
+            )
+        shape = shards.shape(known[name])
+        if shape != tuple(tensor.shape):
+            raise TrisectError(
+                f"{shards.folder}: config.json does not fit the weights: {name} (file {shape}, "
+                f"config {tuple(tensor.shape)})."
+            )
+        names[name] = known[name]
+    return names
+
+
+def _fill(model: Any, wanted: list[str], names: Names, shards: Shards, dtype: Any) -> None:
+    for name in wanted:
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        tensor = _cast(shards.read(names[name]), dtype)
+        if leaf in module._parameters:
+            module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            module._buffers[leaf] = tensor
+
+
+def _keep_two_heads(model: Any) -> None:
+    """A head that its file holds beside another embedding is not tied, whatever the config says.
+
+    transformers decides so when it loads the whole model.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.tie_word_embeddings and not head.weight.is_meta:
+        model.config.tie_word_embeddings = head.weight.equal(embedding.weight)
+
+
+def _read_layer(prefix: str, names: Names, shards: Shards, dtype: Any) -> dict[str, Tensor]:
+    mine = {name: place for name, place in names.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): _cast(shards.read(place), dtype) for name, place in mine.items()}
+
+
+def _cast(tensor: Tensor, dtype: Any) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _adopt_generation_config(model: Any, folder: str | Path) -> None:
+    if (Path(folder) / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+
+
+def write_shards(model: Any, layer_files: Sequence[Path], folder: Path) -> None:
+    """Shards, index and configs of a model whose layers are in `layer_files`, in order."""
+    count = len(layer_files) + 1
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    rest = _rest(model)
+    save_file(rest, folder / names[0], metadata={"format": "pt"})
+    for path, name in zip(layer_files, names[1:], strict=True):
+        _link(path, folder / name)
+    places, size = {}, 0
+    for name in names:
+        with safe_open(folder / name, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118, no mapping
+                places[key] = name
+        size += (folder / name).stat().st_size
+    _check_complete(model, places, folder)
+    write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))})
+    model.config.save_pretrained(folder)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
+
+
+def _rest(model: Any) -> dict[str, Tensor]:
+    """Everything outside the layers; tied weights once."""
+    kept: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.is_meta or tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        kept[name] = tensor.detach().cpu().contiguous()
+    return kept
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another name; a copy where the system cannot do that."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _check_complete(model: Any, places: dict[str, str], folder: Path) -> None:
+    tied = tied_names(model)
+    for name, tensor in model.state_dict().items():
+        if name not in places:
+            if name in tied:
+                continue
+            raise TrisectError(
+                f"{name} is in no shard of {folder.name}; nothing was written. Please report this."
+            )
+        with safe_open(folder / places[name], framework="pt") as file:
+            shape = tuple(file.get_slice(name).get_shape())
+        if shape != tuple(tensor.shape):
+            raise TrisectError(
+                f"{name} was written as {shape} and should be {tuple(tensor.shape)}; nothing was written. "
+                "Please report this."
+            )

@@ -14,13 +14,23 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.models.attention import own
-from trisect.models.blank import blank_factored, blank_mlp, blank_ov, blank_qk
-from trisect.models.components import read_mlp, read_ov, read_qk, write_mlp, write_ov, write_qk
+from trisect.models.components import (
+    blank_factored,
+    blank_mlp,
+    blank_ov,
+    blank_qk,
+    read_mlp,
+    read_ov,
+    read_qk,
+    write_mlp,
+    write_ov,
+    write_qk,
+)
 from trisect.models.families import family_for
 from trisect.models.linear import bias_of, sizes_of
 from trisect.models.maps import LayerMaps
-from trisect.parts import COMPONENTS, OV, QK, Factored, Linear, Masked, Part, Solution
-from trisect.shapes import LayerShape, ModelShape
+from trisect.records.parts import COMPONENTS, OV, QK, Factored, Linear, Masked, Part, Solution
+from trisect.records.shapes import LayerShape, ModelShape
 
 
 class LayerView(LayerMaps):

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trisect.parts import COMPONENTS, LINEARS
-from trisect.shapes import LayerShape, ModelShape
+from trisect.records.parts import COMPONENTS, LINEARS
+from trisect.records.shapes import LayerShape, ModelShape
 
 PREFILL_LENGTH = 2048
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.parts import COMPONENTS
-from trisect.plan.plan import Plan
-from trisect.shapes import ModelShape
-from trisect.untrusted import read_json, shown
+from trisect.records.parts import COMPONENTS
+from trisect.records.plan import Plan
+from trisect.records.shapes import ModelShape
+from trisect.support.checks import read_json, shown
 
 ROW = ("layer", "component", "width", "loss")
 TEXTS = {"fingerprint": None, "token_hash": None, "method": "a3+"}

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from trisect.config import CompressConfig, Increase, Limit
-from trisect.parts import COMPONENTS, LINEARS
 from trisect.plan.budget import linear_parameters, linear_sizes
-from trisect.plan.plan import Plan, apply_plan
 from trisect.plan.problem import problem_for
-from trisect.shapes import ModelShape
+from trisect.records.parts import COMPONENTS, LINEARS
+from trisect.records.plan import Plan, apply_plan
+from trisect.records.shapes import ModelShape
 
 UNITS = {
     "linear": "decoder weights",

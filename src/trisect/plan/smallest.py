@@ -12,8 +12,8 @@ from typing import Any
 from trisect.config import Increase
 from trisect.errors import TrisectError
 from trisect.plan.curves import Curves
-from trisect.plan.plan import Plan
 from trisect.plan.problem import Planner, Problem
+from trisect.records.plan import Plan
 
 TRIES = 6
 RESOLUTION = 0.002

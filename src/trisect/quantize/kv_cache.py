@@ -1,13 +1,109 @@
 """A KV cache in fewer bits, on top of narrow heads; and what a cache really weighs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer
 
 from trisect.errors import TrisectError
-from trisect.models.quantized import BITS
-from trisect.quantize.backends import require
+from trisect.models.quantized import BITS, pack, unpack
+from trisect.quantize.weights import hqq_levels, require
+
+# b = batch, k = key/value heads, t = tokens, d = width
+
+
+class PackedLayer(DynamicLayer):
+    """Recent tokens in full precision (`keys`, `values`), older ones packed (`packed`)."""
+
+    is_croppable = False
+
+    def __init__(self, *, bits: int, group_sizes: tuple[int, int], residual_length: int):
+        super().__init__()
+        self.bits, self.group_sizes, self.residual_length = bits, group_sizes, residual_length
+        self.packed: list[list[Tensor]] = [[], []]
+        """For keys and for values: bytes, scales and offsets, (b, k, t, ...) each; empty at first."""
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.keys, self.values = _no_tokens(key_states), _no_tokens(value_states)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Take new tokens, give back all; what has just come is only read rounded if nothing stays whole."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys = torch.cat([self.keys, key_states], dim=-2)
+        self.values = torch.cat([self.values, value_states], dim=-2)
+        if self.residual_length == 0:
+            self._put_away()
+        everything = self._everything()
+        if self.keys.shape[-2] > self.residual_length:
+            self._put_away()
+        return everything
+
+    def get_seq_length(self) -> int:
+        if not self.is_initialized:
+            return 0
+        packed = self.packed[0]
+        return int(self.keys.shape[-2]) + (packed[0].shape[-2] if packed else 0)
+
+    def reset(self) -> None:
+        self.packed = [[], []]
+        self.is_initialized = False  # the next update begins with empty tensors
+
+    def crop(self, tokens_to_remove: int) -> None:
+        raise TrisectError("A quantised KV cache cannot be cropped; use the model's default cache here.")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._change_batch(lambda x: x.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._change_batch(lambda x: x[indices.to(x.device)])
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def _change_batch(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.is_initialized:
+            self.keys, self.values = change(self.keys), change(self.values)
+            self.packed = [[change(x) for x in side] for side in self.packed]
+
+    def _everything(self) -> tuple[Tensor, Tensor]:
+        keys, values = (
+            torch.cat([self._unpacked(side, recent.dtype), recent], dim=-2) if side else recent
+            for side, recent in zip(self.packed, (self.keys, self.values), strict=True)
+        )
+        return keys, values
+
+    def _put_away(self) -> None:
+        """Quantise the recent tokens."""
+        for number, recent in enumerate((self.keys, self.values)):
+            made = self._quantized(recent, self.group_sizes[number])
+            old = self.packed[number]
+            self.packed[number] = (
+                [torch.cat(both, dim=-2) for both in zip(old, made, strict=True)] if old else made
+            )
+        self.keys, self.values = _no_tokens(self.keys), _no_tokens(self.values)
+
+    def _quantized(self, x: Tensor, group_size: int) -> list[Tensor]:
+        levels, _ = hqq_levels(x.flatten(0, 2), bits=self.bits, group_size=group_size)  # (b k t, d)
+        assert levels.zero is not None
+        # An offset is of the size of the numbers themselves; a zero point may be too large for 16 bits.
+        offset = -levels.zero * levels.scale
+        tensors = pack(levels.values, self.bits), levels.scale.half(), offset.half()
+        return [tensor.unflatten(0, x.shape[:3]) for tensor in tensors]
+
+    def _unpacked(self, side: list[Tensor], dtype: torch.dtype) -> Tensor:
+        packed, scale, offset = side
+        values = unpack(packed.flatten(0, 2), self.bits).float()  # (b k t, d)
+        groups = values.unflatten(0, packed.shape[:3]).unflatten(-1, (scale.shape[-1], -1))
+        return (groups * scale.float().unsqueeze(-1) + offset.float().unsqueeze(-1)).flatten(-2).to(dtype)
+
+
+def _no_tokens(x: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:2], 0, x.shape[3]))
+
 
 LARGEST_GROUP = 64
 
@@ -21,8 +117,6 @@ def quantized_cache(
     the head's width, 64 at most. The last tokens, up to `residual_length`, are held as they are.
     """
     from transformers import Cache
-
-    from trisect.quantize.packed_layer import PackedLayer
 
     if bits not in BITS:
         raise TrisectError(f"Cannot hold a KV cache in {bits} bits; use one of {', '.join(map(str, BITS))}.")

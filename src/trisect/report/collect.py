@@ -9,7 +9,7 @@ from trisect.report.facts import assigned, with_facts
 from trisect.report.readings import read_measurement, readings_of_receipts
 from trisect.report.receipts import losses_of, read_receipts, source_of, timings_of, trials_of
 from trisect.report.records import Run
-from trisect.untrusted import read_json
+from trisect.support.checks import read_json
 
 MEASUREMENTS = "measurements"
 """A run's subfolder whose JSON files belong to it."""

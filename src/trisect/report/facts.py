@@ -8,7 +8,7 @@ from pathlib import Path
 from trisect.errors import TrisectError
 from trisect.plan.budget import PREFILL_LENGTH, budget_of
 from trisect.report.records import AFTER, BEFORE, SIZE, Fact, Quantity, Reading, Run
-from trisect.untrusted import shown
+from trisect.support.checks import shown
 
 BITS = Quantity(kind=SIZE, name="bits per dense parameter", detail="weight files over parameters before")
 PARAMETERS = Quantity(kind=SIZE, name="parameters", detail="embeddings included")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trisect.parts import COMPONENTS
+from trisect.records.parts import COMPONENTS
 from trisect.report.drawing import Bars, Cell, Chart, HeatMap, Point, Series
 from trisect.report.heatmap import kept_shares
 from trisect.report.numbers import percent, short

@@ -12,10 +12,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from trisect.errors import TrisectError
-from trisect.files import new_file
-from trisect.parts import COMPONENTS
 from trisect.plan.budget import matrix_parameters
-from trisect.shapes import LayerShape, ModelShape
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import LayerShape, ModelShape
+from trisect.support.files import new_file
 
 FORMATS = ("png", "svg")
 LAYERS_PER_ROW = 24

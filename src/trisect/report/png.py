@@ -5,16 +5,7 @@ import warnings
 from functools import singledispatch
 from typing import Any
 
-from trisect.report.drawing import (
-    LONGEST_TITLE,
-    Bars,
-    Chart,
-    Figure,
-    HeatMap,
-    colour_of,
-    cut,
-    depth_colour,
-)
+from trisect.report.drawing import LONGEST_TITLE, Bars, Chart, Figure, HeatMap, colour_of, cut, depth_colour
 from trisect.report.heatmap import ink_on, shade
 from trisect.report.numbers import short
 from trisect.report.scale import Axis, axis_for

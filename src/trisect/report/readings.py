@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.receipt import measured_perplexities
 from trisect.report.receipts import count, mapping, number, text
 from trisect.report.records import AFTER, BEFORE, LATENCY, PERPLEXITY, SPEED, TASK, Quantity, Reading
-from trisect.untrusted import read_json
+from trisect.support.checks import read_json
+from trisect.support.receipt import measured_perplexities
 
 
 def read_measurement(path: Path) -> list[Reading]:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.parts import Spectrum
+from trisect.records.parts import Spectrum
 from trisect.report.records import Loss, Trial
-from trisect.untrusted import read_json, shown
+from trisect.support.checks import read_json, shown
 
 KINDS = {
     **dict.fromkeys(("recipe", "timings", "versions", "hardware", "perplexity", "target", "plan"), dict),

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trisect.parts import Spectrum
-from trisect.shapes import ModelShape
+from trisect.records.parts import Spectrum
+from trisect.records.shapes import ModelShape
 
 SIZE, PERPLEXITY, TASK, SPEED, LATENCY = "size", "perplexity", "task", "speed", "latency"
 BEFORE, AFTER = "before", "after"

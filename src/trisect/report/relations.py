@@ -3,15 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from trisect.parts import COMPONENTS
 from trisect.plan.curves import Curves
-from trisect.plan.plan import Plan
+from trisect.records.parts import COMPONENTS
+from trisect.records.plan import Plan
+from trisect.records.shapes import widths_of
 from trisect.report.drawing import Chart, Point, Series
 from trisect.report.facts import BITS, PARAMETERS
 from trisect.report.figures import name_of
 from trisect.report.numbers import short
 from trisect.report.records import LATENCY, PERPLEXITY, Quantity, Run
-from trisect.shapes import widths_of
 
 SAME_COST = 1e-3
 """Files of the same weights differ by a few bytes."""

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
 
-from trisect.parts import COMPONENTS
 from trisect.plan.budget import PREFILL_LENGTH, budget_of, compare
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import ModelShape
 from trisect.report.numbers import count, percent
-from trisect.shapes import ModelShape
 
 if TYPE_CHECKING:
     from trisect.evaluate.perplexity import Perplexity

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trisect.errors import TrisectError
-from trisect.files import atomic_write_bytes, atomic_write_text, check_writable
 from trisect.report.drawing import Figure
 from trisect.report.png import has_matplotlib, png
 from trisect.report.svg import svg
+from trisect.support.files import atomic_write_bytes, atomic_write_text, check_writable
 
 PAGES = (".html", ".htm")
 

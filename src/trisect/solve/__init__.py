@@ -1,15 +1,39 @@
 """Pure linear algebra: tensors and numbers in, records out. Imports torch and nothing of trisect."""
 
-from trisect.solve.bands import band_slots, bands, bilinear_energies, complex_moment, real_map
-from trisect.solve.basis import Basis, shared_basis
-from trisect.solve.compensate import SlotScores, compensate
-from trisect.solve.denominator import Denominator, denominator
-from trisect.solve.eliminate import Pairs, eliminate_pairs, eliminate_rows
-from trisect.solve.lowrank import InputWeight, LowRank, diagonal_weight, gram_weight, low_rank
-from trisect.solve.psd import SOLVE_DTYPE, Factor, factor
-from trisect.solve.ridge import STRENGTHS, Regression, held_out_ridge, ridge
-from trisect.solve.select import neuron_scores, pair_scores, split_width, top
-from trisect.solve.values import pooled_basis, stacked, value_bases
+from trisect.solve.lowrank import (
+    SOLVE_DTYPE,
+    Basis,
+    Factor,
+    InputWeight,
+    LowRank,
+    diagonal_weight,
+    factor,
+    gram_weight,
+    low_rank,
+    pooled_basis,
+    shared_basis,
+    stacked,
+    value_bases,
+)
+from trisect.solve.ridge import (
+    STRENGTHS,
+    Pairs,
+    Regression,
+    eliminate_pairs,
+    eliminate_rows,
+    held_out_ridge,
+    ridge,
+)
+from trisect.solve.select import Denominator, denominator, neuron_scores, pair_scores, split_width, top
+from trisect.solve.slots import (
+    SlotScores,
+    band_slots,
+    bands,
+    bilinear_energies,
+    compensate,
+    complex_moment,
+    real_map,
+)
 
 __all__ = [
     "SOLVE_DTYPE",

@@ -11,7 +11,148 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trisect.solve.psd import SOLVE_DTYPE, factor
+# Roots of ill-conditioned moments lose half their digits, which float32 does not have to spare.
+SOLVE_DTYPE = torch.float64
+
+# Directions whose energy is below this share of the mean are silence plus rounding, not signal.
+FLOOR = 1e-13
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """C = root^T root on the directions kept, with inverse the right inverse of root there."""
+
+    root: Tensor  # (..., d, d)
+    inverse: Tensor  # (..., d, d); x = (x inverse) root for every x the moment has seen
+    clipped: float
+    """Share of directions that fell below the floor and were set to zero."""
+
+
+def factor(C: Tensor, *, floor: float = FLOOR) -> Factor:
+    """Factor a (batch of) second moment(s) by eigendecomposition.
+
+    A Cholesky factor would be as good where it exists; this one also exists for moments of fewer tokens
+    than channels, and says how many directions it had to drop.
+    """
+    C = C.to(SOLVE_DTYPE)
+    values, vectors = torch.linalg.eigh((C + C.mT) / 2)
+    mean = values.clamp(min=0).mean(dim=-1, keepdim=True)
+    alive = values > floor * mean
+    safe = torch.where(alive, values, torch.ones_like(values)).sqrt()
+    root = torch.where(alive, safe, 0.0).unsqueeze(-1) * vectors.mT
+    inverse = vectors * torch.where(alive, 1 / safe, 0.0).unsqueeze(-2)
+    clipped = 1.0 - alive.double().mean().item() if alive.numel() else 0.0
+    return Factor(root=root, inverse=inverse, clipped=clipped)
+
+
+# Balancing divides by a singular value's root; below this share of the largest there is nothing to balance.
+BALANCE_FLOOR = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """All ranks of one bilinear problem at once: any width is a slice of it."""
+
+    values: Tensor  # (..., d) eigenvalues of S, largest first: the energy of each slot
+    x_slots: Tensor  # (..., d, d) x -> slots of unit energy
+    y_slots: Tensor  # (..., d, d) y -> slots that carry the energy
+    clipped: float
+
+    def maps(self, rank: int) -> tuple[Tensor, Tensor]:
+        """x_map and y_map of shape (..., d, rank), the energy shared evenly between the two sides."""
+        values = self.values[..., :rank]
+        largest = self.values[..., :1].clamp(min=torch.finfo(SOLVE_DTYPE).tiny)
+        scale = (values / largest).clamp(min=BALANCE_FLOOR).mul(largest).pow(0.25).unsqueeze(-2)
+        return self.x_slots[..., :rank] * scale, self.y_slots[..., :rank] / scale
+
+    def loss(self, rank: int) -> Tensor:
+        """What a width of `rank` loses, exactly: the eigenvalues left out.             [math.md B-3]"""
+        return self.values[..., rank:].sum(dim=-1)
+
+    @property
+    def total(self) -> Tensor:
+        return self.values.sum(dim=-1)
+
+
+def shared_basis(C_x: Tensor, C_y: Tensor) -> Basis:
+    """Solve  min E |x (I - P) y^T|^2  over rank-r maps P, for every r at once.     [math.md B-1, B-2]
+
+    C_x = F^T F, S = F C_y F^T = V diag(values) V^T; the slots are x F^+ V and y F^T V. Leading
+    dimensions are a batch of problems (heads).
+    """
+    F = factor(C_x)
+    S = F.root @ C_y.to(SOLVE_DTYPE) @ F.root.mT
+    values, V = torch.linalg.eigh((S + S.mT) / 2)
+    values, V = values.flip(-1).clamp(min=0), V.flip(-1)
+    return Basis(values=values, x_slots=F.inverse @ V, y_slots=F.root.mT @ V, clipped=F.clipped)
+
+
+CONJUGATE_STEPS = 20
+
+
+def value_bases(gram: Tensor, W: Tensor, *, kv_heads: int, rank: int, rounds: int) -> Tensor:
+    """Bases T (k, d, r) for  min E|a W - sum_i a_i T_g(i) B_i|^2  over T and B together.      [math.md V-1]
+
+    `gram` (h d, h d) is the moment of all head outputs, `W` (h, d, D) what they are multiplied with. Starts
+    from the pooled per-head solution and alternates between B (least squares) and T (conjugate gradients: the
+    system in T has (k d r)^2 entries and is never formed).
+    """
+    h, d, _ = W.shape
+    T, _ = pooled_basis(gram, W, kv_heads=kv_heads).maps(rank)
+    T = torch.linalg.qr(T).Q
+    goal = (gram @ W.flatten(0, 1)).unflatten(0, (h, d))  # C W, (h, d, D)
+    for _ in range(rounds):
+        T = torch.linalg.qr(_improve(T, _outputs(T, gram, goal), gram, goal)).Q
+    return T
+
+
+def pooled_basis(gram: Tensor, W: Tensor, *, kv_heads: int) -> Basis:
+    """Each value head by itself, from the blocks of `gram` that its query heads have on the diagonal."""
+    h, d, _ = W.shape
+    blocks = gram.unflatten(0, (h, d)).unflatten(-1, (h, d)).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+    return shared_basis(_sum_groups(blocks, kv_heads), _sum_groups(W @ W.mT, kv_heads))
+
+
+def stacked(T: Tensor, heads: int) -> Tensor:
+    """(k, d, r) -> the block-diagonal (h d, h r) that maps all head outputs at once."""
+    return torch.block_diag(*T.repeat_interleave(heads // len(T), dim=0))
+
+
+def _outputs(T: Tensor, gram: Tensor, goal: Tensor) -> Tensor:
+    """B (h, r, D): least squares for fixed bases."""
+    h, r = goal.shape[0], T.shape[-1]
+    wide = stacked(T, h)
+    system = wide.mT @ gram @ wide
+    system.diagonal().add_(1e-9 * system.diagonal().mean())
+    return torch.linalg.solve(system, wide.mT @ goal.flatten(0, 1)).unflatten(0, (h, r))
+
+
+def _improve(T: Tensor, B: Tensor, gram: Tensor, goal: Tensor) -> Tensor:
+    """T for fixed B, by conjugate gradients on the normal equations."""
+    k, group = len(T), len(B) // len(T)
+
+    def normal(X: Tensor) -> Tensor:
+        outputs = X.repeat_interleave(group, dim=0) @ B  # (h, d, D)
+        seen = (gram @ outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
+        return _sum_groups(seen @ B.mT, k)
+
+    residual = _sum_groups(goal @ B.mT, k) - normal(T)
+    direction, size = residual, residual.square().sum()
+    enough = 1e-20 * size
+    for _ in range(CONJUGATE_STEPS):
+        # Once there, further steps are none: looking whether to stop would make a GPU wait every time.
+        going = size > enough
+        image = normal(direction)
+        step = torch.where(going, size / (direction * image).sum(), 0.0)
+        T, residual = T + step * direction, residual - step * image
+        size, before = residual.square().sum(), size
+        direction = residual + torch.where(going, size / before, 0.0) * direction
+    return T
+
+
+def _sum_groups(per_head: Tensor, groups: int) -> Tensor:
+    return per_head.unflatten(0, (groups, -1)).sum(dim=1)
+
 
 LARGE = 256
 """Matrices with both sides at least this long are solved through their square."""

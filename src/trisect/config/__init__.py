@@ -1,0 +1,31 @@
+"""What a user chose: records that are checked once, and readable back from YAML or JSON."""
+
+from trisect.config.goals import Floors, Goal, Increase, Limit, Share
+from trisect.config.settings import (
+    ALLOCATIONS,
+    DEFAULT_ALIGN,
+    CalibrationConfig,
+    CompressConfig,
+    layer_out_of_range,
+    load_config,
+    parse_align,
+    parse_layers,
+    read_mapping,
+)
+
+__all__ = [
+    "ALLOCATIONS",
+    "DEFAULT_ALIGN",
+    "CalibrationConfig",
+    "CompressConfig",
+    "Floors",
+    "Goal",
+    "Increase",
+    "Limit",
+    "Share",
+    "layer_out_of_range",
+    "load_config",
+    "parse_align",
+    "parse_layers",
+    "read_mapping",
+]

@@ -1,0 +1,225 @@
+"""What a compression is to reach: a share to remove, a size to fit into, or a loss not to exceed."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from trisect.errors import TrisectError, option_name, unknown_name
+from trisect.records.shapes import COMPONENTS
+from trisect.support.checks import is_number
+
+BUDGETS = ("params", "kv", "flops", "latency")
+"""What a plan can be counted in."""
+GOALS = ("ratio", "kv_ratio", "target_params", "target_kv_bytes", "max_ppl_increase")
+"""The settings that say how far to go: exactly one of them is given."""
+CACHED = ("qk", "ov")
+"""The components that the KV cache holds something of."""
+
+COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+NUMBER = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e\+?[0-9]{1,2})?)\s*([a-z]*)")
+"""A number and its unit, in lower case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Remove this share, and no more, of what the chosen parts of the chosen layers cost now."""
+
+    budget: str
+    removed: float
+
+    def keeps(self, total: int) -> int:
+        """The least that must be left of `total`; decimal, because 1 - 0.3 is not 0.7 in binary."""
+        return math.ceil((1 - Fraction(str(self.removed))) * total)
+
+    def __str__(self) -> str:
+        return f"a ratio of {self.removed:g}" + ("" if self.budget == "params" else f" of {self.budget}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """The whole model may cost this much, whatever was chosen to be cut: parameters, or bytes per token."""
+
+    budget: str
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.most:,} " + ("parameters" if self.budget == "params" else "KV bytes per token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Increase:
+    """The smallest model, by `budget`, whose perplexity rises by no more than this."""
+
+    budget: str
+    amount: float
+    relative: bool
+    """Whether `amount` is a share of the dense perplexity or perplexity itself."""
+
+    def nats(self, dense: float) -> float:
+        """The same bound as a rise of the mean loss, given the dense model's."""
+        if self.relative:
+            return math.log1p(self.amount)
+        # log((e^dense + amount) / e^dense), for losses whose exponential would not fit a float as well.
+        return math.log1p(self.amount * math.exp(-dense))
+
+
+Goal = Share | Limit | Increase
+
+
+def goal_of(settings: Mapping[str, Any], *, budget: str) -> Goal:
+    """The goal among the settings GOALS: exactly one, and no budget that contradicts it."""
+    given = [name for name in GOALS if settings[name] is not None]
+    if not given:
+        raise TrisectError(
+            "No ratio was given; choose how much to remove, e.g. --ratio 0.25, or another goal: "
+            f"{', '.join(map(option_name, GOALS[1:]))}."
+        )
+    if len(given) > 1:
+        names = " and ".join(map(option_name, given))
+        raise TrisectError(f"{names} were given together; a run has one goal: keep one of them.")
+    if budget not in BUDGETS:
+        raise unknown_name("budget", str(budget), BUDGETS)
+    name, value = given[0], settings[given[0]]
+    own = {"kv_ratio": "kv", "target_params": "params", "target_kv_bytes": "kv"}.get(name, budget)
+    if budget not in ("params", own):
+        raise TrisectError(
+            f"{option_name(name)} has a budget of its own; leave --budget {budget} out, or use --ratio."
+        )
+    if name in ("ratio", "kv_ratio"):
+        return Share(budget=own, removed=_checked_ratio(value))
+    if name == "max_ppl_increase":
+        return parse_increase(value, budget=own)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise TrisectError(f"{name} must be a whole number of at least 1, not {value!r}.")
+    return Limit(budget=own, most=value)
+
+
+def check_latency_table(budget: str, table: str | None) -> None:
+    """Measured times are read for a latency budget and for nothing else."""
+    if (budget == "latency") != (table is not None):
+        raise TrisectError(
+            "A latency budget and a table of measured times belong together: "
+            "give --budget latency --latency-table FILE (`trisect bench --latency-table FILE` measures one)."
+        )
+
+
+def cached_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts that a KV budget can cut."""
+    cached = tuple(part for part in parts if part in CACHED)
+    if not cached:
+        raise TrisectError(
+            f"Nothing of {','.join(parts)} is in the KV cache, so it cannot be made smaller there; "
+            "use --parts qk,ov."
+        )
+    return cached
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floors:
+    """The share of its width that each component keeps at least."""
+
+    qk: float = 0.0
+    ov: float = 0.0
+    mlp: float = 0.0
+
+    def __post_init__(self) -> None:
+        for component in COMPONENTS:
+            share = self.of(component)
+            if not is_number(share) or not 0 <= share <= 1:
+                raise TrisectError(
+                    f"A floor is the share of a width to keep, from 0 to 1, not {share!r} for {component}; "
+                    "write e.g. --floor 0.25 or --floor qk=0.5,mlp=0.3."
+                )
+
+    def of(self, component: str) -> float:
+        """The share of one component."""
+        return {"qk": self.qk, "ov": self.ov, "mlp": self.mlp}[component]
+
+
+def read_floors(value: Any) -> Floors:
+    """Floors from 0.25 (for all), "0.25", "qk=0.5,mlp=0.3", or a mapping."""
+    if value is None or isinstance(value, Floors):
+        return value or Floors()
+    if isinstance(value, str):
+        value = _floor_entries(value)
+    if isinstance(value, Mapping):
+        for name in value:
+            if name not in COMPONENTS:
+                raise unknown_name("part", str(name), COMPONENTS, "Write e.g. --floor qk=0.5,mlp=0.3.")
+        return Floors(**value)
+    return Floors(qk=value, ov=value, mlp=value)
+
+
+def parse_count(value: Any) -> int:
+    """A number of parameters from "100M", "1.2B", "95_000_000" or an integer."""
+    return _scaled(value, COUNTS, what="parameters", example="--target-params 100M (K, M, B or T)")
+
+
+def parse_bytes(value: Any) -> int:
+    """Bytes from "20K" (20,000), "20KiB" (20,480), "20480" or an integer; a closing B changes nothing."""
+    text = value.strip().lower().removesuffix("b") if isinstance(value, str) else value
+    example = "--target-kv-bytes 20K (thousands) or 20KiB (of 1024)"
+    return _scaled(text, BYTES, what="bytes", example=example, typed=value)
+
+
+def parse_increase(value: Any, *, budget: str = "params") -> Increase:
+    """A bound on the rise of perplexity: "5%" of the dense one, or "1.5" perplexity."""
+    text = str(value).strip()
+    relative = text.endswith("%")
+    try:
+        amount = float(text.removesuffix("%")) / (100 if relative else 1)
+    except ValueError:
+        amount = math.nan
+    if isinstance(value, bool) or not 0 < amount < math.inf:
+        raise TrisectError(
+            f"Perplexity may rise by a share such as 5% or by an amount such as 1.5, not {value!r}; "
+            "write e.g. --max-ppl-increase 5%."
+        )
+    return Increase(budget=budget, amount=amount, relative=relative)
+
+
+def _floor_entries(text: str) -> float | dict[str, float]:
+    entries: dict[str, float] = {}
+    try:
+        if "=" not in text:
+            return float(text)
+        for piece in text.split(","):
+            name, equals, share = piece.partition("=")
+            if not equals:
+                raise ValueError
+            entries[name.strip()] = float(share)
+    except ValueError:
+        raise TrisectError(
+            f"Cannot read the floor {text!r}; write e.g. --floor 0.25 or --floor qk=0.5,mlp=0.3."
+        ) from None
+    return entries
+
+
+def _scaled(
+    value: Any, units: Mapping[str, int], *, what: str, example: str, typed: object | None = None
+) -> int:
+    """A positive whole number, written with one of the units."""
+    shown = value if typed is None else typed
+    refusal = TrisectError(f"Cannot read {shown!r} as a number of {what}; write e.g. {example}.")
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise refusal
+    match = NUMBER.fullmatch(str(value).strip().lower())
+    if match is None or match[2] not in units:
+        raise refusal
+    number = Fraction(match[1].replace("_", "").replace(",", "")) * units[match[2]]
+    if number < 1:
+        raise refusal
+    return math.floor(number)
+
+
+def _checked_ratio(ratio: Any) -> float:
+    # Written so that NaN is refused as well.
+    if not is_number(ratio) or not 0 < ratio < 1:
+        raise TrisectError(
+            f"The ratio is the fraction to remove, above 0 and below 1, not {ratio!r}; try 0.25."
+        )
+    return float(ratio)

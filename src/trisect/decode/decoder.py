@@ -1,0 +1,403 @@
+"""Decoding with nothing rebuilt per token: a fixed cache, and one graph per stretch of its length.
+
+b = batch, t = tokens of the prompt
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, StaticLayer
+
+from trisect.decode.prepare import compile_layers, prepare_for_inference
+from trisect.errors import TrisectError, unknown_name
+from trisect.kernels import wants_decode_kernel
+from trisect.models import layer_views
+
+Pick = Callable[[Tensor], Tensor]
+"""Logits (b, v) -> tokens (b,), without asking the host: it may be recorded in a CUDA graph."""
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The token with the largest logit; of equals, the first."""
+    return logits.argmax(dim=-1)
+
+
+def drawn(*, temperature: float = 1.0, vocabulary: int | None = None) -> Pick:
+    """Draw from softmax(logits / temperature) over the first `vocabulary` tokens.            [math.md W-1]
+
+    Random numbers are those of torch's own generator.
+    """
+
+    def draw(logits: Tensor) -> Tensor:
+        shares = (logits[:, :vocabulary].float() / temperature).softmax(dim=-1)
+        # Not torch.multinomial: it looks at the shares on the host first.
+        waits = torch.empty_like(shares).exponential_().clamp_(min=torch.finfo(shares.dtype).tiny)
+        return (shares / waits).argmax(dim=-1)
+
+    return draw
+
+
+def settled(mode: str, model: Any, device: torch.device) -> str:
+    """The mode that will run: graphs need a GPU, and a rotation that asks nothing of the host."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    # transformers compares the length with a number on the host to switch tables.
+    moving = rope.get("rope_type") in ("dynamic", "longrope")
+    if mode == "auto":
+        return "graphs" if device.type == "cuda" and not moving else "eager"
+    if mode != "eager" and device.type != "cuda":
+        raise TrisectError(
+            f"Decoding mode {mode!r} replays CUDA graphs; on {device.type} use 'eager' or 'auto'."
+        )
+    if mode != "eager" and moving:
+        raise TrisectError(
+            f"This model's rotation ({rope['rope_type']}) looks at the length of the text on the host, which "
+            "a graph cannot; use 'eager' or 'auto'."
+        )
+    return mode
+
+
+def switch_of(model: Any) -> int | None:
+    """The length at which a model's rotation changes for all tokens, those in the cache included."""
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return None
+    original = getattr(config, "original_max_position_embeddings", None)
+    return int(original or rope["original_max_position_embeddings"])
+
+
+def all_ended(found: list[Tensor], eos: int) -> bool:
+    return bool((torch.stack(found, dim=1) == eos).any(dim=1).all())
+
+
+def filled_up(new: Tensor, eos: int, pad: int) -> Tensor:
+    """Pad behind each text's first end, and cut where every text has ended."""
+    ended = (new == eos).cumsum(dim=1)
+    behind = ended - (new == eos).long() > 0
+    longest = int((~behind).sum(dim=1).max())
+    return new.masked_fill(behind, pad)[:, :longest]
+
+
+class Clock:
+    """Where all layers of a cache write next: tensors for captured graphs to read, integers to choose one."""
+
+    def __init__(self, device: torch.device):
+        self.slot = torch.zeros(1, dtype=torch.int64, device=device)
+        self.start: Tensor | None = None
+        """First slot of each text (b,), behind its padding; None where no text is padded."""
+        self.prompt = 0
+        """Tokens of the prompt while it is being read, 0 afterwards."""
+        self.live = 0
+        """Slots that attention looks at; those not written yet are behind the mask."""
+
+
+class LiveLayer(StaticLayer):
+    """Keys and values of one layer, each as wide as they come."""
+
+    def __init__(self, max_length: int, clock: Clock):
+        super().__init__(max_cache_len=max_length)
+        self.clock = clock
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write (b, k, t, width) and return what attention is to look at."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        prompt, live = self.clock.prompt, self.clock.live
+        if prompt:
+            self.keys[:, :, :prompt].copy_(key_states)
+            self.values[:, :, :prompt].copy_(value_states)
+        else:
+            self.keys.index_copy_(2, self.clock.slot, key_states)
+            self.values.index_copy_(2, self.clock.slot, value_states)
+        return self.keys[:, :, :live], self.values[:, :, :live]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.clock.live, 0
+
+    def get_seq_length(self) -> Any:
+        """Tokens before the new ones: a number for the prompt, so that a plain causal mask is recognised."""
+        return 0 if self.clock.prompt else self.clock.slot[0]
+
+
+class LiveCache(Cache):
+    """One LiveLayer per decoder layer, all on one clock.
+
+    Layers with a sliding window keep every token too: the mask hides what is outside the window.
+    """
+
+    def __init__(self, num_layers: int, max_length: int, device: torch.device):
+        self.clock = Clock(device)
+        super().__init__(layers=[LiveLayer(max_length, self.clock) for _ in range(num_layers)])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the cache holds, once a prompt was read."""
+        tensors = [x for layer in self.layers for x in (layer.keys, layer.values) if x is not None]
+        return sum(x.nbytes for x in tensors)
+
+
+Mode = Literal["auto", "eager", "graphs", "compile", "whole"]
+MODES = ("auto", "eager", "graphs", "compile", "whole")
+BUCKET = 256
+WARM_UP = 3
+LOOK_EVERY = 16
+"""Steps between two looks at whether all texts have ended: each look waits for the device."""
+
+
+class Decoder:
+    """Reads prompts and continues them, one token per text and step.
+
+        decoder = Decoder(model, batch=8, max_length=2048)
+        decoder.prefill(ids)                # (b, t) -> the first new token of each text, (b,)
+        decoder.step()                      # the next one, (b,), on the device, without waiting for it
+        decoder.generate(ids, 100)          # all at once: (b, t + 100)
+
+    Modes: "eager" calls the model for every token; "graphs" replays a CUDA graph of that call; "compile"
+    compiles the decoder layers first (once for all layers of equal widths) and "whole" the whole model, and
+    both replay a graph of the result; "auto" is "graphs" on a GPU and "eager" elsewhere.
+
+    Our own attention kernel reads the live part of the cache only. Where torch's attention is used instead,
+    it looks at the cache in steps of `bucket` slots, with one graph for each. `pick` makes tokens (b,) of
+    logits (b, v): the likeliest ones, or what `drawn` draws (trisect.decode.decoder).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        batch: int,
+        max_length: int,
+        mode: Mode = "auto",
+        bucket: int | None = None,
+        prepare: bool = True,
+        pick: Pick = likeliest,
+    ):
+        if mode not in MODES:
+            raise unknown_name("decoding mode", mode, MODES)
+        if batch < 1 or max_length < 2 or (bucket is not None and bucket < 1):
+            raise TrisectError(
+                "Decoding needs a batch of 1 or more, room for 2 tokens or more and a bucket of 1 or more; "
+                f"got {batch}, {max_length} and {bucket}."
+            )
+        self.model, self.batch, self.max_length = model.eval(), batch, max_length
+        self.device = next(model.parameters()).device
+        self.mode = settled(mode, model, self.device)
+        self._views = layer_views(model)
+        if prepare:
+            prepare_for_inference(model)
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.cache = LiveCache(len(self._views), max_length, self.device)
+        for view, layer in zip(self._views, self.cache.layers, strict=True):
+            view.attention.live = layer
+        self.bucket = bucket or self._default_bucket()
+        self.tokens = torch.zeros(batch, dtype=torch.int64, device=self.device)
+        self._positions = torch.zeros(batch, 1, dtype=torch.int64, device=self.device)
+        self._mask = torch.ones(batch, max_length, dtype=torch.int64, device=self.device)
+        self._start_slots = torch.zeros(batch, dtype=torch.int64, device=self.device)
+        self._masked = False
+        self._seen = 0
+        self._switch = switch_of(model)
+        self._text: list[Tensor] = []
+        self._graphs: dict[tuple[int, bool], Any] = {}
+        self._pool: Any = None
+        self._call: Any = model
+        self._pick = pick
+        self._compiled = False
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values, for all `max_length` slots of all texts."""
+        return self.cache.nbytes
+
+    @property
+    def length(self) -> int:
+        """Tokens each text has in the cache."""
+        return self._seen
+
+    @torch.no_grad()
+    def prefill(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Read prompts (b, t), padded on the left where `attention_mask` is 0, and start over with them."""
+        self._check_prompt(ids, attention_mask)
+        self._start(ids, attention_mask)
+        self._text = [ids.to(self.device)]
+        return self._read(self._text[0])
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """The next token of each text, (b,). The tensor is a copy that later steps leave alone."""
+        if self._seen == 0:
+            raise TrisectError("Nothing to continue: call prefill(ids) before step().")
+        if self._seen >= self.max_length:
+            raise TrisectError(
+                f"The cache is full after {self.max_length} tokens; make the Decoder with a larger "
+                "max_length."
+            )
+        if self._seen == self._switch:
+            return self._read(torch.cat(self._text, dim=1))
+        live = min(self.max_length, -(-(self._seen + 1) // self.bucket) * self.bucket)
+        self.cache.clock.live = live
+        if self.mode == "eager":
+            self._advance()
+        else:
+            self._graph(live).replay()
+        self._seen += 1
+        return self._told()
+
+    def seek(self, length: int) -> None:
+        """Go on as if each text had `length` tokens in the cache, whatever is there: for measuring a step."""
+        if not 0 < length < self.max_length:
+            raise TrisectError(f"A cache of {self.max_length} slots has no step behind {length} tokens.")
+        self._positions.add_(length - self._seen)
+        self.cache.clock.slot.fill_(length)
+        self._seen = length
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids: Tensor,
+        new_tokens: int,
+        *,
+        attention_mask: Tensor | None = None,
+        eos_token_id: int | None = None,
+        pad_token_id: int = 0,
+    ) -> Tensor:
+        """Prompts and what follows, (b, t + new_tokens), fewer if every text has reached `eos_token_id`.
+
+        As transformers' generate(do_sample=False), unless `pick` draws: texts that ended early are filled up
+        with `pad_token_id`.
+        """
+        if ids.shape[1] + new_tokens > self.max_length + 1:
+            raise TrisectError(
+                f"{ids.shape[1]} tokens and {new_tokens} new ones do not fit a cache of {self.max_length}; "
+                f"make the Decoder with max_length={ids.shape[1] + new_tokens}."
+            )
+        found = [self.prefill(ids, attention_mask)]
+        while len(found) < new_tokens:
+            if eos_token_id is not None and len(found) % LOOK_EVERY == 0 and all_ended(found, eos_token_id):
+                break
+            found.append(self.step())
+        new = torch.stack(found[:new_tokens], dim=1)
+        if eos_token_id is not None:
+            new = filled_up(new, eos_token_id, pad_token_id)
+        return torch.cat([ids.to(self.device), new], dim=1)
+
+    def _check_prompt(self, ids: Tensor, attention_mask: Tensor | None) -> None:
+        if ids.ndim != 2 or ids.shape[0] != self.batch or not 0 < ids.shape[1] <= self.max_length:
+            raise TrisectError(
+                f"This Decoder reads prompts of shape ({self.batch}, 1 to {self.max_length}), got "
+                f"{tuple(ids.shape)}."
+            )
+        if attention_mask is None:
+            return
+        same = attention_mask.shape == ids.shape
+        if not same or not attention_mask[:, -1].all() or (attention_mask.diff(dim=1) < 0).any():
+            raise TrisectError(
+                "The attention mask must have the prompt's shape and pad on the left: zeros, then ones to "
+                "the end of every row."
+            )
+
+    def _start(self, ids: Tensor, attention_mask: Tensor | None) -> None:
+        length, self._seen = ids.shape[1], ids.shape[1]
+        self._mask.fill_(1)
+        self._positions.fill_(length)
+        self._masked = attention_mask is not None and not bool(attention_mask.all())
+        if self._masked:
+            assert attention_mask is not None
+            self._mask[:, :length] = attention_mask.to(self.device)
+            self._positions.copy_(self._mask[:, :length].sum(1, keepdim=True))
+        self._start_slots.copy_(length - self._positions[:, 0])
+        self.cache.clock.start = self._start_slots if self._masked else None
+
+    def _read(self, ids: Tensor) -> Tensor:
+        """Put a whole text (b, t) into the cache; the first token behind it."""
+        length, clock = ids.shape[1], self.cache.clock
+        clock.prompt = clock.live = length
+        mask = self._mask[:, :length] if self._masked else None
+        positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+        self.tokens.copy_(self._next(ids, mask, positions))
+        clock.prompt = 0
+        clock.slot.fill_(length)
+        self._positions.add_(length - self._seen)
+        self._seen = length
+        return self._told()
+
+    def _told(self) -> Tensor:
+        token = self.tokens.clone()
+        if self._switch is not None and self._seen <= self._switch:
+            self._text.append(token[:, None])
+        return token
+
+    def _next(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        extra = {"position_ids": positions} if self._takes_positions and positions is not None else {}
+        call = self.model if ids.shape[1] > 1 else self._call
+        output = call(
+            ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **extra
+        )
+        return self._pick(output.logits[:, -1])
+
+    def _advance(self) -> None:
+        """One token for every text; all that changes from call to call is on the device."""
+        # MPT makes up its own mask, of a size it would have to ask the device for.
+        mask = self._mask[:, : self.cache.clock.live] if self._masked or not self._takes_positions else None
+        self.tokens.copy_(self._next(self.tokens[:, None], mask, self._positions))
+        self._positions.add_(1)
+        self.cache.clock.slot.add_(1)
+
+    def _graph(self, live: int) -> Any:
+        """The graph for a stretch of the cache, recorded when it is first needed."""
+        key = live, self._masked
+        if key not in self._graphs:
+            self._compile()
+            self._graphs[key] = self._recorded()
+        return self._graphs[key]
+
+    def _compile(self) -> None:
+        """Once, before the first graph: the prompt was read by then, and the cache has its place."""
+        if self.mode == "compile" and not self._compiled:
+            compile_layers(self._views)
+        if self.mode == "whole" and not self._compiled:
+            self._call = torch.compile(self.model)
+        self._compiled = True
+
+    def _default_bucket(self) -> int:
+        """All slots where every layer reads the live ones only; MPT's bias is no business of our kernel."""
+        probe = next(self.model.parameters())[:1]
+        alone = (
+            self._takes_positions
+            and wants_decode_kernel(probe)
+            and all(
+                view.attention.prepared
+                and view.attention.config._attn_implementation == "sdpa"
+                and not any(linear.cached for linear in view.shape().linears)
+                for view in self._views
+            )
+        )
+        return self.max_length if alone else BUCKET
+
+    def _recorded(self) -> Any:
+        state = self.tokens, self._positions, self.cache.clock.slot
+        before = [x.clone() for x in state]
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(WARM_UP):  # workspaces, plans and compilations come into being here
+                self._advance()
+                for x, value in zip(state, before, strict=True):
+                    x.copy_(value)
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._advance()
+        self._pool = graph.pool()
+        return graph
+
+
+def decode(model: Any, ids: Tensor, new_tokens: int, *, mode: Mode = "auto", **settings: Any) -> Tensor:
+    """Continue prompts (b, t) greedily: a Decoder for one call; `settings` are those of Decoder.generate."""
+    decoder = Decoder(model, batch=ids.shape[0], max_length=ids.shape[1] + new_tokens, mode=mode)
+    return decoder.generate(ids, new_tokens, **settings)

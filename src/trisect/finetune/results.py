@@ -1,0 +1,122 @@
+"""Write what was tuned: the same kind of folder that was read, with one more entry in its receipt."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trisect.data import Tokens, load_tokens
+from trisect.errors import TrisectError
+from trisect.evaluate.perplexity import evaluating, exponential, input_device, perplexity
+from trisect.finetune.examples import Examples, collate, holds_instructions, load_examples
+from trisect.finetune.training import Tuned, summed_loss
+from trisect.models import save_model
+from trisect.models.compressed import CompressedModel
+from trisect.support.files import check_disk_space, new_file, new_folder, write_json
+
+HeldOut = Tokens | Examples
+Progress = Callable[[int, int], None]
+
+
+def load_held_out(
+    source: str, tokenizer: Any, *, tuned_on: str, length: int, windows: int | None, loss: str
+) -> HeldOut:
+    """Windows of a text, or all examples of instruction data; never the tuning data itself."""
+    path = Path(source).expanduser()
+    if source == tuned_on or (path.exists() and path.resolve() == Path(tuned_on).expanduser().resolve()):
+        raise TrisectError(
+            f"--eval-data {source} is the tuning data, on which any tuning looks good; give another text."
+        )
+    if path.is_file() and holds_instructions(path):
+        return load_examples(source, tokenizer, length=length, loss=loss)
+    cut: dict[str, Any] = {"samples": windows, "length": length, "sampling": "first"}
+    return load_tokens(source, tokenizer, split="evaluation", **cut)
+
+
+def measure(model: Any, held_out: HeldOut, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Perplexity of a text as `trisect eval` has it, or of the learned tokens of instructions."""
+    if isinstance(held_out, Tokens):
+        return asdict(perplexity(model, held_out, progress=progress))
+    total, device = 0.0, input_device(model)
+    with evaluating(model):
+        for done, example in enumerate(held_out.items, start=1):
+            total += summed_loss(model, collate([example]).to(device)).item()
+            if progress is not None:
+                progress(done, len(held_out.items))
+    nll = total / held_out.learned
+    return {
+        "perplexity": exponential(nll),
+        "nll": nll,
+        "tokens": held_out.learned,
+        "examples": len(held_out.items),
+        "data": held_out.source,
+        "token_hash": held_out.hash,
+    }
+
+
+JSON_NAME, PICTURE_NAME = "loss.json", "loss.png"
+SPAN = 0.1
+"""The smooth line is a mean over this share of the steps."""
+
+
+def write_curve(folder: Path, losses: list[float], *, title: str) -> list[Path]:
+    """Write the curve beside the weights; the files that were written."""
+    write_json(folder / JSON_NAME, {"unit": "nats per learned token", "loss": losses})
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return [folder / JSON_NAME]
+    draw(folder / PICTURE_NAME, losses, title=title)
+    return [folder / JSON_NAME, folder / PICTURE_NAME]
+
+
+def draw(path: Path, losses: list[float], *, title: str) -> None:
+    """The loss of each step, and its running mean; the same losses give the same bytes."""
+    from matplotlib.figure import Figure
+
+    steps = range(1, len(losses) + 1)
+    figure = Figure(figsize=(6.0, 3.2), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    axes.plot(steps, losses, color="#9db4cc", linewidth=0.8, label="step")
+    axes.plot(steps, running_mean(losses), color="#b2182b", linewidth=1.6, label="running mean")
+    axes.set_xlabel("step")
+    axes.set_ylabel("nats per learned token")
+    axes.set_title(title, fontsize=9)
+    axes.legend(frameon=False, fontsize=8)
+    with new_file(path) as partial:
+        figure.savefig(partial, format="png", metadata={"Software": None})
+
+
+def running_mean(losses: list[float]) -> list[float]:
+    """Mean of the last tenth of the steps before each one, itself included."""
+    span = max(1, round(SPAN * len(losses)))
+    parts = [losses[max(0, end - span) : end] for end in range(1, len(losses) + 1)]
+    return [sum(part) / len(part) for part in parts]
+
+
+def extended(receipt: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
+    """The receipt with another entry in the list `tuning`; a model may be tuned more than once."""
+    return {**receipt, "tuning": [*receipt.get("tuning", []), tuning]}
+
+
+def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any]) -> Path:
+    """A compressed model's folder, or a stock one for a dense model; with the loss curve."""
+    if isinstance(tuned.model, CompressedModel):
+        save_model(tuned.model, tokenizer, out, receipt=receipt)
+    else:
+        _save_dense(tuned.model, tokenizer, out, receipt=receipt)
+    write_curve(
+        Path(out),
+        tuned.losses,
+        title=f"LoRA rank {tuned.receipt['recipe']['rank']}, {len(tuned.losses)} steps",
+    )
+    return Path(out)
+
+
+def _save_dense(model: Any, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any]) -> None:
+    check_disk_space(out, int(1.05 * sum(p.numel() * p.element_size() for p in model.parameters())))
+    with new_folder(out) as folder:
+        model.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        write_json(folder / "receipt.json", receipt)

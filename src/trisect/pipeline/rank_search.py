@@ -1,0 +1,312 @@
+"""Ranks for methods on single linear maps: the same everywhere, or spread as the method's paper does it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trisect.calibrate import Progress, collect, fisher_information
+from trisect.config import CompressConfig
+from trisect.config.goals import Floors
+from trisect.data import Tokens
+from trisect.data.tokens import content_hash
+from trisect.errors import TrisectError
+from trisect.methods.method import Method, Options, solve
+from trisect.models import fingerprint, layer_views, shape_of
+from trisect.pipeline.loss_curves import Judge
+from trisect.plan import Plan
+from trisect.plan.budget import linear_heads, linear_sizes, linears_of
+from trisect.plan.problem import chosen_layers
+from trisect.plan.ranks import (
+    Curve,
+    Key,
+    Rule,
+    Size,
+    fisher_ratios,
+    loss_ratios,
+    ranks_at,
+    sensitivity_ranks,
+    truncation_loss,
+    uniform_ranks,
+)
+from trisect.records.parts import COMPONENTS, Factored
+from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
+from trisect.support import distributed
+from trisect.support.checks import read_json, shown
+from trisect.support.files import write_json
+
+ROW = ("layer", "map", "share", "perplexity")
+
+
+def write_sensitivities(path: str | Path, curves: Mapping[Key, Curve], made_of: Mapping[str, str]) -> None:
+    """One row per map and share, and what they were measured on."""
+    rows = [
+        dict(zip(ROW, (*key, share, perplexity), strict=True))
+        for key, curve in curves.items()
+        for share, perplexity in curve.items()
+    ]
+    write_json(path, {**made_of, "sensitivities": rows})
+
+
+def read_sensitivities(
+    path: str | Path, made_of: Mapping[str, str], needed: Iterable[Key]
+) -> dict[Key, dict[float, float]]:
+    """What the file has of the maps needed; refused if it was measured on anything else."""
+    data = read_json(path)
+    rows = data.get("sensitivities") if isinstance(data, dict) else None
+    if not isinstance(rows, list):
+        raise TrisectError(f"Cannot read sensitivities from {path}: there is no list of them in it.")
+    for name, value in made_of.items():
+        if data.get(name) != value:
+            raise TrisectError(
+                f"The sensitivities in {path} are of another {name.replace('_', ' ')}: "
+                f"{shown(data.get(name))}, not {value}; name a new file with --curves."
+            )
+    curves: dict[Key, dict[float, float]] = {}
+    for number, row in enumerate(rows):
+        layer, name, share, perplexity = _checked(row, where=f"{path}, row {number}")
+        curves.setdefault((layer, name), {})[share] = perplexity
+    for key in needed:
+        if key not in curves:
+            raise TrisectError(f"{path} has no sensitivities of {key[1]} in layer {key[0]}; name a new file.")
+    return {key: curves[key] for key in needed}
+
+
+def _checked(row: Any, *, where: str) -> tuple[int, str, float, float]:
+    values: list[Any] = [row.get(name) for name in ROW] if isinstance(row, dict) else [None] * len(ROW)
+    layer, name, share, perplexity = values
+    numbers = all(type(value) in (int, float) for value in (share, perplexity))
+    if type(layer) is not int or not isinstance(name, str) or not numbers or not 0 < share < 1:
+        raise TrisectError(f"{where}: rows have {', '.join(ROW)}, not {shown(row)}.")
+    return layer, name, float(share), float(perplexity)
+
+
+KEPT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+"""Shares of a linear map's parameters at which ASVD's search looks at the loss."""
+JUDGING_WINDOWS, JUDGING_TOKENS = 8, 4096
+"""At most what ASVD's search looks at of the calibration text: it runs the model once per map and share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Which linear maps are to have ranks, and everything a search may look at."""
+
+    shape: ModelShape
+    method: Method
+    rule: Rule
+    ratio: float
+    align: int | None
+    sizes: dict[Key, Size]
+    model: Any
+    tokens: Tokens | None
+    options: Options
+    batch_size: int | None
+    progress: Progress | None
+    kept: Path | None
+    """Where what a search measured stays for other ratios."""
+
+    @property
+    def ids(self) -> Tensor:
+        """Calibration tokens (windows, length)."""
+        if self.tokens is None:
+            raise TrisectError(
+                f"The rank search of {self.method.name} looks at calibration text, which a plan alone and "
+                "stored moments do not have; use --allocate uniform (or compress without --moments)."
+            )
+        return self.tokens.ids
+
+
+def linear_plan(
+    model: Any,
+    method: Method,
+    config: CompressConfig,
+    tokens: Tokens | None,
+    *,
+    options: Options,
+    progress: Progress | None,
+    kept: str | Path | None = None,
+) -> Plan:
+    """The ranks (or kept weights) of every linear map that a method on linear maps is to change.
+
+    Uniform ranks need sizes only: there `model` may be a ModelShape.
+    """
+    shape = model if isinstance(model, ModelShape) else shape_of(model)
+    chosen = chosen_layers(config.layers, num_layers=len(shape.layers))
+    assert method.rank is not None
+    problem = Problem(
+        shape=shape,
+        method=method,
+        rule=method.rank,
+        ratio=_ratio(method, config),
+        align=None if method.masks else config.align,
+        sizes={
+            (index, name): _size(index, shape.layers[index], name)
+            for index in chosen
+            for name in maps_of(method, shape.layers[index], config.parts)
+        },
+        model=model,
+        tokens=tokens,
+        options=options,
+        batch_size=config.calibration.batch_size,
+        progress=progress,
+        kept=None if kept is None else Path(kept),
+    )
+    if not problem.sizes:
+        asked, known = ",".join(config.parts), ",".join(method.parts)
+        raise TrisectError(f"{method.name} changes nothing in {asked}; use --parts {known}.")
+    ranks = _allocation(method, config)(problem)
+    return Plan(
+        layers=tuple(map(widths_of, shape.layers)),
+        method=method.name,
+        ratio=problem.ratio,
+        align=config.align,
+        linears=tuple(_entries(problem, ranks, index) for index in range(len(shape.layers))),
+        masked=method.masks,
+    )
+
+
+def maps_of(method: Method, layer: LayerShape, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The linear maps of a layer that a method changes, within the parts asked for."""
+    names = [name for part in COMPONENTS if part in parts for name in linears_of(layer, part)]
+    return tuple(name for name in names if name in method.solvers)
+
+
+def _ratio(method: Method, config: CompressConfig) -> float:
+    if config.floor != Floors():
+        raise TrisectError(
+            f"{method.name} gives linear maps ranks and leaves every width as it is, so there is nothing for "
+            "a floor to hold; leave --floor out."
+        )
+    ratio = config.kv_ratio if config.kv_ratio is not None and method.cached else config.ratio
+    if ratio is None:
+        raise TrisectError(
+            f"{method.name} works on single linear maps, whose goal is a ratio; use e.g. --ratio 0.25."
+        )
+    if config.goal.budget not in ("params", "kv" if method.cached else "params"):
+        raise TrisectError(
+            f"The ratio of {method.name} is of {'the KV cache' if method.cached else 'weights'}, not of "
+            f"{config.goal.budget}; leave --budget out."
+        )
+    if method.ratio is not None and ratio != method.ratio:
+        raise TrisectError(
+            f"{method.name} removes exactly {method.ratio:g} of the weights, not {ratio:g}; "
+            f"use --ratio {method.ratio:g}, or --method wanda-sparse for any other ratio."
+        )
+    return ratio
+
+
+def _allocation(method: Method, config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
+    if config.allocate in (None, "uniform"):
+        return _uniform
+    if config.allocate == "balanced":
+        raise TrisectError("Methods on single linear maps have no loss curves; use --allocate uniform.")
+    if method.search not in SEARCHES:
+        raise TrisectError(f"The paper of {method.name} has no rank search; use --allocate uniform.")
+    return SEARCHES[method.search]
+
+
+def _uniform(problem: Problem) -> dict[Key, int]:
+    return uniform_ranks(problem.sizes, problem.rule, problem.ratio, problem.align)
+
+
+def _by_loss(problem: Problem) -> dict[Key, int]:
+    """SVD-LLM v2: what each map would lose at the common rank decides its ratio."""
+    ids, ranks = problem.ids, _uniform(problem)
+    losses: dict[Key, float] = {}
+    names = frozenset().union(*problem.method.reads.values())
+    gathered = collect(
+        problem.model, ids, lambda layer: names, batch_size=problem.batch_size, progress=problem.progress
+    )
+    for view, statistics in gathered:
+        for name in (name for layer, name in problem.sizes if layer == view.index):
+            key = (view.index, name)
+            solution = solve(
+                problem.method,
+                name,
+                view.linear(name),
+                statistics,
+                width=ranks[key],
+                options=problem.options,
+            )
+            losses[key] = truncation_loss(solution.loss, tokens=ids.numel())
+    return ranks_at(problem.sizes, problem.rule, loss_ratios(losses, problem.ratio), problem.align)
+
+
+def _by_fisher(problem: Problem) -> dict[Key, int]:
+    """Palu: ranks in proportion to each map's Fisher information."""
+    views = layer_views(problem.model)
+    found = fisher_information(problem.model, views, problem.ids, progress=problem.progress)
+    fisher = {(layer, name): found[layer][f"{name}_fisher"].sum().item() for layer, name in problem.sizes}
+    return ranks_at(problem.sizes, problem.rule, fisher_ratios(fisher, problem.ratio), problem.align)
+
+
+def _by_sensitivity(problem: Problem) -> dict[Key, int]:
+    """ASVD: the perplexity with each map alone cut, at a few shares, on a few calibration windows."""
+    path, ids = problem.kept, problem.ids
+    made_of = {
+        "fingerprint": fingerprint(problem.model),
+        "token_hash": content_hash(ids),
+        "method": problem.method.name,
+    }
+    if path is not None and distributed.broadcast(path.exists()):
+        curves = read_sensitivities(path, made_of, problem.sizes)
+    else:
+        curves = _sensitivities(problem)
+        if path is not None and distributed.is_rank_zero():
+            write_sensitivities(path, curves, made_of)
+    return sensitivity_ranks(curves, problem.sizes, problem.rule, problem.ratio)
+
+
+def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
+    ids, method = problem.ids, problem.method
+    few = max(1, min(JUDGING_WINDOWS, JUDGING_TOKENS // ids.shape[1]))
+    judge = Judge(problem.model, layer_views(problem.model), ids[:few], batch_size=problem.batch_size)
+    names = frozenset().union(*method.reads.values())
+    curves: dict[Key, dict[float, float]] = {}
+    for view, statistics in collect(problem.model, ids, lambda layer: names, batch_size=problem.batch_size):
+        for key in (key for key in problem.sizes if key[0] == view.index):
+            name, part = key[1], view.linear(key[1])
+            widths = {share: problem.rule(*problem.sizes[key], 1 - share) for share in KEPT_SHARES}
+            most = max(widths.values())
+            widest = solve(method, name, part, statistics, width=most, options=problem.options)
+            assert isinstance(widest, Factored)
+            curves[key] = {}
+            for share, width in widths.items():
+                with view.trial():
+                    view.apply(leading(widest, width))
+                    curves[key][share] = judge.perplexity(view.index)
+            if problem.progress is not None:
+                problem.progress("sensitivity", len(curves), len(problem.sizes))
+        judge.advance(view)
+    return curves
+
+
+def leading(solution: Factored, width: int) -> Factored:
+    """The solution of a smaller rank: singular vectors come in order, so none is computed again."""
+    return replace(solution, A=solution.A[:, :width], B=solution.B[:, :width])
+
+
+SEARCHES: dict[str, Callable[[Problem], dict[Key, int]]] = {
+    "loss": _by_loss,
+    "fisher": _by_fisher,
+    "sensitivity": _by_sensitivity,
+}
+
+
+def _size(index: int, layer: LayerShape, name: str) -> Size:
+    if any(linear.name == name for linear in layer.linears):
+        raise TrisectError(f"Layer {index}: {name} is already factored; compress the original model.")
+    return *linear_sizes(layer, name), linear_heads(layer, name)
+
+
+def _entries(problem: Problem, ranks: dict[Key, int], index: int) -> tuple[LinearShape, ...]:
+    method, found = problem.method, []
+    for name, rank in ((name, rank) for (layer, name), rank in ranks.items() if layer == index):
+        inputs, outputs, heads = problem.sizes[index, name]
+        groups = 1 if method.groups is None else method.groups(heads)
+        # At full rank a map stays whole, as a search counted it: its two factors would be larger.
+        if method.masks or rank < min(inputs, outputs // groups):
+            found.append(LinearShape(name=name, rank=rank, groups=groups, cached=method.cached))
+    return tuple(found)

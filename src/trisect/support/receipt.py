@@ -1,0 +1,157 @@
+"""The receipt: everything needed to run the same thing again and to doubt the result."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from trisect.errors import TrisectError
+from trisect.support.checks import read_json, shown
+from trisect.support.files import write_json as write_json
+
+LONGEST_TEXT = 1000
+PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy")
+
+
+def build_receipt(
+    recipe: Mapping[str, Any],
+    *,
+    seed: int,
+    token_hash: str | None,
+    timings: Mapping[str, float],
+) -> dict[str, Any]:
+    """A JSON-ready record of a run: `recipe` is the configuration, `timings` seconds by stage."""
+    return {
+        "recipe": dict(recipe),
+        "seed": seed,
+        "token_hash": token_hash,
+        "timings": {stage: round(seconds, 3) for stage, seconds in timings.items()},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "trisect": package_version("trisect"),
+        "commit": package_commit(),
+        "python": platform.python_version(),
+        "versions": {name: package_version(name) for name in PACKAGES},
+        "hardware": hardware(),
+    }
+
+
+def read_receipt(folder: str | Path) -> dict[str, Any]:
+    """The receipt in a model's folder, empty where there is none; its parts are what their readers expect."""
+    path = Path(folder) / "receipt.json"
+    if not path.is_file():
+        return {}
+    receipt = read_json(path)
+    wrong = "it is no mapping" if not isinstance(receipt, dict) else _wrong_part(receipt)
+    if wrong:
+        raise TrisectError(f"{path} is no receipt of trisect: {wrong}. Mend it or remove it.")
+    assert isinstance(receipt, dict)
+    return receipt
+
+
+def measured_perplexities(record: Mapping[str, Any]) -> list[Any]:
+    """Perplexity before and after, one entry per text; older records have one text."""
+    rows = record.get("perplexities") or [record.get("perplexity")]
+    return [row for row in rows if row]
+
+
+def _wrong_part(receipt: dict[str, Any]) -> str | None:
+    """What is wrong with a receipt."""
+    kinds = {
+        **dict.fromkeys(("recipe", "timings", "versions", "hardware", "perplexity", "target"), dict),
+        **dict.fromkeys(("date", "trisect", "commit", "python", "source", "model", "token_hash"), str),
+        **dict.fromkeys(("tuning", "perplexities"), list),
+    }
+    for key, kind in kinds.items():
+        value = receipt.get(key)
+        if value is not None and (not isinstance(value, kind) or (kind is str and not _one_line(value))):
+            return f"{key} is {shown(value)}"
+    recipe, measured = receipt.get("recipe") or {}, measured_perplexities(receipt)
+    if not isinstance(recipe.get("calibration") or {}, dict):
+        return f"calibration is {shown(recipe['calibration'])}"
+    texts = [value for value in recipe.values() if isinstance(value, str) and not _one_line(value)]
+    if texts:
+        return f"its recipe says {shown(texts[0])}"
+    if not all(isinstance(row, dict) for row in measured):
+        return f"perplexities are {shown(measured)}"
+    for entry in (entry for row in measured for entry in row.values()):
+        known = isinstance(entry, dict) and {"data", "windows", "length", "perplexity"} <= set(entry)
+        if not known or type(entry["perplexity"]) not in (int, float):
+            return f"perplexity is {shown(entry)}"
+    return None
+
+
+def _one_line(text: str) -> bool:
+    """Receipts end up in tables of model cards."""
+    return text.isprintable() and len(text) <= LONGEST_TEXT
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a package, None where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def package_commit() -> str | None:
+    """The git commit this package runs from, "-dirty" if changed; None outside a checkout."""
+    if "TRISECT_COMMIT" in os.environ:  # a copy of the files, without their history
+        return os.environ["TRISECT_COMMIT"]
+    # A virtual environment may lie inside some other repository: ask whether this file is tracked.
+    if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None
+    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def hardware() -> dict[str, Any]:
+    """The processor, its usable cores, and the GPU if there is one."""
+    import torch
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": usable_cores(),
+        "gpu": _gpu_model() if torch.cuda.is_available() else None,
+    }
+
+
+def _gpu_model() -> str:
+    """Its name, and whether it may round what float32 products are made of, which moves a figure's end."""
+    import torch
+
+    exact = torch.get_float32_matmul_precision() == "highest"
+    return torch.cuda.get_device_name() + ("" if exact else " with TF32 products")
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str | None:
+    # Optional locks off: reading a commit must not disturb a git command that runs beside us.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        answer = subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
