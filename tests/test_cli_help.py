@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from trisect.cli import build_app, main, verbs
+from trisect.cli import main
 from trisect.commands import _names
-from trisect.commands._verb import PANELS, examples_of, words
+from trisect.commands._verb import PANELS, build_app, examples_of, verbs, words
 from trisect.support import register as _register
 
 ROOT = Path(__file__).resolve().parents[1]

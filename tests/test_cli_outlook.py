@@ -60,7 +60,7 @@ def test_a_plan_that_follows_from_sizes_is_said_before_anything_is_measured(
 def test_a_plan_that_needs_loss_curves_is_said_before_anything_is_solved(
     folder: Path, text: Path, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pipeline, "steps", stop)
+    monkeypatch.setattr(pipeline, "solve_layers", stop)
     curves = tmp_path / "curves.json"
     words = ["--ratio", 0.3, "--calibration", text, "--eval", "none", "--allocate", "balanced", *QUICK]
     assert run("compress", folder, "-o", tmp_path / "out", "--curves", curves, *words) == 2

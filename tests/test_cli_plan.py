@@ -12,7 +12,9 @@ import transformers
 from command_line import read, run
 from tiny_models import LLAMA, character_tokenizer
 from trisect.commands import compress, plan
+from trisect.commands._verb import command_of
 from trisect.config import CalibrationConfig, CompressConfig
+from trisect.config.goals import GOALS
 from trisect.models import read_shape
 from trisect.plan import budget_of
 
@@ -232,9 +234,8 @@ def test_bad_input_is_one_line(
 
 @pytest.mark.parametrize("verb", [compress, plan])
 def test_every_setting_is_an_option_of_both_verbs(verb: ModuleType) -> None:
-    """Options become settings by their names: one that is spelt otherwise would do nothing."""
     settings = {entry.name for record in (CompressConfig, CalibrationConfig) for entry in fields(record)}
-    assert settings - {"source"} <= signature(verb.run).parameters.keys()
+    assert {*settings, *GOALS} - {"source", "goal"} <= signature(command_of(verb.run)).parameters.keys()
 
 
 @pytest.mark.parametrize(

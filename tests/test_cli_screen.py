@@ -17,9 +17,8 @@ from typer.main import get_command
 
 from command_line import run
 from tiny_models import save_tiny
-from trisect.cli import build_app, verbs
 from trisect.commands import inspect as inspect_verb
-from trisect.commands._verb import words
+from trisect.commands._verb import build_app, verbs, words
 
 GROUP: Any = get_command(build_app())
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7])(;[0-9]+)*m")
@@ -78,6 +77,7 @@ def test_ctrl_c_is_one_line_and_code_130(
     needed = [entry for entry in GROUP.commands[name].params if entry.required]
     monkeypatch.setattr(verb, "run", interrupted)
     arguments = [word for entry in needed for word in (*_option(entry), "x")]
+    arguments += ["--ratio", "0.5"] if name in ("compress", "plan") else []
     assert run(name, *arguments) == 130
     error = capsys.readouterr().err
     assert error == "error: interrupted: no half-written output was left behind.\n"

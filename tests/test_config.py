@@ -19,7 +19,7 @@ from trisect.config.settings import (
 from trisect.errors import TrisectError
 
 CONFIGS = st.builds(
-    CompressConfig,
+    lambda **settings: CompressConfig(**settings),
     ratio=st.floats(0.01, 0.99),
     method=st.sampled_from(["a3", "a3+"]),
     parts=st.lists(st.sampled_from(["qk", "ov", "mlp"]), min_size=1, unique=True).map(tuple),

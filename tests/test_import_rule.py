@@ -7,133 +7,66 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "trisect"
 
-# solve <- methods <- pipeline -> models; methods and models meet only in the records of parts.py.
-ALLOWED = {
-    "solve": {"trisect.solve"},
-    "methods": {"trisect.methods", "trisect.solve", "trisect.records.parts", "trisect.errors"},
-    "models": {
-        "trisect.models",
-        "trisect.records.parts",
-        "trisect.records.shapes",
-        "trisect.errors",
-        "trisect.support.checks",
-        "trisect.support.files",
-        "trisect.bundle",
-        "trisect.kernels",
-        "trisect.support.clock",
-        "trisect.data.registry",
-        "trisect.data.hub",
-    },
-    "kernels": {"trisect.kernels", "trisect.errors"},
-    "plan": {
-        "trisect.plan",
-        "trisect.records.shapes",
-        "trisect.records.parts",
-        "trisect.errors",
-        "trisect.support.checks",
-        "trisect.config",
-    },
-    "data": {
-        "trisect.data",
-        "trisect.errors",
-        "trisect.support.checks",
-        "trisect.support.files",
-        "trisect.data.hub",
-    },
-    "calibrate": {
-        "trisect.calibrate",
-        "trisect.models",
-        "trisect.records.parts",
-        "trisect.records.shapes",
-        "trisect.errors",
-        "trisect.support.checks",
-        "trisect.support.files",
-        "trisect.support.clock",
-        "trisect.support.distributed",
-    },
-    "bundle": {
-        "trisect.bundle",
-        "trisect.plan",
-        "trisect.records.shapes",
-        "trisect.errors",
-        "trisect.support.files",
-    },
-    "export": {
-        "trisect.export",
-        "trisect.bundle",
-        "trisect.models",
-        "trisect.records.parts",
-        "trisect.records.shapes",
-        "trisect.errors",
-        "trisect.support.checks",
-        "trisect.support.files",
-    },
-    "finetune": {
-        "trisect.finetune",
-        "trisect.data",
-        "trisect.evaluate",
-        "trisect.models",
-        "trisect.methods",
-        "trisect.quantize",
-        "trisect.records.parts",
-        "trisect.records.shapes",
-        "trisect.support.receipt",
-        "trisect.support.files",
-        "trisect.support.checks",
-        "trisect.errors",
-    },
-    "quantize": {
-        "trisect.quantize",
-        "trisect.models",
-        "trisect.plan",
-        "trisect.records.parts",
-        "trisect.records.shapes",
-        "trisect.errors",
-    },
-    "evaluate": {"trisect.evaluate", "trisect.data", "trisect.errors"},
+# Each may import those before it, and itself.
+ORDER = (
+    "errors support records config solve methods kernels data plan bundle models decode evaluate calibrate "
+    "export quantize finetune pipeline bench report compare api commands cli __init__ __main__"
+).split()
+
+# Fewer than the order allows: methods and models meet only in records, numerics know nothing else.
+ONLY = {
+    "solve": {"solve"},
+    "methods": {"methods", "solve", "records", "errors"},
+    "kernels": {"kernels", "errors"},
+    "models": {"models", "kernels", "bundle", "data", "records", "support", "errors"},
+    "plan": {"plan", "config", "records", "support", "errors"},
+    "data": {"data", "support", "errors"},
 }
-OUTSIDE = {"solve": {"torch"}, "methods": {"torch"}, "plan": {"numpy"}}
-STANDARD_ONLY = {
-    "bisect",
-    "collections",
-    "dataclasses",
-    "functools",
-    "itertools",
-    "json",
-    "math",
-    "pathlib",
-    "typing",
-}
+OUTSIDE = {"solve": {"torch"}, "methods": {"torch"}, "plan": {"numpy", "pydantic"}}
+"""Packages that the numerics may use; besides them only Python's own that compute nothing."""
+PLAIN = set("bisect collections dataclasses functools itertools json math pathlib typing".split())
 
 
 def imported_modules(path: Path) -> set[str]:
+    """Everything that a file imports, wherever the statement stands."""
     modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} uses a relative import"
-            modules.add(node.module or "")
+            whole = node.module == "trisect"
+            modules |= {f"trisect.{alias.name}" for alias in node.names} if whole else {str(node.module)}
     return modules
 
 
-def within(module: str, packages: set[str]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
+def rooms() -> list[str]:
+    """Folders of the package, and its files at the top."""
+    return sorted(
+        path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    )
 
 
-@pytest.mark.parametrize("folder", ALLOWED)
-def test_imports_point_one_way(folder: str) -> None:
-    files = sorted((SOURCE / folder).rglob("*.py"))
-    assert files
-    for path in files:
-        ours = {module for module in imported_modules(path) if within(module, {"trisect"})}
-        wrong = sorted(module for module in ours if not within(module, ALLOWED[folder]))
+def files(room: str) -> list[Path]:
+    folder = SOURCE / room
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+
+
+def test_the_order_names_every_room() -> None:
+    assert rooms() == sorted(ORDER)
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_imports_point_one_way(room: str) -> None:
+    allowed = ONLY.get(room, set(ORDER[: ORDER.index(room) + 1]))
+    for path in files(room):
+        ours = {module.split(".")[1] for module in imported_modules(path) if module.startswith("trisect.")}
+        wrong = sorted(name for name in ours & set(ORDER) if name not in allowed)
         assert not wrong, f"{path.name} imports {wrong}; see docs/design.md, 'The import rule'"
 
 
-@pytest.mark.parametrize("folder", OUTSIDE)
-def test_numerics_need_only_torch(folder: str) -> None:
-    for path in sorted((SOURCE / folder).rglob("*.py")):
-        theirs = {module for module in imported_modules(path) if not within(module, {"trisect"})}
-        wrong = sorted(m for m in theirs if not within(m, OUTSIDE[folder] | STANDARD_ONLY))
-        assert not wrong, f"{path.name} imports {wrong}"
+@pytest.mark.parametrize("room", OUTSIDE)
+def test_numerics_need_only_torch(room: str) -> None:
+    for path in files(room):
+        theirs = {module.split(".")[0] for module in imported_modules(path)} - {"trisect"}
+        assert theirs <= OUTSIDE[room] | PLAIN, path.name

@@ -47,7 +47,7 @@ def test_the_result_is_inside_on_the_held_out_windows(settings: dict[str, object
     assert len(target["trials"]) <= 4
     assert budget_of(shape_of(result.model)).parameters < budget_of(shape_of(model)).parameters
     assert target["held_out"]["hash"] == judging.hash
-    assert result.receipt["recipe"]["max_ppl_increase"] == settings["max_ppl_increase"]
+    assert result.receipt["recipe"]["max_ppl_increase"] == str(settings["max_ppl_increase"])
 
 
 def test_the_method_decides_how_widths_are_spread_unless_told() -> None:

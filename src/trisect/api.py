@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trisect.calibrate import MomentsInfo, Progress, read_info
+from trisect.calibrate import MomentsInfo, Progress
 from trisect.calibrate.texts import with_tokens
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.config.settings import as_mixture
@@ -19,17 +19,25 @@ from trisect.errors import TrisectError
 from trisect.evaluate import perplexity as measure
 from trisect.evaluate.perplexity import Perplexity
 from trisect.methods import get_method
-from trisect.methods.method import options_of
 from trisect.models import load_model, original_shape, original_widths, save_model, shape_of
-from trisect.models.fingerprint import check_finite
-from trisect.pipeline import run as pipeline
 from trisect.pipeline import stored_moments as moment_files
-from trisect.pipeline.bounds import compress_within
-from trisect.pipeline.run import Compressed, Step
+from trisect.pipeline.job import Job, carry_out
+from trisect.pipeline.resume import Ledger
+from trisect.pipeline.run import (
+    Compressed,
+    Run,
+    Step,
+    finish,
+    make_plan,
+    open_run,
+    solve_layers,
+    with_method_defaults,
+    with_receipt,
+)
 from trisect.plan import Plan
 from trisect.plan.summary import Summary, summarise
 from trisect.support.clock import timing
-from trisect.support.quiet import hushed
+from trisect.support.quiet import quiet_transformers
 
 Calibration = str | Sequence[str] | CalibrationConfig | Tensor | Tokens
 """A name or a text file, or several; a record with more settings; or token ids (windows, length)."""
@@ -45,14 +53,19 @@ def compress(
     tokenizer: Any = None,
     config: CompressConfig | None = None,
     device: str = "cpu",
+    out: str | Path | None = None,
+    evaluate: str | None = "none",
+    fresh: bool = False,
     progress: Progress | None = None,
 ) -> Any:
     """Compress a model: a transformers object, or the name of anything that `load` takes.
 
     The goal is a `ratio` to remove, and then an object is compressed in place; or `max_ppl_increase` ("5%"),
     and then the smallest copy that was found inside this bound comes back, the model given staying as it is.
-    `config` stands in for goal and `method` where more is to be said. `progress` is called with (stage, done,
-    total). Gives the model, with its `tokenizer` and its `receipt`.
+    `config` stands in for goal and `method` where more is to be said. With `out` the result is saved there,
+    and a run that was interrupted goes on after its finished layers (`fresh` starts anew). `evaluate` names a
+    text for perplexity before and after; None takes what is held out of calibration. `progress` is called
+    with (stage, done, total). Gives the model, with its `tokenizer` and its `receipt`.
     """
     goal = {"ratio": ratio, "max_ppl_increase": max_ppl_increase, "method": method}
     config = _config_for({name: value for name, value in goal.items() if value is not None}, config)
@@ -63,18 +76,28 @@ def compress(
         config = replace(config, calibration=calibration)
     elif calibration is not None:
         config = replace(config, calibration=replace(config.calibration, source=as_mixture(calibration)))
-    if isinstance(model, str | Path):
+    source = str(model) if isinstance(model, str | Path) else None
+    if source is not None:
         model = load(model, device=device)
-    tokenizer = _tokenizer(model, tokenizer)
-    carry_out = pipeline.compress if config.max_ppl_increase is None else compress_within
-    result = carry_out(model, config, tokenizer=tokenizer, tokens=tokens, progress=progress)
-    result.model.tokenizer = tokenizer
+    job = Job(
+        model=model,
+        source=source,
+        config=config,
+        tokenizer=_tokenizer(model, tokenizer),
+        tokens=tokens,
+        out=None if out is None else Path(out),
+        evaluate=evaluate,
+        fresh=fresh,
+    )
+    with quiet_transformers():
+        result = carry_out(job, progress=progress)
+    result.model.tokenizer = job.tokenizer
     return result.model
 
 
 def save(model: Any, out: str | Path, *, tokenizer: Any = None) -> Path:
     """Write a compressed model as a Hugging Face folder with its plan and receipt; gives the folder."""
-    with hushed():
+    with quiet_transformers():
         return save_model(model, _tokenizer(model, tokenizer), out, receipt=model.receipt or {})
 
 
@@ -85,7 +108,7 @@ def load(
 
     Gives a transformers model in evaluation mode; its `tokenizer` is None where the checkpoint has none.
     """
-    with hushed():
+    with quiet_transformers():
         loaded = load_model(str(name), dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     loaded.model.tokenizer = loaded.tokenizer
     return loaded.model
@@ -106,7 +129,7 @@ def calibrate(
     read the dense model alone: a3 does, a3+ does not. Gives what the file says of itself.
     """
     moment_files.refuse_stored_moments(get_method(config.method))
-    config, found = _settled(model, config, tokens, tokenizer, progress)
+    config, found = _with_tokens(model, config, tokens, tokenizer, progress)
     return moment_files.calibrate(model, config, out, tokens=found, progress=progress)
 
 
@@ -124,14 +147,10 @@ def plan(
     Uniform plans follow from sizes alone. Those that look at text ("balanced", "search") read it as
     `calibrate` does; loss curves come from the file `curves`, or are measured and written there.
     """
-    method = get_method(config.method)
-    config = pipeline.checked(config, method)
-    found = None
+    config, found = with_method_defaults(config), None
     if config.allocate != "uniform":
-        config, found = _settled(model, config, tokens, tokenizer, progress)
-    return pipeline.make_plan(
-        model, method, config, found, options=options_of(config), curves=curves, progress=progress
-    )
+        config, found = _with_tokens(model, config, tokens, tokenizer, progress)
+    return make_plan(Run(model=model, config=config, tokens=found, progress=progress), curves=curves)
 
 
 def solve(
@@ -150,16 +169,17 @@ def solve(
     model changes only when `rewrite` puts a step in. Methods such as a3+ solve each part behind those before
     it: their steps have to be put in as they come.
     """
-    method = get_method(config.method)
-    config = pipeline.checked(config, method)
-    check_finite(model)
-    found = None
-    if moments is not None:
-        moment_files.refuse_stored_moments(method)
-        config = moment_files.calibrated_as(config, read_info(str(moments)))
-    else:
-        config, found = _settled(model, config, tokens, tokenizer, progress)
-    return pipeline.steps(model, config, plan, tokens=found, moments=moments, progress=progress)
+    run = open_run(
+        model,
+        config,
+        tokenizer=_tokenizer(model, tokenizer),
+        tokens=_ready(tokens),
+        moments=moments,
+        plan=plan,
+        progress=progress,
+    )
+    run.ledger = Ledger(getattr(model, "layer_store", None))
+    return solve_layers(run)
 
 
 def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step]) -> Compressed:
@@ -167,7 +187,7 @@ def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step
 
     Gives a record with the `model`, the `plan` with the widths it really has, the `losses` and the `receipt`.
     """
-    config = pipeline.checked(config, get_method(config.method))
+    config = with_method_defaults(config)
     original, losses, hashes = original_widths(model), [], set()
     with timing(next(model.parameters()).device) as clock:
         for step in steps:
@@ -176,9 +196,9 @@ def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step
             losses.append(step.entry())
             config = replace(config, calibration=step.calibration)
             hashes.add(step.token_hash)
-        plan = pipeline.marked(model, config, plan, original)
+        plan = finish(Run(model=model, config=config, tokens=None, plan=plan), original)
     token_hash = hashes.pop() if len(hashes) == 1 else None
-    return pipeline.received(model, config, plan, losses, token_hash=token_hash, seconds=clock.seconds())
+    return with_receipt(model, config, plan, losses, token_hash=token_hash, seconds=clock.seconds())
 
 
 def perplexity(
@@ -245,7 +265,7 @@ def _ready(tokens: Tensor | Tokens | None) -> Tokens | None:
     return tokens_from_tensor(tokens) if isinstance(tokens, Tensor) else tokens
 
 
-def _settled(
+def _with_tokens(
     model: Any,
     config: CompressConfig,
     tokens: Tensor | Tokens | None,

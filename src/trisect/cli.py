@@ -1,23 +1,15 @@
 """The command line: finds the verbs, runs one, and turns bad input into one clear line."""
 
-import importlib
 import logging
 import os
-import pkgutil
 import sys
 import traceback
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Annotated
 
-import typer
-
-from trisect import commands
 from trisect.commands._config import blame
 from trisect.commands._screen import is_verbose, one_command
-from trisect.commands._verb import Interrupted, command_of, epilog_of, in_order
+from trisect.commands._verb import Interrupted, build_app
 from trisect.errors import TrisectError
-from trisect.support.receipt import package_version
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -47,38 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:  # typer's own answer to Ctrl-C, while it still parses
         return _fail(f"interrupted: {UNTOUCHED}", code=INTERRUPTED)
     return code or 0
-
-
-def build_app() -> typer.Typer:
-    """One verb per module of `trisect.commands`: its name is the verb, `run` its function."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.callback()(_root)
-    for name, verb in verbs().items():
-        add = app.command(name=name, epilog=epilog_of(verb), rich_help_panel=verb.PANEL)
-        add(command_of(verb.run))
-    return app
-
-
-def verbs() -> dict[str, ModuleType]:
-    """The modules of `trisect.commands` that are verbs."""
-    found = (module.name for module in pkgutil.iter_modules(commands.__path__))
-    names = [name for name in found if not name.startswith("_")]
-    return in_order({name: importlib.import_module(f"{commands.__name__}.{name}") for name in names})
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"trisect {package_version('trisect') or '(from source, not installed)'}")
-        raise typer.Exit
-
-
-def _root(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
-    ] = False,
-) -> None:
-    """Compress language models after training, in closed form."""
 
 
 def _show_warnings() -> None:

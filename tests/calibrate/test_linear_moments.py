@@ -17,7 +17,8 @@ from trisect.methods import METHODS
 from trisect.methods.method import Options, solve
 from trisect.models import layer_views
 from trisect.pipeline.rank_search import linear_plan
-from trisect.pipeline.rounds import rounds
+from trisect.pipeline.run import Run
+from trisect.pipeline.statistics import statistics_for
 
 IDS = tokens(3, 20, seed=4)
 # Where each family's stock modules take the inputs x, a, up and down of a layer's linear maps.
@@ -82,10 +83,10 @@ def test_sequential_moments_follow_the_layers_cut_so_far() -> None:
     assert_same = partial(assert_same_but_for_rounding, steps=steps_of(model), dtype=torch.float32)
     config = CompressConfig(ratio=0.5, method=method.name, align=None)
     plan = linear_plan(model, method, config, text, options=Options(), progress=None)
-    gathered = rounds(
-        model, method, plan, config, tokens=text, moments=None, options=Options(), progress=None
-    )
-    for view, names, found in gathered:
+    run = Run(model=model, config=config, tokens=text, plan=plan)
+    gathered = statistics_for(run)
+    for view in gathered.layers():
+        names, found = run.components(view.index), gathered.current
         whole = heard(dense, dense.model.layers[view.index], "self_attn.q_proj")
         cut = heard(model, view.layer, "self_attn.q_proj")
         assert_same(found["x_gram"], whole.mT @ whole / len(whole))
@@ -94,3 +95,4 @@ def test_sequential_moments_follow_the_layers_cut_so_far() -> None:
         for name in names:
             width = plan.width(view.index, name)
             view.apply(solve(method, name, view.part(name), found, width=width, options=Options()))
+        gathered.finish(view)

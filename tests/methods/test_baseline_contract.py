@@ -121,7 +121,7 @@ def test_the_same_problem_gives_the_same_bytes(method: str) -> None:
 def test_what_a_method_says_it_reads_is_enough_and_needed(method: str, name: str) -> None:
     problem = linear_problem(LinearSize(name=name))
     reads = set(METHODS[method].reads[name])
-    if METHODS[method].sequential:
+    if METHODS[method].in_order:
         reads |= {f"narrow_{moment}" for moment in reads}
     solver = METHODS[method].solvers[name]
     solver(problem.part, {moment: problem.moments[moment] for moment in reads}, 3, Options())

@@ -159,10 +159,10 @@ def test_predicted_loss_never_rises_with_width(method: str, name: str) -> None:
         _, result = shared(method, name, ratio=ratio, allocate="uniform")
         # A method that repairs also pays for the layers before: only its first layer stands alone, up to the
         # strength its held-out tokens choose.
-        follows = METHODS[method].repairs or METHODS[method].sequential
+        follows = METHODS[method].in_order
         alone = [e for e in result.losses if not follows or e["layer"] == 0]
         losses.append({(e["layer"], e["component"]): e["loss"] for e in alone})
-    slack = 0.02 if METHODS[method].repairs else 1e-9
+    slack = 0.02 if METHODS[method].streams == "narrow" else 1e-9
     for narrow, wide in zip(losses, losses[1:], strict=False):
         assert all(wide[key] <= narrow[key] * (1 + slack) + 1e-15 for key in wide)
     assert all(value > 0 for value in losses[0].values())
@@ -185,7 +185,7 @@ def test_untouched_layers_and_components_stay_untouched(method: str, name: str) 
     changed = {key for key, value in model.state_dict().items() if not same(before.get(key), value)}
     mine = {key for key in model.state_dict() if layers[1] is owner(model, key)}
     assert changed & mine
-    if METHODS[method].repairs:  # and then the norm behind all layers is scaled
+    if METHODS[method].streams == "narrow":  # and then the norm behind all layers is scaled
         family = layer_views(model)[0].family
         norm = f"{family.layers.rpartition('.')[0]}.{family.last_norm}."
         mine |= {key for key in model.state_dict() if key.startswith(norm)}
@@ -228,12 +228,7 @@ def test_save_and_load_round_trip(method: str, name: str, tmp_path: Path) -> Non
 STORABLE = [
     case
     for case in CASES
-    if not (
-        METHODS[case[0]].repairs
-        or METHODS[case[0]].sequential
-        or METHODS[case[0]].search
-        or case[0] == "fwsvd"
-    )
+    if not (METHODS[case[0]].in_order or getattr(METHODS[case[0]], "search", None) or case[0] == "fwsvd")
 ]
 
 

@@ -64,10 +64,10 @@ def test_an_interrupted_run_says_so_and_the_same_command_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "solved_by", stopped)
         assert main(["compress", *words(home, tmp_path / "out")]) == 130
-    assert "1 finished layers are kept: the same command goes on" in capsys.readouterr().err
+    assert "1 finished layers are kept: the same command goes on" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["out.unfinished"]
     assert main(["compress", *words(home, tmp_path / "out"), "--seed", "5"]) == 2
-    assert "config.seed was 0, is 5" in capsys.readouterr().err
+    assert "config.seed was 0, is 5" in capsys.readouterr().out
     assert main(["compress", *words(home, tmp_path / "out")]) == 0
     assert_same(weights(tmp_path / "out"), weights(home / "undisturbed"))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -76,20 +76,20 @@ def test_an_interrupted_run_says_so_and_the_same_command_goes_on(
 def test_a_device_that_runs_out_of_memory_gets_smaller_batches(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, sizes = pipeline.rounds, []
+    real, sizes = pipeline.solve_layers, []
 
-    def short_of_memory(*args, **kwargs):
-        size = args[3].calibration.batch_size
+    def short_of_memory(run):
+        size = run.config.calibration.batch_size
         sizes.append(size)
-        for number, found in enumerate(real(*args, **kwargs)):
+        for number, found in enumerate(real(run)):
             if number == 4 and (size is None or size > 3):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             yield found
 
-    monkeypatch.setattr(pipeline, "rounds", short_of_memory)
+    monkeypatch.setattr(pipeline, "solve_layers", short_of_memory)
     assert main(["compress", *words(home, tmp_path / "out"), "--batch-size", "8"]) == 0
     assert sizes == [8, 4, 2]
-    assert "again with batches of 4 windows" in capsys.readouterr().err
+    assert "again with batches of 4 windows" in capsys.readouterr().out
     for name, expected in weights(home / "undisturbed").items():
         torch.testing.assert_close(weights(tmp_path / "out")[name], expected, rtol=1e-2, atol=1e-3)
 

@@ -35,15 +35,15 @@ def killed_run(out: Path, solves: int, method: str) -> Path:
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, solves: int) -> list[int]:
     """Dies in the middle of the solve after so many; says which layers were solved."""
     done: list[int] = []
-    real = pipeline.solved_by
+    real = pipeline.solve_step
 
-    def solved_by(owner, method, view, *rest):
+    def solve_step(run, view, *rest):
         if len(done) == solves:
             raise Killed
         done.append(view.index)
-        return real(owner, method, view, *rest)
+        return real(run, view, *rest)
 
-    monkeypatch.setattr(pipeline, "solved_by", solved_by)
+    monkeypatch.setattr(pipeline, "solve_step", solve_step)
     return done
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trisect.calibrate import Progress
-from trisect.config import CompressConfig
+from trisect.config import CompressConfig, Increase
 from trisect.config.settings import CalibrationConfig
 from trisect.data import Tokens, tokens_from_tensor
 from trisect.data.catalogue import BUILTIN, DEFAULT_MIXTURE, OTHER_TEXTS, OWN_WORDS, STOPGAP
@@ -151,7 +151,7 @@ def prepare(
         streams.append((name, content, ids))
         if asked.samples is None:
             counts[index] = min(count, room(ids, length=length, whole=has_two_parts(name)))
-    judging = _judging(counts) if config.max_ppl_increase is not None else [0] * len(counts)
+    judging = _judging(counts) if isinstance(config.goal, Increase) else [0] * len(counts)
     texts = []
     for index, (name, content, ids) in enumerate(streams):
         apart = set_apart(

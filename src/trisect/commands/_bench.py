@@ -32,10 +32,10 @@ def measure(
 
     from trisect.bench.run import DTYPES, run_sweep
     from trisect.bench.variants import variants_of
-    from trisect.commands._screen import hushed, stderr
+    from trisect.commands._screen import quiet_libraries, stderr
 
     say = stderr(quiet=quiet)
-    with hushed():
+    with quiet_libraries():
         dense = subject.dense_shape(DTYPES[sweep.dtype])
         narrowed = None if subject.narrowed is None else replace(dense, layers=subject.narrowed)
         variants = variants_of(dense, narrowed=narrowed, **cut)
@@ -60,7 +60,7 @@ def time_components(
     from trisect.bench.latency import Workload, layer_seconds, measure_latency
     from trisect.bench.run import DTYPES
     from trisect.bench.timing import laps_on
-    from trisect.commands._screen import hushed, of_stage, progress, quoted, say_next, stdout
+    from trisect.commands._screen import of_stage, progress, quiet_libraries, quoted, say_next, stdout
     from trisect.plan import read_latency
     from trisect.support.files import check_writable, write_json
 
@@ -71,7 +71,7 @@ def time_components(
     phase = sweep.phases[0]
     workload = Workload(phase=phase, batch=sweep.batches[0], length=sweep.lengths[0])
     known = read_latency(path) if path.exists() else None
-    with hushed(), progress(quiet=quiet) as report:
+    with quiet_libraries(), progress(quiet=quiet) as report:
         shape = subject.dense_shape(DTYPES[sweep.dtype])
         table = measure_latency(
             shape,

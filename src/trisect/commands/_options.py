@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from trisect.commands._names import completed, data_names, model_names, one_of
+from trisect.commands._names import completed, model_names, one_of
+from trisect.config.record import CUT, RUNNING
 
-CALIBRATION, RUNNING, EVERYWHERE = "Calibration", "Running", "For every verb"
+EVERYWHERE = "For every verb"
 
 Model = Annotated[
     str,
@@ -18,42 +19,6 @@ Model = Annotated[
     ),
 ]
 OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder.")]
-Calibration = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="Calibration text: `trisect ls data`, or a file; several times for a mixture, also a:0.7+b:0.3. "
-        "(default: c4+fineweb-edu+wikipedia from the hub, else a stopgap)",
-        autocompletion=completed(data_names),
-        rich_help_panel=CALIBRATION,
-    ),
-]
-Samples = Annotated[
-    int | None,
-    typer.Option(
-        help="Calibration windows. (default: 256; on a CPU fewer, the larger the model)",
-        rich_help_panel=CALIBRATION,
-    ),
-]
-Length = Annotated[
-    int | None,
-    typer.Option(
-        help="Tokens per calibration window. (default: 2048, or the model's context)",
-        rich_help_panel=CALIBRATION,
-    ),
-]
-Sampling = Annotated[
-    str | None,
-    typer.Option(
-        metavar="random|first",
-        help="Which windows are taken. (default: random)",
-        autocompletion=one_of("random", "first"),
-        rich_help_panel=CALIBRATION,
-    ),
-]
-Seed = Annotated[
-    int | None, typer.Option(help="Seed of the random windows. (default: 0)", rich_help_panel=CALIBRATION)
-]
 BatchSize = Annotated[
     int | None,
     typer.Option(help="Windows per forward pass; chosen for you by default.", rich_help_panel=RUNNING),
@@ -76,21 +41,20 @@ Device = Annotated[
         rich_help_panel=RUNNING,
     ),
 ]
+Curves = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Loss curves for search and balanced: read, or measured and written.",
+        rich_help_panel=CUT,
+    ),
+]
 Stream = Annotated[
     str,
     typer.Option(
         metavar="auto|on|off",
         help="Read layers one at a time; auto: where memory is short.",
         autocompletion=one_of("auto", "on", "off"),
-        rich_help_panel=RUNNING,
-    ),
-]
-States = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|device|host|disk",
-        help="Where hidden states are kept. (default: auto)",
-        autocompletion=one_of("auto", "device", "host", "disk"),
         rich_help_panel=RUNNING,
     ),
 ]

@@ -9,12 +9,15 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trisect.support.files import write_json
+
+if TYPE_CHECKING:
+    from trisect.models import Loaded
 
 Report = Callable[[str, int, int], None]
 """(stage, done, total): called again and again while a stage lasts."""
@@ -75,6 +78,11 @@ def stderr(*, quiet: bool) -> Console:
     return Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
+def say(line: str) -> None:
+    """A line of results."""
+    stdout().print(line, soft_wrap=True)
+
+
 def say_saved(path: Path) -> None:
     """Where a result is."""
     stdout().print(f"Saved to {path}", soft_wrap=True)
@@ -101,12 +109,12 @@ def quoted(name: str | Path) -> str:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def quiet_libraries() -> Iterator[None]:
     """Keep transformers from writing between our own lines, unless --verbose.
 
     In a command it stays so to the end: saving and generating have things to say too.
     """
-    from trisect.support.quiet import hushed as quiet_transformers
+    from trisect.support.quiet import quiet_transformers
 
     command = _running.get()
     with ExitStack() as here:
@@ -114,6 +122,18 @@ def hushed() -> Iterator[None]:
             stack = here if command is None else command.endings
             stack.enter_context(quiet_transformers())
         yield
+
+
+def load(
+    name: str, *, dtype: str | None, device: str, trust_remote_code: bool, stream: str = "off"
+) -> "Loaded":
+    """Load a model with transformers' own chatter turned off."""
+    from trisect.models import load_model
+
+    with quiet_libraries():
+        return load_model(
+            name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, stream=stream
+        )
 
 
 @contextmanager
@@ -127,7 +147,8 @@ def progress(*, quiet: bool) -> Iterator[Report]:
         TimeRemainingColumn(),
     )
     hidden = quiet or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
+    # Lines for stdout must stay there: rich would move them to stderr, where the bars are.
+    with Progress(*columns, console=console, transient=True, disable=hidden, redirect_stdout=False) as bars:
         tasks = {}
 
         def report(stage: str, done: int, total: int) -> None:

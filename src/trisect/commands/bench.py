@@ -140,13 +140,13 @@ def run(
 
 def _subject(model: str | None, shape: str | None, trust_remote_code: bool) -> "Subject":
     from trisect.bench.subject import subject_of_model, subject_of_shape
-    from trisect.commands._screen import hushed
+    from trisect.commands._screen import quiet_libraries
 
     if (model is None) == (shape is None):
         raise TrisectError(
             "Give a MODEL or --shape NAME, one of them, e.g. `trisect bench --shape llama-2-13b`."
         )
-    with hushed():
+    with quiet_libraries():
         if shape is not None:
             return subject_of_shape(shape)
         return subject_of_model(str(model), trust_remote_code=trust_remote_code)

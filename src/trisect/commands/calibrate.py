@@ -7,6 +7,7 @@ import typer
 
 from trisect.commands import _options as options
 from trisect.commands._names import completed, method_names
+from trisect.config import CalibrationConfig
 
 PANEL = "Compress"
 EXAMPLES = (
@@ -24,6 +25,7 @@ EXAMPLES = (
 
 def run(
     model: options.Model,
+    settings: CalibrationConfig,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="E.g. moments.safetensors.")],
     method: Annotated[
         str,
@@ -33,12 +35,6 @@ def run(
             autocompletion=completed(method_names),
         ),
     ] = "a3",
-    calibration: options.Calibration = None,
-    samples: options.Samples = None,
-    length: options.Length = None,
-    sampling: options.Sampling = None,
-    seed: options.Seed = None,
-    batch_size: options.BatchSize = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
     quiet: options.Quiet = False,
@@ -46,33 +42,25 @@ def run(
 ) -> None:
     """Run the calibration tokens through a model and save its moments."""
     from trisect.calibrate.texts import prepare
-    from trisect.commands._flow import load, say_text
-    from trisect.commands._screen import progress, quoted, say_next, stdout
-    from trisect.config import CalibrationConfig, CompressConfig
+    from trisect.commands._screen import load, progress, quoted, say, say_next, stdout
+    from trisect.config import CompressConfig
     from trisect.methods import get_method
     from trisect.pipeline.stored_moments import calibrate, refuse_stored_moments
     from trisect.support.files import check_writable
 
-    chosen = options.given(
-        source=calibration or None,
-        samples=samples,
-        length=length,
-        sampling=sampling,
-        seed=seed,
-        batch_size=batch_size,
-    )
     config = CompressConfig(
         ratio=0.5,  # moments are the same for every ratio
         method=method,
         parts=get_method(method).parts,
-        calibration=CalibrationConfig(**chosen),
+        calibration=settings,
     )
     refuse_stored_moments(get_method(method))
     check_writable(out)
     loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     with progress(quiet=quiet) as report:
         prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
-    say_text(prepared)
+    for line in (prepared.line(), *prepared.notes):
+        say(line)
     with progress(quiet=quiet) as report:
         info = calibrate(loaded.model, config, out, tokens=prepared.tokens, progress=report)
     stdout().print(f"Moments of {info.num_tokens:,} tokens saved to {out}", soft_wrap=True)

@@ -73,11 +73,11 @@ def carry_out(
     quiet: bool,
 ) -> "Tally":
     """Run what is missing, saying on stderr what is being done."""
-    from trisect.commands._screen import hushed, progress, stderr
+    from trisect.commands._screen import progress, quiet_libraries, stderr
     from trisect.compare import run_recipe
 
     console = stderr(quiet=quiet)
-    with hushed(), progress(quiet=quiet) as report:
+    with quiet_libraries(), progress(quiet=quiet) as report:
         return run_recipe(
             recipe,
             folder,
@@ -130,10 +130,10 @@ def show_cells(recipe: "Recipe", folder: "Folder") -> None:
     """The cells of a recipe, and what is not at hand for them."""
     from rich.table import Table
 
-    from trisect.commands._screen import hushed, stdout
+    from trisect.commands._screen import quiet_libraries, stdout
     from trisect.compare.check import dry_run
 
-    with hushed():
+    with quiet_libraries():
         cells, remarks = dry_run(recipe, folder)
     table = Table("model", "method", "ratio", "calibration", "removes", "state")
     for entry in cells:

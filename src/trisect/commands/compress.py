@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 
 from trisect.commands import _options as options
-from trisect.commands import _recipe as recipe
-from trisect.commands._job import Job, carry_out
 from trisect.commands._names import completed, data_names
 from trisect.commands.plan import show_plan
+from trisect.config import CompressConfig
 from trisect.errors import TrisectError
 
 PANEL = "Compress"
@@ -28,36 +27,13 @@ EXAMPLES = (
 
 def run(
     model: options.Model,
+    settings: CompressConfig,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="New folder.")] = None,
-    ratio: recipe.Ratio = None,
-    kv_ratio: recipe.KvRatio = None,
-    target_params: recipe.TargetParams = None,
-    target_kv_bytes: recipe.TargetKvBytes = None,
-    max_ppl_increase: recipe.MaxPplIncrease = None,
-    budget: recipe.Budget = None,
-    latency_table: recipe.LatencyTable = None,
-    floor: recipe.Floor = None,
-    method: recipe.Method = None,
-    calibration: options.Calibration = None,
-    samples: options.Samples = None,
-    length: options.Length = None,
-    sampling: options.Sampling = None,
-    seed: options.Seed = None,
-    batch_size: options.BatchSize = None,
-    parts: recipe.Parts = None,
-    layers: recipe.Layers = None,
-    align: recipe.Align = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
     stream: options.Stream = "auto",
-    states: options.States = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew where a run was interrupted.")] = False,
-    allocate: recipe.Allocate = None,
-    curves: recipe.Curves = None,
-    rope_scope: recipe.RopeScope = None,
-    without: recipe.Without = None,
-    portable: recipe.Portable = None,
-    qk_norm_tolerance: recipe.QkNormTolerance = None,
+    curves: options.Curves = None,
     moments: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Moments from `trisect calibrate`.")
     ] = None,
@@ -78,25 +54,45 @@ def run(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Narrow a model to a goal, usually --ratio, and save it as a Hugging Face folder."""
-    chosen = recipe.build_config(locals())  # every option above, by its name
     load_options = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
     if dry_run:
-        show_plan(model, chosen, curves=curves, json=json, quiet=quiet, load_options=load_options)
+        show_plan(model, settings, curves=curves, json=json, quiet=quiet, load_options=load_options)
         return
     if out is None:
         raise TrisectError("No output was named; add -o OUT (or --dry-run to see the plan only).")
-    carry_out(
-        Job(
-            model=model,
-            config=chosen,
-            out=out,
-            moments=moments,
-            curves=curves,
-            evaluate=evaluate,
-            eval_windows=eval_windows,
-            load_options={**load_options, "stream": stream},
-            fresh=fresh,
-            quiet=quiet,
-        ),
-        json=json,
+    from trisect.commands._result import show_result
+    from trisect.commands._screen import (
+        keep_measurement,
+        progress,
+        quiet_libraries,
+        quoted,
+        say,
+        say_next,
+        say_saved,
     )
+    from trisect.pipeline.job import Job, carry_out
+    from trisect.support import distributed
+
+    job = Job(
+        model=model,
+        config=settings,
+        out=out,
+        moments=moments,
+        curves=curves,
+        evaluate=evaluate,
+        eval_windows=eval_windows,
+        load_options={**load_options, "stream": stream},
+        fresh=fresh,
+    )
+    with distributed.process_group(device):
+        with quiet_libraries(), progress(quiet=quiet or not distributed.is_rank_zero()) as report:
+            result = carry_out(job, say=say, progress=report)
+        if not distributed.is_rank_zero():
+            return
+    show_result(result)
+    say_saved(out)
+    keep_measurement(json, result.receipt)
+    name = quoted(out)
+    # Without --portable most models do not fit a stock architecture, and export would refuse them.
+    exported = [f"trisect export {name} -o OUT"] if settings.portable else []
+    say_next(f"trisect eval {name}", f"trisect report {name}", *exported, quiet=quiet)

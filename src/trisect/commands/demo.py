@@ -34,38 +34,49 @@ def run(
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a small model, compress it, and show what it cost."""
-    from trisect.calibrate.texts import held_out_texts, prepare
-    from trisect.commands._flow import compress_and_measure, load, say_text
-    from trisect.commands._screen import keep_measurement, progress, say_next, stdout
+    from trisect.commands._result import show_result
+    from trisect.commands._screen import (
+        keep_measurement,
+        load,
+        progress,
+        quiet_libraries,
+        say,
+        say_next,
+        stdout,
+    )
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.data import REGISTRY_MODELS
     from trisect.data.catalogue import BUILTIN
     from trisect.methods import get_method
+    from trisect.pipeline.job import Job, carry_out
 
     calibration = CalibrationConfig(source=BUILTIN, samples=SAMPLES, length=LENGTH)
     config = CompressConfig(ratio=ratio, method=method, calibration=calibration)
     get_method(method)
     console = stdout()
     console.print(f"{MODEL}: remove {ratio:.0%} with {method}")
-    with progress(quiet=quiet) as report:
+    with quiet_libraries(), progress(quiet=quiet) as report:
         report("load", 0, 1)
         loaded = load(MODEL, dtype="float32", device="cpu", trust_remote_code=False)
         report("load", 1, 1)
-    prepared = prepare(loaded.model, config, loaded.tokenizer)
-    say_text(prepared)
-    held_out, _ = held_out_texts(prepared, loaded.tokenizer, count=EVAL_WINDOWS, other=False)
-    with progress(quiet=quiet) as report:
         dense_text = continue_prompt(loaded)
-        outcome = compress_and_measure(
-            loaded, config, evaluations=held_out, tokens=prepared.tokens, report=report
+        job = Job(
+            model=loaded.model,
+            source=MODEL,
+            tokenizer=loaded.tokenizer,
+            config=config,
+            evaluate=None,
+            eval_windows=EVAL_WINDOWS,
+            other_text=False,
         )
+        result = carry_out(job, say=say, progress=report)
         narrow_text = continue_prompt(loaded)
-    outcome.show()
+    show_result(result)
     console.print(f"({MODEL}: {REGISTRY_MODELS[MODEL].note})")
     console.print(f"before:     {dense_text}", soft_wrap=True, markup=False)
     console.print(f"compressed: {narrow_text}", soft_wrap=True, markup=False)
     texts = {"prompt": PROMPT, "before": dense_text, "after": narrow_text}
-    keep_measurement(json, {"model": MODEL, **outcome.to_dict(), "texts": texts})
+    keep_measurement(json, {**result.receipt, "texts": texts})
     say_next(f"trisect compress {MODEL} -o small --ratio {ratio} --method {method}", quiet=quiet)
 
 

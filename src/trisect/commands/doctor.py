@@ -23,9 +23,9 @@ UNFIT = 1
 def run(json: options.Json = None, quiet: options.Quiet = False) -> None:
     """Check Python, packages, devices, attention, folders and one tiny run; say what to fix."""
     from trisect.commands._checkup import OK, PROBLEM
-    from trisect.commands._screen import hushed, keep_measurement, progress, say_next, stdout
+    from trisect.commands._screen import keep_measurement, progress, quiet_libraries, say_next, stdout
 
-    with hushed(), progress(quiet=quiet) as report:
+    with quiet_libraries(), progress(quiet=quiet) as report:
         findings = list(examine(report))
     shown = [finding for finding in findings if not (quiet and finding.state == OK)]
     stdout().print(_table(shown))

@@ -85,8 +85,7 @@ def run(
 ) -> None:
     """Measure the perplexity of a model on a text, its scores on tasks, or both."""
     from trisect.calibrate.texts import USUAL_LENGTH, usual_length
-    from trisect.commands._flow import load
-    from trisect.commands._screen import keep_measurement, quoted, say_next
+    from trisect.commands._screen import keep_measurement, load, quoted, say_next
     from trisect.evaluate.perplexity import check_buckets
     from trisect.evaluate.tasks import check_request, parse_tasks
 
@@ -163,10 +162,10 @@ def _tasks(
     batch_size: int | None,
     quiet: bool,
 ) -> dict[str, Any]:
-    from trisect.commands._screen import hushed, progress, stdout
+    from trisect.commands._screen import progress, quiet_libraries, stdout
     from trisect.evaluate.tasks import evaluate_tasks
 
-    with hushed(), progress(quiet=quiet) as report:
+    with quiet_libraries(), progress(quiet=quiet) as report:
         results = evaluate_tasks(
             loaded.model, loaded.tokenizer, requests, batch_size=batch_size, progress=report, **choice
         )

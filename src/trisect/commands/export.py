@@ -55,14 +55,14 @@ def run(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Write a compressed model for transformers (vLLM, SGLang) or llama.cpp, checked against the original."""
-    from trisect.commands._screen import hushed, keep_measurement
+    from trisect.commands._screen import keep_measurement, quiet_libraries
 
     if to not in FORMATS:
         raise unknown_name("format", to, FORMATS)
     if as_llama and to != "hf":
         raise TrisectError("--as-llama is about --to hf; a GGUF file has Llama's architecture always.")
     export = _hf if to == "hf" else _gguf
-    with hushed():
+    with quiet_libraries():
         done = export(folder, out, dtype, as_llama=as_llama, trust_remote_code=trust_remote_code)
     _show(done, quiet=quiet)
     keep_measurement(json, done.facts)
@@ -80,7 +80,7 @@ class Done:
 
 
 def _hf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool) -> Done:
-    from trisect.commands._flow import load
+    from trisect.commands._screen import load
     from trisect.export import export_hf
     from trisect.support.files import check_new_folder
     from trisect.support.receipt import read_receipt
@@ -105,8 +105,7 @@ def _hf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remo
 
 
 def _gguf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool) -> Done:
-    from trisect.commands._flow import load
-    from trisect.commands._screen import quoted
+    from trisect.commands._screen import load, quoted
     from trisect.export.gguf import export_gguf
     from trisect.support.receipt import read_receipt
 

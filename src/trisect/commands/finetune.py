@@ -89,7 +89,7 @@ def run(
 ) -> None:
     """Tune a model with LoRA on instructions or text, and save it as the same kind of folder."""
     _need_peft()
-    from trisect.commands._flow import load
+    from trisect.commands._screen import load
     from trisect.finetune import TuneConfig, load_examples
     from trisect.finetune.results import load_held_out
     from trisect.support.receipt import read_receipt

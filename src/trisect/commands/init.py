@@ -20,7 +20,7 @@ WIDTH = 100
 
 def verb_names() -> list[str]:
     """The verbs that a file can be written for."""
-    from trisect.cli import verbs
+    from trisect.commands._verb import verbs
 
     return sorted(verbs())
 
@@ -50,8 +50,8 @@ def commented_options(verb: str, out: Path) -> str:
     """The file's text: options with a default as they are, the others as comments to fill in."""
     from typer.main import get_command
 
-    from trisect.cli import build_app
     from trisect.commands._config import by_key
+    from trisect.commands._verb import build_app
 
     command = get_command(build_app()).commands[verb]  # type: ignore[attr-defined]
     head = [

@@ -21,11 +21,11 @@ def run(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Show a model's widths, parameters, cache and FLOPs; no weights are read."""
-    from trisect.commands._screen import hushed, keep_measurement, quoted, say_next, stdout
+    from trisect.commands._screen import keep_measurement, quiet_libraries, quoted, say_next, stdout
     from trisect.models import read_shape
     from trisect.report.table import compression_table
 
-    with hushed():
+    with quiet_libraries():
         current, original, info = read_shape(model, trust_remote_code=trust_remote_code)
     measurement = {"model": model, **describe(current, original), **info}
     console = stdout()

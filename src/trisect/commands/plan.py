@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trisect.commands import _options as options
-from trisect.commands import _recipe as recipe
+from trisect.config import CompressConfig
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:
-    from trisect.config import CompressConfig
     from trisect.plan import Curves, Plan
     from trisect.records.shapes import ModelShape
 
@@ -28,33 +27,10 @@ EXAMPLES = (
 
 def run(
     model: options.Model,
-    ratio: recipe.Ratio = None,
-    kv_ratio: recipe.KvRatio = None,
-    target_params: recipe.TargetParams = None,
-    target_kv_bytes: recipe.TargetKvBytes = None,
-    max_ppl_increase: recipe.MaxPplIncrease = None,
-    budget: recipe.Budget = None,
-    latency_table: recipe.LatencyTable = None,
-    floor: recipe.Floor = None,
-    method: recipe.Method = None,
-    parts: recipe.Parts = None,
-    layers: recipe.Layers = None,
-    align: recipe.Align = None,
-    allocate: recipe.Allocate = None,
-    curves: recipe.Curves = None,
-    rope_scope: recipe.RopeScope = None,
-    without: recipe.Without = None,
-    portable: recipe.Portable = None,
-    qk_norm_tolerance: recipe.QkNormTolerance = None,
-    calibration: options.Calibration = None,
-    samples: options.Samples = None,
-    length: options.Length = None,
-    sampling: options.Sampling = None,
-    seed: options.Seed = None,
-    batch_size: options.BatchSize = None,
+    settings: CompressConfig,
+    curves: options.Curves = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
-    states: options.States = None,
     heatmap: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the plan, layers by parts: .png or .svg.")
     ] = None,
@@ -63,10 +39,9 @@ def run(
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Show the widths that a goal comes to; weights are read only to measure loss curves."""
-    chosen = recipe.build_config(locals())  # every option above, by its name
     show_plan(
         model,
-        chosen,
+        settings,
         curves=curves,
         heatmap=heatmap,
         json=json,
@@ -77,7 +52,7 @@ def run(
 
 def show_plan(
     model: str,
-    config: "CompressConfig",
+    config: CompressConfig,
     *,
     curves: Path | None,
     heatmap: Path | None = None,
@@ -86,23 +61,23 @@ def show_plan(
     load_options: dict[str, Any],
 ) -> None:
     """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
-    from trisect.commands._screen import hushed, keep_measurement, quoted, say_next, stdout
-    from trisect.methods import get_method
+    from trisect.commands._screen import keep_measurement, quiet_libraries, quoted, say_next, stdout
     from trisect.models import read_shape
-    from trisect.pipeline.run import checked
+    from trisect.pipeline.planning import plan_from_shape
+    from trisect.pipeline.run import with_method_defaults
     from trisect.plan import apply_plan, outlook
     from trisect.report.heatmap import check_heatmap, heat_tables, write_heatmap
     from trisect.report.table import compression_table
     from trisect.support.files import check_writable
 
-    config = checked(config, get_method(config.method))
+    config = with_method_defaults(config)
     if heatmap is not None:
         check_heatmap(heatmap)
         check_writable(heatmap)
-    with hushed():
+    with quiet_libraries():
         shape, _, _ = read_shape(model, trust_remote_code=load_options["trust_remote_code"])
     known = _curves(model, config, curves, load_options=load_options, quiet=quiet)
-    plan = make_plan(shape, config, known)
+    plan = plan_from_shape(shape, config, known)
     after = apply_plan(shape, plan)
     facts = describe(shape, config, plan, known)
     console = stdout()
@@ -124,33 +99,8 @@ def show_plan(
     )
 
 
-def make_plan(shape: "ModelShape", config: "CompressConfig", curves: "Curves | None") -> "Plan":
-    """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
-    from trisect.methods import get_method
-    from trisect.methods.method import check_parts, options_of
-    from trisect.pipeline.rank_search import linear_plan
-    from trisect.plan import plan_for
-    from trisect.plan.allocate import planner_for
-    from trisect.plan.problem import problem_for
-    from trisect.plan.smallest import predicted_within
-
-    method = get_method(config.method)
-    if method.linear:
-        return linear_plan(shape, method, config, None, options=options_of(config), progress=None)
-    check_parts(method, config.parts)
-    if config.max_ppl_increase is None:
-        return plan_for(shape, config, curves)
-    if curves is None:
-        raise TrisectError(
-            "Only loss curves can predict perplexity: name their file with --curves FILE, and --allocate "
-            "balanced or search to have one measured."
-        )
-    problem = problem_for(shape, config)
-    return predicted_within(problem, planner_for(problem, config.allocate, curves), curves)
-
-
 def describe(
-    shape: "ModelShape", config: "CompressConfig", plan: "Plan", curves: "Curves | None"
+    shape: "ModelShape", config: CompressConfig, plan: "Plan", curves: "Curves | None"
 ) -> dict[str, Any]:
     """What a plan comes to, for people and for JSON."""
     from trisect.plan import apply_plan, budget_of, compare, outlook
@@ -168,12 +118,11 @@ def describe(
 
 
 def _curves(
-    model: str, config: "CompressConfig", path: Path | None, *, load_options: dict[str, Any], quiet: bool
+    model: str, config: CompressConfig, path: Path | None, *, load_options: dict[str, Any], quiet: bool
 ) -> "Curves | None":
     """From their file; one that does not exist yet is measured and written, as `compress` does."""
     from trisect.calibrate.texts import prepare
-    from trisect.commands._flow import load, say_text
-    from trisect.commands._screen import progress
+    from trisect.commands._screen import load, progress, say
     from trisect.methods import get_method
     from trisect.methods.method import options_of
     from trisect.pipeline.loss_curves import curves_for
@@ -194,7 +143,8 @@ def _curves(
     options = options_of(config)
     with progress(quiet=quiet) as report:
         prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
-    say_text(prepared)
+    for line in (prepared.line(), *prepared.notes):
+        say(line)
     tokens = prepared.tokens
     with progress(quiet=quiet) as report:
         return curves_for(loaded.model, config, tokens, options=options, path=path, progress=report)
@@ -214,10 +164,10 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _goal_options(config: "CompressConfig") -> str:
+def _goal_options(config: CompressConfig) -> str:
     """The goal as it is typed."""
-    from trisect.config.goals import GOALS
     from trisect.errors import option_name
 
-    goals = {name: getattr(config, name) for name in GOALS}
-    return " ".join(f"{option_name(name)} {value}" for name, value in goals.items() if value is not None)
+    settings = config.goal.settings()
+    plain = settings["budget"] == "params" or "ratio" not in settings
+    return " ".join(f"{option_name(n)} {v}" for n, v in settings.items() if n != "budget" or not plain)

@@ -68,8 +68,7 @@ def run(
 ) -> None:
     """Hold a model's linear weights in fewer bits, and save it as a folder that loads as it is."""
     from trisect.calibrate.texts import usual_length
-    from trisect.commands._flow import load
-    from trisect.commands._screen import keep_measurement, quoted, say_next, say_saved
+    from trisect.commands._screen import keep_measurement, load, quoted, say_next, say_saved
     from trisect.data import load_tokens
     from trisect.models import save_model
     from trisect.quantize import QuantizeConfig

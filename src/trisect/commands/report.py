@@ -62,7 +62,7 @@ def run(
     quiet: options.Quiet = False,
 ) -> None:
     """Write one self-contained page: what went, what it cost, where the time went, and every receipt."""
-    from trisect.commands._screen import hushed, quoted, say_next, say_saved, stdout
+    from trisect.commands._screen import quiet_libraries, quoted, say_next, say_saved, stdout
     from trisect.plan import read_curves
     from trisect.report.collect import read_runs
     from trisect.report.page import all_figures, render, report_sections
@@ -71,7 +71,7 @@ def run(
 
     check_outputs(out, figures)
     check_samples(sample or [], sample_tokens)
-    with hushed():
+    with quiet_libraries():
         found = read_runs(runs, measured or [])
         shown = None if layers is None else _layers(layers, found)
         known = None if curves is None else read_curves(curves)
@@ -111,8 +111,7 @@ def _check_curves(curves: "Curves | None", runs: "list[Run]", path: Path | None)
 def _samples(
     runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str, quiet: bool
 ) -> "list[Sample]":
-    from trisect.commands._flow import load
-    from trisect.commands._screen import progress
+    from trisect.commands._screen import load, progress
     from trisect.report.samples import draw_samples
 
     if not prompts:

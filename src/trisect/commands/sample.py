@@ -38,8 +38,7 @@ def run(
     """Let a model write text of its own, to calibrate on."""
     from trisect.calibrate.synthetic import OwnWords, check_output, write_own_words
     from trisect.calibrate.texts import usual_length
-    from trisect.commands._flow import load
-    from trisect.commands._screen import of_stage, progress, quoted, say_next, stdout
+    from trisect.commands._screen import load, of_stage, progress, quoted, say_next, stdout
 
     chosen: dict[str, Any] = {"samples": samples, "temperature": temperature}
     chosen |= {"seed": seed, "batch_size": batch_size}

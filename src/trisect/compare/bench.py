@@ -156,7 +156,7 @@ class Bench:
         if config is None or cell.calibration is None or allocation(config) == "uniform":
             return None
         method = get_method(config.method)
-        if method.linear and method.search != "sensitivity":
+        if method.linear and getattr(method, "search", None) != "sensitivity":
             return None
         made_of = [self.fingerprint, self.tokens(cell.calibration).hash, config.method, config.seed]
         if method.linear:  # sensitivities are of the maps that are cut

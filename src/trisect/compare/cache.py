@@ -47,7 +47,7 @@ def reads_of(config: CompressConfig) -> frozenset[str] | None:
     # Methods on linear maps say what they read map by map.
     pieces = [name for part in config.parts for name in (part, *LINEARS[part])]
     names = frozenset().union(*(method.reads.get(piece, frozenset()) for piece in pieces))
-    return names if names <= set(READINGS) and not method.sequential else None
+    return names if names <= set(READINGS) and not method.in_order else None
 
 
 def stored_moments(

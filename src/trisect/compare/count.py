@@ -46,7 +46,11 @@ def chosen_weights(shape: ModelShape, config: CompressConfig) -> int:
 
 def ratio_of(config: CompressConfig) -> str:
     """What the asked ratio is a share of: weights, or KV bytes where method or budget are about those."""
-    return "KV" if get_method(config.method).cached or config.goal.budget == "kv" else "weights"
+    return (
+        "KV"
+        if getattr(get_method(config.method), "cached", False) or config.goal.budget == "kv"
+        else "weights"
+    )
 
 
 def removed_cache(before: ModelShape, after: ModelShape, config: CompressConfig) -> float:

@@ -158,10 +158,9 @@ def _methods(data: Mapping[str, Any], models: Sequence[ModelEntry]) -> tuple[Met
 def _check_method(entry: MethodEntry) -> None:
     """Refuse now what would make every one of its cells fail."""
     method = get_method(entry.name)
-    if method.ratio is not None and set(entry.ratios) != {method.ratio}:
-        raise TrisectError(
-            f"{method.name} removes {method.ratio:g} and nothing else; give it ratios: [{method.ratio:g}]."
-        )
+    only = method.ratio
+    if only is not None and set(entry.ratios) != {only}:
+        raise TrisectError(f"{method.name} removes {only:g} and nothing else; give it ratios: [{only:g}].")
     for ratio in entry.ratios:
         config = entry.config(ratio=ratio, calibration=CalibrationConfig())
     missing = [part for part in config.parts if part not in method.parts]

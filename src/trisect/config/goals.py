@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -35,6 +35,10 @@ class Share:
         """The least that must be left of `total`; decimal, because 1 - 0.3 is not 0.7 in binary."""
         return math.ceil((1 - Fraction(str(self.removed))) * total)
 
+    def settings(self) -> dict[str, Any]:
+        """The goal as it is given."""
+        return {"kv_ratio" if self.budget == "kv" else "ratio": self.removed, "budget": self.budget}
+
     def __str__(self) -> str:
         return f"a ratio of {self.removed:g}" + ("" if self.budget == "params" else f" of {self.budget}")
 
@@ -45,6 +49,11 @@ class Limit:
 
     budget: str
     most: int
+
+    def settings(self) -> dict[str, Any]:
+        """The goal as it is given."""
+        name = "target_params" if self.budget == "params" else "target_kv_bytes"
+        return {name: self.most, "budget": self.budget}
 
     def __str__(self) -> str:
         return f"{self.most:,} " + ("parameters" if self.budget == "params" else "KV bytes per token")
@@ -58,6 +67,14 @@ class Increase:
     amount: float
     relative: bool
     """Whether `amount` is a share of the dense perplexity or perplexity itself."""
+    typed: str = field(default="", compare=False)
+
+    def settings(self) -> dict[str, Any]:
+        """The goal as it is given."""
+        return {"max_ppl_increase": str(self), "budget": self.budget}
+
+    def __str__(self) -> str:
+        return self.typed or (f"{100 * self.amount:g}%" if self.relative else f"{self.amount:g}")
 
     def nats(self, dense: float) -> float:
         """The same bound as a rise of the mean loss, given the dense model's."""
@@ -93,6 +110,8 @@ def goal_of(settings: Mapping[str, Any], *, budget: str) -> Goal:
         return Share(budget=own, removed=_checked_ratio(value))
     if name == "max_ppl_increase":
         return parse_increase(value, budget=own)
+    if isinstance(value, str):
+        value = parse_count(value) if name == "target_params" else parse_bytes(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise TrisectError(f"{name} must be a whole number of at least 1, not {value!r}.")
     return Limit(budget=own, most=value)
@@ -179,7 +198,7 @@ def parse_increase(value: Any, *, budget: str = "params") -> Increase:
             f"Perplexity may rise by a share such as 5% or by an amount such as 1.5, not {value!r}; "
             "write e.g. --max-ppl-increase 5%."
         )
-    return Increase(budget=budget, amount=amount, relative=relative)
+    return Increase(budget=budget, amount=amount, relative=relative, typed=text)
 
 
 def _floor_entries(text: str) -> float | dict[str, float]:
@@ -223,3 +242,34 @@ def _checked_ratio(ratio: Any) -> float:
             f"The ratio is the fraction to remove, above 0 and below 1, not {ratio!r}; try 0.25."
         )
     return float(ratio)
+
+
+def _goal_option(help: str, typed: type, metavar: str | None = None, choices: tuple[str, ...] = ()) -> Any:
+    return {
+        "help": help,
+        "typed": typed,
+        "metavar": metavar,
+        "choices": choices,
+        "names": "",
+        "panel": "Goal",
+        "annotation": typed,
+    }
+
+
+GOAL_OPTIONS = {
+    "ratio": _goal_option("Fraction of the decoder's weights to remove, e.g. 0.25.", float),
+    "kv_ratio": _goal_option("Instead: fraction of the KV cache to remove, from attention alone.", float),
+    "target_params": _goal_option("Instead: parameters of the whole model, e.g. 100M or 1.2B.", str, "N"),
+    "target_kv_bytes": _goal_option(
+        "Instead: KV cache bytes per token, e.g. 20K (20,000) or 20KiB (20,480).", str, "N"
+    ),
+    "max_ppl_increase": _goal_option(
+        "Instead: the smallest model whose perplexity on held-out calibration windows rises by no more.",
+        str,
+        "5%|1.5",
+    ),
+    "budget": _goal_option(
+        "What --ratio is a fraction of. (default: params)", str, "params|kv|flops|latency", BUDGETS
+    ),
+}
+"""The goal as the command line takes it: one of five options, and what it counts in."""

@@ -1,82 +1,46 @@
 """The records of a run: what a user chose, checked once, and readable back from YAML or JSON."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, model_validator
+from pydantic_core import ArgsKwargs
 
 from trisect.config.goals import (
     GOALS,
     Floors,
-    Goal,
+    Increase,
+    Limit,
+    Share,
     cached_parts,
     check_latency_table,
     goal_of,
-    parse_bytes,
-    parse_count,
     read_floors,
 )
-from trisect.config.goals import Increase as Increase
-from trisect.config.goals import Limit as Limit
-from trisect.config.goals import Share as Share
+from trisect.config.record import (
+    CALIBRATION,
+    GOAL,
+    RUNNING,
+    check_choices,
+    defaults_of,
+    option,
+    record,
+    setting_names,
+)
 from trisect.errors import TrisectError, option_name, unknown_name
 from trisect.records.shapes import COMPONENTS
-from trisect.support.checks import check_integer, is_number, read_settings, refuse_unknown_keys
+from trisect.support.checks import check_integer, read_settings, refuse_unknown_keys
 
-SAMPLINGS = ("random", "first")
-STATES = ("auto", "device", "host", "disk")
 MOST_TOKENS = 1 << 28
 """Of a calibration set; the paper's has 262,144."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationConfig:
-    """Which tokens the moments are collected on. None: as the model, the device and the machine suggest."""
-
-    source: str | None = None
-    """A name (`trisect ls data`), a text file, or a mixture, a:0.5+b:0.5; a list becomes a mixture."""
-    samples: int | None = None
-    """Windows."""
-    length: int | None = None
-    """Tokens of each window."""
-    sampling: str = "random"
-    """"random" windows, as in the paper, or consecutive ones from the "first" token on."""
-    seed: int = 0
-    batch_size: int | None = None
-    """Windows per forward pass; None lets the calibration choose."""
-    states: str = "auto"
-    """Where hidden states of all windows are kept: on the device, in main memory ("host"), on disk."""
-
-    def __post_init__(self) -> None:
-        if self.source is not None:
-            object.__setattr__(self, "source", as_mixture(self.source))
-        for name, minimum in {"samples": 1, "length": 2, "batch_size": 1}.items():
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), minimum=minimum)
-        if (self.samples or 1) * (self.length or 1) > MOST_TOKENS:
-            raise TrisectError(f"{self.samples} windows of {self.length} are over {MOST_TOKENS:,} tokens.")
-        check_integer("seed", self.seed, minimum=0)
-        if self.sampling not in SAMPLINGS:
-            raise unknown_name("sampling", str(self.sampling), SAMPLINGS)
-        if self.states not in STATES:
-            raise unknown_name("place for hidden states", str(self.states), STATES)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings, ready for JSON or YAML."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "CalibrationConfig":
-        """The inverse of `to_dict`; keys that are left out have their default."""
-        refuse_unknown_keys(data, cls, where="calibration")
-        return cls(**data)
-
-    @classmethod
-    def read(cls, value: Any) -> "CalibrationConfig":
-        """A record as it is, a mapping of its fields, or a source or a list of them by themselves."""
-        if isinstance(value, CalibrationConfig):
-            return value
-        return cls.from_dict(value) if isinstance(value, Mapping) else cls(source=as_mixture(value))
+MOST_LAYERS = 1000
+"""Of a model whose number of layers is not known yet."""
+ALIGNMENTS = (8, 16, 32)
+ALLOCATIONS = ("uniform", "search", "balanced")
+ROPE_SCOPES = ("head", "layer", "model")
+DEFAULT_ALIGN = 16
 
 
 def as_mixture(source: Any) -> str:
@@ -92,174 +56,6 @@ def as_mixture(source: Any) -> str:
         if "+" in name and Path(name).is_file():
             raise TrisectError(f"{name} cannot be part of a mixture, where + parts texts: rename the file.")
     return "+".join(several)
-
-
-FIXED = {"method": "a3+", "rope_scope": "model", "allocate": "uniform", "layers": None}
-STEPS = (16, 32)
-"""Head steps that kernels know; 32 also suits quantised KV caches, and its MLP step of 256 K-quants."""
-NARROWEST = 0.5
-
-
-def portable_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a portable run; what was `given` may add to the preset, not contradict it."""
-    for name, value in FIXED.items():
-        if given.get(name, value) != value:
-            raise _contradiction(
-                name, given[name], f"{option_name(name)} {value}" if value else "every layer"
-            )
-    if given.get("align", STEPS[0]) not in STEPS:
-        raise _contradiction("align", given["align"] or "none", "--align 16 or 32")
-    parts = given.get("parts", COMPONENTS)
-    if ("qk" in parts) != ("ov" in parts):
-        raise _contradiction("parts", ",".join(parts), "qk and ov together: stock heads have one width")
-    floor = read_floors(given.get("floor"))
-    floor = replace(floor, qk=max(floor.qk, NARROWEST), ov=max(floor.ov, NARROWEST))
-    return {**given, **FIXED, "align": given.get("align", STEPS[0]), "floor": floor}
-
-
-def _contradiction(name: str, value: Any, means: str) -> TrisectError:
-    return TrisectError(
-        f"--portable means {means}, and {option_name(name)} {value} was given; leave one of the two out."
-    )
-
-
-ALIGNMENTS = (8, 16, 32)
-ALLOCATIONS = ("uniform", "search", "balanced")
-ROPE_SCOPES = ("head", "layer", "model")
-DEFAULT_ALIGN = 16
-MOST_LAYERS = 1000
-"""Of a model whose number of layers is not known yet."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompressConfig:
-    """Everything that decides what `compress` does to a model."""
-
-    ratio: float | None = None
-    """Fraction of the chosen parts' `budget` to remove: by default, of the decoder layers' linear weights."""
-    kv_ratio: float | None = None
-    """Fraction of the KV cache to remove, from attention alone."""
-    target_params: int | None = None
-    """The most parameters the whole model may have, embeddings included."""
-    target_kv_bytes: int | None = None
-    """The most bytes of KV cache per token."""
-    max_ppl_increase: str | float | None = None
-    """The most that perplexity may rise on calibration windows held out: "5%", or 1.5 for that much of it."""
-    budget: str = "params"
-    """What `ratio` is a fraction of, and what `max_ppl_increase` makes as small as it can."""
-    latency_table: str | None = None
-    """A file of measured seconds, for `budget` latency."""
-    floor: Floors = field(default_factory=Floors)
-    """The share of its width that each component keeps at least."""
-    method: str = "a3+"
-    parts: tuple[str, ...] = COMPONENTS
-    layers: tuple[int, ...] | None = None
-    """Layer indices to compress; None means all of them."""
-    align: int | None = DEFAULT_ALIGN
-    """Head widths become multiples of this; None gives the paper's exact ranks."""
-    allocate: str | None = None
-    """How widths are spread: "uniform", by loss curves per layer ("search") or per component ("balanced");
-    None means as the method does by default."""
-    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
-    qk_norm_tolerance: float = 0.1
-    """QK-norm layers whose corrected denominator misses by more than this keep their QK whole."""
-    rope_scope: str = "head"
-    """Who shares one set of rotation frequencies: the query heads of a key head, a layer, or the model."""
-    without: tuple[str, ...] = ()
-    """Pieces of a3+ to leave out, to see what each brings."""
-    portable: bool = False
-    """Whether the result must fit stock architectures without padding: a preset for the settings above."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.portable, bool):
-            raise TrisectError(f"portable is true or false, not {self.portable!r}.")
-        if self.portable:
-            self._be_portable()
-        goal = self.goal
-        check_latency_table(goal.budget, self.latency_table)
-        if not isinstance(self.method, str) or not self.method:
-            raise TrisectError(f"The method must be a name (`trisect ls methods`), not {self.method!r}.")
-        _check_parts(self.parts)
-        _check_layers(self.layers)
-        if self.align is not None and self.align not in ALIGNMENTS:
-            raise TrisectError(
-                f"Cannot align widths to {self.align!r}; use 8, 16, 32, or none for exact ranks."
-            )
-        if not is_number(self.qk_norm_tolerance) or self.qk_norm_tolerance < 0:
-            raise TrisectError(
-                f"qk_norm_tolerance must be 0 or more, not {self.qk_norm_tolerance!r}; try 0.1."
-            )
-        if self.rope_scope not in ROPE_SCOPES:
-            raise unknown_name("rope scope", str(self.rope_scope), ROPE_SCOPES)
-        if not isinstance(self.without, tuple) or not all(isinstance(name, str) for name in self.without):
-            raise TrisectError(f"without must be a list of names such as fold,values, not {self.without!r}.")
-        check_integer("seed", self.seed, minimum=0)
-        if self.allocate is not None and self.allocate not in ALLOCATIONS:
-            raise unknown_name("allocation", str(self.allocate), ALLOCATIONS)
-        if not isinstance(self.floor, Floors):
-            raise TrisectError(f"floor must be a Floors record, not {self.floor!r}; try Floors(mlp=0.25).")
-        if goal.budget == "kv":
-            # What holds no cache is not touched for the cache's sake.
-            object.__setattr__(self, "parts", cached_parts(self.parts))
-
-    def _be_portable(self) -> None:
-        """The preset's settings; those that have their default value count as not given."""
-        plain = {entry.name: entry.default for entry in fields(self)}
-        given = {name: value for name, value in vars(self).items() if value != plain[name]}
-        for name, value in portable_settings(given).items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def goal(self) -> Goal:
-        """How far to go: the one goal that was given."""
-        return goal_of({name: getattr(self, name) for name in GOALS}, budget=self.budget)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings, ready for JSON or YAML."""
-        data = asdict(self)
-        data["parts"] = list(self.parts)
-        data["without"] = list(self.without)
-        data["layers"] = None if self.layers is None else list(self.layers)
-        return data
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "CompressConfig":
-        """The inverse of `to_dict`; also takes the command line's spellings, e.g. layers "4-27"."""
-        refuse_unknown_keys(data, cls, where="configuration")
-        values = dict(data)
-        readers: dict[str, Callable[[str], Any]] = {
-            "parts": parse_parts,
-            "without": parse_names,
-            "layers": parse_layers,
-            "align": parse_align,
-            "target_params": parse_count,
-            "target_kv_bytes": parse_bytes,
-        }
-        for name, read in readers.items():
-            if isinstance(values.get(name), str):
-                values[name] = read(values[name])
-            elif isinstance(values.get(name), list):
-                values[name] = tuple(values[name])
-        values["floor"] = read_floors(values.get("floor"))
-        if values.get("portable"):
-            values = portable_settings(values)
-        if "calibration" in values:
-            values["calibration"] = CalibrationConfig.read(values["calibration"])
-        return cls(**values)
-
-
-def read_mapping(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file, not yet checked against any record."""
-    data = read_settings(path)
-    if not isinstance(data, dict):
-        raise TrisectError(f"{path} must hold a mapping such as `ratio: 0.25`, not {type(data).__name__}.")
-    return data
-
-
-def load_config(path: str | Path) -> CompressConfig:
-    """A CompressConfig from a YAML or JSON file."""
-    return CompressConfig.from_dict(read_mapping(path))
 
 
 def parse_layers(text: str, num_layers: int | None = None) -> tuple[int, ...] | None:
@@ -299,32 +95,293 @@ def parse_align(text: str) -> int | None:
     raise TrisectError(f"Cannot align widths to {text!r}; use --align 8, 16, 32 or none.")
 
 
-def parse_names(text: str) -> tuple[str, ...]:
-    """Names from "fold,values"; nothing from an empty text."""
-    return tuple(piece.strip() for piece in text.split(",") if piece.strip())
-
-
 def parse_parts(text: str) -> tuple[str, ...]:
     """Components from "qk,ov,mlp" or any part of that list, in the order of a layer."""
-    names = [piece.strip() for piece in text.split(",")]
-    _check_parts(tuple(names))
-    return tuple(component for component in COMPONENTS if component in names)
+    return tuple(component for component in COMPONENTS if component in _parts(text.split(",")))
 
 
-def _check_parts(parts: tuple[str, ...]) -> None:
-    if not parts or not isinstance(parts, tuple):
+def _parts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return parse_parts(value)
+    if not value or not isinstance(value, tuple | list):
         raise TrisectError("No parts were named; use --parts qk,ov,mlp or some of the three.")
+    parts = tuple(part.strip() if isinstance(part, str) else part for part in value)
     for part in parts:
         if part not in COMPONENTS:
             raise unknown_name("part", str(part), COMPONENTS, "Use e.g. --parts qk,ov,mlp.")
     if len(set(parts)) != len(parts):
         raise TrisectError(f"A part is named twice in {','.join(parts)}; name each one once.")
+    return parts
 
 
-def _check_layers(layers: tuple[int, ...] | None) -> None:
-    if layers is None:
-        return
-    if not layers or not isinstance(layers, tuple):
+def _layers(value: Any) -> Any:
+    value = parse_layers(value) if isinstance(value, str) else value
+    if value is None:
+        return None
+    if not value or not isinstance(value, tuple | list):
         raise TrisectError("No layers were named; write e.g. --layers 4-27, or leave it out for all.")
-    for layer in layers:
+    for layer in value:
         check_integer("A layer index", layer, minimum=0)
+    return tuple(value)
+
+
+def _align(value: Any) -> Any:
+    value = parse_align(value) if isinstance(value, str) else value
+    if value is not None and value not in ALIGNMENTS:
+        raise TrisectError(f"Cannot align widths to {value!r}; use 8, 16, 32, or none for exact ranks.")
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = tuple(piece.strip() for piece in value.split(",") if piece.strip())
+    if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
+        raise TrisectError(f"without must be a list of names such as fold,values, not {value!r}.")
+    return tuple(value)
+
+
+@record
+class CalibrationConfig:
+    """Which tokens the moments are collected on. None: as the model, the device and the machine suggest."""
+
+    source: Annotated[str | None, BeforeValidator(lambda s: None if s is None else as_mixture(s))] = option(
+        default=None,
+        help="Calibration text: `trisect ls data`, or a file; several times for a mixture, also a:0.7+b:0.3. "
+        "(default: c4+fineweb-edu+wikipedia from the hub, else a stopgap)",
+        panel=CALIBRATION,
+        metavar="NAME|FILE",
+        names="data",
+        typed=list[str],
+    )
+    samples: int | None = option(
+        default=None,
+        help="Calibration windows. (default: 256; on a CPU fewer, the larger the model)",
+        panel=CALIBRATION,
+        ge=1,
+    )
+    length: int | None = option(
+        default=None,
+        help="Tokens per calibration window. (default: 2048, or the model's context)",
+        panel=CALIBRATION,
+        ge=2,
+    )
+    sampling: str = option(
+        default="random",
+        help="Which windows are taken. (default: random)",
+        panel=CALIBRATION,
+        metavar="random|first",
+        choices=("random", "first"),
+    )
+    seed: int = option(default=0, help="Seed of the random windows. (default: 0)", panel=CALIBRATION, ge=0)
+    batch_size: int | None = option(
+        default=None, help="Windows per forward pass; chosen for you by default.", panel=RUNNING, ge=1
+    )
+    states: str = option(
+        default="auto",
+        help="Where hidden states are kept. (default: auto)",
+        panel=RUNNING,
+        metavar="auto|device|host|disk",
+        choices=("auto", "device", "host", "disk"),
+    )
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if (self.samples or 1) * (self.length or 1) > MOST_TOKENS:
+            raise TrisectError(f"{self.samples} windows of {self.length} are over {MOST_TOKENS:,} tokens.")
+
+    @property
+    def how_to_run(self) -> dict[str, Any]:
+        """In which batches windows are run and where their hidden states lie; no result depends on it."""
+        return {"batch_size": self.batch_size, "place": self.states}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, ready for JSON or YAML."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "CalibrationConfig":
+        """The inverse of `to_dict`; keys that are left out have their default."""
+        refuse_unknown_keys(data, cls, where="calibration")
+        return cls(**data)
+
+    @classmethod
+    def read(cls, value: Any) -> "CalibrationConfig":
+        """A record as it is, a mapping of its fields, or a source or a list of them by themselves."""
+        if isinstance(value, CalibrationConfig):
+            return value
+        return cls.from_dict(value) if isinstance(value, Mapping) else cls(source=as_mixture(value))
+
+
+@record
+class CompressConfig:
+    """Everything that decides what `compress` does to a model.
+
+    The goal is given as one of `ratio`, `kv_ratio`, `target_params`, `target_kv_bytes` and
+    `max_ppl_increase`, with `budget` where that is not parameters (`trisect.config.goals`).
+    """
+
+    goal: Share | Limit | Increase
+    latency_table: str | None = option(
+        default=None, help="Measured times, for --budget latency.", panel=GOAL, metavar="FILE"
+    )
+    floor: Annotated[Floors, BeforeValidator(read_floors)] = option(
+        default=Floors,
+        help="Of its width that nothing goes below: 0.25, or qk=0.5,mlp=0.3.",
+        panel=GOAL,
+        metavar="SHARE|PART=SHARE,...",
+        typed=str,
+    )
+    method: str = option(
+        default="a3+",
+        help="See `trisect ls methods`. (default: a3+)",
+        metavar="NAME",
+        names="methods",
+        min_length=1,
+    )
+    parts: Annotated[tuple[str, ...], BeforeValidator(_parts)] = option(
+        default=COMPONENTS, help="What to narrow. (default: qk,ov,mlp)", metavar="LIST", typed=str
+    )
+    layers: Annotated[tuple[int, ...] | None, BeforeValidator(_layers)] = option(
+        default=None, help="E.g. 4-27 or 0,3,5-7. (default: all)", metavar="LIST", typed=str
+    )
+    align: Annotated[int | None, BeforeValidator(_align)] = option(
+        default=DEFAULT_ALIGN,
+        help="Head widths in multiples; none = exact. (default: 16)",
+        metavar="32|16|8|none",
+        names="alignments",
+        typed=str,
+    )
+    allocate: str | None = option(
+        default=None,
+        help="Widths: the same share off each; by loss curves per layer; or per layer and part. "
+        "(default: as the method has it)",
+        metavar="uniform|search|balanced",
+        choices=ALLOCATIONS,
+    )
+    calibration: Annotated[CalibrationConfig, BeforeValidator(CalibrationConfig.read)] = option(
+        default=CalibrationConfig, help=""
+    )
+    qk_norm_tolerance: float = option(
+        default=0.1,
+        help="Models with QK-norm: how far a narrow layer's norm may be off before its QK stays whole. "
+        "(default: 0.1)",
+        ge=0,
+    )
+    rope_scope: str = option(
+        default="head",
+        help="Who shares one set of RoPE frequencies, in a3+. (default: head)",
+        metavar="head|layer|model",
+        choices=ROPE_SCOPES,
+    )
+    without: Annotated[tuple[str, ...], BeforeValidator(_names)] = option(
+        default=(),
+        help="Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.",
+        metavar="LIST",
+        names="pieces",
+        typed=str,
+    )
+    portable: bool = option(
+        default=False,
+        help="For `trisect export` without padding: --rope-scope model, one head width that kernels know "
+        "(multiples of 16 from half the old width on), one MLP width. --align 32 also suits K-quants.",
+    )
+    seed: int = option(default=0, help="Seed of the random windows. (default: 0)", panel=CALIBRATION, ge=0)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settle(cls, given: ArgsKwargs) -> ArgsKwargs:
+        """One goal from its five spellings, and the settings that follow from others."""
+        values = dict(given.kwargs or {})
+        goals = {name: values.pop(name, None) for name in GOALS}
+        budget = values.pop("budget", "params")
+        if "goal" not in values:
+            values["goal"] = goal_of(goals, budget=budget)
+        elif any(value is not None for value in goals.values()):
+            raise TrisectError("A goal and one of its spellings were given together; keep one of them.")
+        if values.get("portable") is True:
+            defaults = defaults_of(cls)  # what has its default value counts as not given
+            values = _with_preset({name: v for name, v in values.items() if v != defaults.get(name)})
+        if values["goal"].budget == "kv":
+            # What holds no cache is not touched for the cache's sake.
+            values["parts"] = cached_parts(_parts(values.get("parts", COMPONENTS)))
+        return ArgsKwargs((), values)
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_latency_table(self.goal.budget, self.latency_table)
+
+    @property
+    def budget(self) -> str:
+        """What the goal counts in."""
+        return self.goal.budget
+
+    @property
+    def ratio(self) -> float | None:
+        """The share to remove, where that is the goal."""
+        return self.goal.removed if isinstance(self.goal, Share) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and strings, ready for JSON or YAML; the goal by its own name."""
+        data = {**dict.fromkeys(GOALS), **self.goal.settings(), **asdict(self)}
+        del data["goal"]
+        data["parts"] = list(self.parts)
+        data["without"] = list(self.without)
+        data["layers"] = None if self.layers is None else list(self.layers)
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "CompressConfig":
+        """The inverse of `to_dict`; also takes the command line's spellings, e.g. layers "4-27"."""
+        known = [*GOALS, "budget", *setting_names(cls)]
+        for key in data:
+            if key not in known:
+                raise unknown_name("configuration key", str(key), known)
+        return cls(**(_with_preset(data) if data.get("portable") is True else data))
+
+
+PRESET = {"method": "a3+", "rope_scope": "model", "allocate": "uniform", "layers": None}
+"""What --portable means, besides a head width that kernels know."""
+STEPS = (16, 32)
+"""Head steps that kernels know; 32 also suits quantised KV caches, and its MLP step of 256 K-quants."""
+NARROWEST = 0.5
+
+
+def _with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a portable run; what was given may add to the preset, not contradict it."""
+    given = {**given, "layers": _layers(given.get("layers")), "align": _align(given.get("align", STEPS[0]))}
+    for name, value in PRESET.items():
+        if given.get(name, value) != value:
+            raise _contradiction(
+                name, given[name], f"{option_name(name)} {value}" if value else "every layer"
+            )
+    if given["align"] not in STEPS:
+        raise _contradiction("align", given["align"] or "none", "--align 16 or 32")
+    parts = _parts(given.get("parts", COMPONENTS))
+    if ("qk" in parts) != ("ov" in parts):
+        raise _contradiction("parts", ",".join(parts), "qk and ov together: stock heads have one width")
+    floor = read_floors(given.get("floor"))
+    floor = replace(floor, qk=max(floor.qk, NARROWEST), ov=max(floor.ov, NARROWEST))
+    return {**given, **PRESET, "floor": floor}
+
+
+def _contradiction(name: str, value: Any, means: str) -> TrisectError:
+    return TrisectError(
+        f"--portable means {means}, and {option_name(name)} {value} was given; leave one of the two out."
+    )
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file, not yet checked against any record."""
+    data = read_settings(path)
+    if not isinstance(data, dict):
+        raise TrisectError(f"{path} must hold a mapping such as `ratio: 0.25`, not {type(data).__name__}.")
+    return data
+
+
+def load_config(path: str | Path) -> CompressConfig:
+    """A CompressConfig from a YAML or JSON file."""
+    return CompressConfig.from_dict(read_mapping(path))

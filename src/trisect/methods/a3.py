@@ -23,7 +23,7 @@ from trisect.methods.fold import (
     map_rows,
     spectrum,
 )
-from trisect.methods.method import Method, Options, need
+from trisect.methods.method import ComponentMethod, Method, Options, need
 from trisect.records.parts import MLP, OV, QK, Moments, Shrunk
 from trisect.solve import SOLVE_DTYPE, denominator, neuron_scores, pair_scores, shared_basis, split_width, top
 
@@ -221,7 +221,7 @@ def _a3(
     name: str, summary: str, *, qk: QKMoments = activation_moments, ov: OVMoment = attended_moment
 ) -> Method:
     """The paper's method with one of its moments exchanged."""
-    return Method(
+    return ComponentMethod(
         name=name,
         summary=summary,
         solvers={

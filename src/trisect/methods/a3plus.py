@@ -22,7 +22,7 @@ from trisect.methods.fold import (
     map_rows,
     spectrum,
 )
-from trisect.methods.method import Method, Options, need
+from trisect.methods.method import ComponentMethod, Options, need
 from trisect.methods.slots import PAIR_RIDGES, candidates, choose_pairs, share_rates
 from trisect.records.parts import MLP, OV, QK, Moments, Shrunk, Slots
 from trisect.solve import (
@@ -311,7 +311,7 @@ def _refit(fit: Regression, held: Regression, prior: Tensor, options: Options) -
     return held_out_ridge(fit, held, prior)[0]
 
 
-A3_PLUS = Method(
+A3_PLUS = ComponentMethod(
     name="a3+",
     summary="Refitted, compensated, repaired: the paper's components on two streams.",
     solvers={"qk": solve_qk, "ov": solve_ov, "mlp": solve_mlp},
@@ -320,8 +320,8 @@ A3_PLUS = Method(
         "ov": frozenset({"a_gram", "a_target", "a_energy", "a_tokens", "a_values"}),
         "mlp": frozenset({"mlp_gram", "mlp_target", "mlp_energy", "mlp_tokens"}),
     },
-    repairs=True,
-    heard=frozenset({"q", "k", "scores", "keys"}),
+    streams="narrow",
+    slot_reads=frozenset({"q", "k", "scores", "keys"}),
     slots=candidates,
     share=share_rates,
 )

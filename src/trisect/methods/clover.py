@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from trisect.methods.a3 import solve_ov, solve_qk, sum_groups, weight_moment
-from trisect.methods.method import Method, Options
+from trisect.methods.method import ComponentMethod, Options
 from trisect.records.parts import OV, QK, Moments, Shrunk
 
 
@@ -33,7 +33,7 @@ def solve_clover_qk(part: QK, moments: Moments, width: int, options: Options) ->
     return solve_qk(part, moments, width, options, second_moments=query_key_moments)
 
 
-CLOVER = Method(
+CLOVER = ComponentMethod(
     name="clover",
     summary="Baseline: SVD of each head's fused weights; with RoPE, pairs by weight.",
     solvers={"qk": solve_clover_qk, "ov": partial(solve_ov, second_moment=value_moment)},

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.records.parts import COMPONENTS, INPUTS, LINEARS, Linear, Moments, Part, Shrunk, Slots, Solution
+from trisect.records.parts import COMPONENTS, LINEARS, Linear, Moments, Part, Shrunk, Slots, Solution
 
 Solver = Callable[..., Solution]
 """(part, moments, width, options) -> solution."""
@@ -35,38 +35,26 @@ def options_of(config: Any) -> Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What a method reads, how it solves each part, and what the loop around it has to know."""
+    """What a method reads and how it solves each part; one of the three kinds below."""
 
     name: str
     summary: str
     solvers: Mapping[str, Solver]
     """Component name, or name of a linear map -> solver."""
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Component name -> the moments its solver needs."""
-    repairs: bool = False
-    """Solve on the compressed stream, one component after the other, and fit outputs to the dense model's."""
-    heard: frozenset[str] = frozenset()
-    """Moments of the dense layer that `slots` reads, gathered before the layer is solved."""
-    slots: Callable[..., tuple[Slots, ...]] | None = None
-    """(part, heard, width, options, together) -> slots to be measured on the compressed stream for QK."""
-    share: Callable[..., Any] | None = None
-    """(layers, width, options) -> what all layers have to agree on beforehand (rope_scope "model")."""
-    sequential: bool = False
-    """Read the moments NAME twice: on the dense stream, and as narrow_NAME behind the layers cut so far."""
-    rank: RankRule | None = None
-    """For methods on linear maps: what a ratio means for one of them."""
-    groups: Callable[[int], int] | None = None
-    """Heads -> groups that are factored by themselves, where there is more than one."""
-    cached: bool = False
-    """Keys and values are cached between their two factors."""
-    masks: bool = False
-    """Puts zeros into linear maps; shapes stay."""
-    search: str | None = None
-    """How its paper spreads ranks over a model (`--allocate search`): by loss, sensitivity or fisher."""
+    """Component name, or name of a linear map -> the moments its solver needs."""
+    streams: str = "dense"
+    """Where moments are gathered: on the "dense" stream; on the "narrow" one as it grows, component by
+    component, with the dense one as target; or on "both", the second time as narrow_NAME."""
     allocate: str = "uniform"
     """The allocation it has when the user names none."""
     ratio: float | None = None
     """The only ratio it can have, if it has one (N:M masks)."""
+
+    linear: ClassVar[bool] = False
+    """Whether it takes linear maps one by one instead of components."""
+    masks: ClassVar[bool] = False
+    """Whether it puts zeros into linear maps and leaves their shapes."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -74,9 +62,44 @@ class Method:
         return tuple(c for c in COMPONENTS if {c, *LINEARS[c]} & set(self.solvers))
 
     @property
-    def linear(self) -> bool:
-        """Whether it takes linear maps one by one instead of components."""
-        return all(name in INPUTS for name in self.solvers)
+    def in_order(self) -> bool:
+        """Whether each layer is solved behind the layers solved before it."""
+        return self.streams != "dense"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentMethod(Method):
+    """A method that narrows QK, OV and MLP."""
+
+    slot_reads: frozenset[str] = frozenset()
+    """Moments of the dense layer that `slots` reads, gathered before the layer is solved."""
+    slots: Callable[..., tuple[Slots, ...]] | None = None
+    """(part, dense moments, width, options, shared) -> slots to be measured on the narrow stream for QK."""
+    share: Callable[..., Any] | None = None
+    """(layers, width, options) -> what all layers have to agree on beforehand (rope_scope "model")."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearMethod(Method):
+    """A method that factors linear maps one by one."""
+
+    linear: ClassVar[bool] = True
+
+    rank: RankRule
+    """What a ratio means for one map."""
+    groups: Callable[[int], int] | None = None
+    """Heads -> groups that are factored by themselves, where there is more than one."""
+    cached: bool = False
+    """Keys and values are cached between their two factors."""
+    search: str | None = None
+    """How its paper spreads ranks over a model (`--allocate search`): by loss, sensitivity or fisher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskMethod(LinearMethod):
+    """A method that puts zeros into linear maps; shapes stay."""
+
+    masks: ClassVar[bool] = True
 
 
 def check_parts(method: Method, parts: tuple[str, ...]) -> None:
@@ -95,7 +118,7 @@ def solve(
     if isinstance(part, Linear):
         # Ranks and kept weights go up to different numbers; the solvers know at which nothing is lost.
         return method.solvers[component](part, moments, width, options)
-    if width == part.width and not (method.repairs and moments):
+    if width == part.width and not (method.streams == "narrow" and moments):
         return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
     if width > part.width:
         raise TrisectError(

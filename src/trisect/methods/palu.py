@@ -7,7 +7,7 @@ dear, and one per head, which shares nothing.
 import torch
 
 from trisect.methods.fold import like
-from trisect.methods.method import Method, Options, need
+from trisect.methods.method import LinearMethod, Options, need
 from trisect.records.parts import Factored, Linear, Moments
 from trisect.solve import gram_weight, low_rank
 
@@ -45,7 +45,7 @@ def solve_group_heads(part: Linear, moments: Moments, width: int, options: Optio
     )
 
 
-PALU = Method(
+PALU = LinearMethod(
     name="palu",
     summary="Baseline: narrow latents for keys and values; the ratio is of the KV cache.",
     solvers=dict.fromkeys(("k", "v"), solve_group_heads),

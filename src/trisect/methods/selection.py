@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trisect.methods.a3 import renormalise, sum_groups
 from trisect.methods.fold import head_maps, keep_neurons, map_heads
-from trisect.methods.method import Method, Options, need
+from trisect.methods.method import ComponentMethod, Method, Options, need
 from trisect.records.parts import MLP, QK, Moments, Shrunk
 from trisect.solve import SOLVE_DTYPE, pair_scores, split_width, top
 
@@ -76,7 +76,7 @@ def root_mean_square(moments: Moments, source: str) -> Tensor:
 
 
 def _selection(name: str, summary: str, loudness: Loudness, reads: Callable[[str], set[str]]) -> Method:
-    return Method(
+    return ComponentMethod(
         name=name,
         summary=summary,
         solvers={"qk": partial(solve_qk, loudness=loudness), "mlp": partial(solve_mlp, loudness=loudness)},

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from trisect.methods.fold import like
-from trisect.methods.method import Method, Options, Solver, need
+from trisect.methods.method import LinearMethod, Method, Options, Solver, need
 from trisect.records.parts import INPUTS, Factored, Linear, Moments
 from trisect.solve import SOLVE_DTYPE, InputWeight, Regression, diagonal_weight, gram_weight, low_rank, ridge
 
@@ -105,7 +105,7 @@ def whitening(part: Linear, moments: Moments) -> InputWeight:
 def _method(
     name: str, summary: str, solver: Solver, reads: Callable[[str], set[str]], **settings: Any
 ) -> Method:
-    return Method(
+    return LinearMethod(
         name=name,
         summary=summary,
         solvers=dict.fromkeys(INPUTS, solver),
@@ -150,7 +150,7 @@ SVD_LLM_SEQUENTIAL = _method(
     "Baseline: SVD-LLM with its closed-form update on the narrow model's inputs.",
     solve_sequential,
     _gram,
-    sequential=True,
+    streams="both",
 )
 SVD_LLM_V2 = _method(
     "svd-llm-v2",

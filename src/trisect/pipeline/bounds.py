@@ -21,7 +21,7 @@ from trisect.methods.method import check_parts, options_of
 from trisect.models import shape_of
 from trisect.models.streamed import refuse_streamed
 from trisect.pipeline.loss_curves import curves_for, held_out
-from trisect.pipeline.run import Compressed, check_model, checked, compress
+from trisect.pipeline.run import Compressed, check_model, compress, with_method_defaults
 from trisect.plan import Plan
 from trisect.plan.allocate import planner_for
 from trisect.plan.problem import problem_for
@@ -38,13 +38,13 @@ def compress_within(
     tries: int = TRIES,
     progress: Progress | None = None,
 ) -> Compressed:
-    """The smallest of a few compressed copies inside `config.max_ppl_increase`; `model` stays as it is.
+    """The smallest of a few compressed copies inside the bound of `config.goal`; `model` stays as it is.
 
     Memory holds the model, the best copy and the one being tried. The receipt lists all trials.
     """
     goal = _bound(config)
     refuse_streamed(model, "A bound on perplexity is kept by trying copies, which")
-    config = checked(config, get_method(config.method))
+    config = with_method_defaults(config)
     check_model(model, config)
     config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
     solving, judging = _split(tokens)
@@ -72,7 +72,7 @@ def compress_within(
         tries=tries,
     )
     inside[0].receipt["target"] = {
-        "max_ppl_increase": config.max_ppl_increase,
+        "max_ppl_increase": str(goal),
         "held_out": {"windows": len(judging.ids), "hash": judging.hash, "perplexity": dense.perplexity},
         "trials": [trial.to_dict() for trial in found.trials],
     }

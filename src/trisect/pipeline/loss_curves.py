@@ -23,10 +23,10 @@ from trisect.data import Tokens
 from trisect.data.tokens import TEST_SHARE
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
-from trisect.methods.method import Method, Options, solve
+from trisect.methods.method import ComponentMethod, Method, Options, solve
 from trisect.models import LayerView, fingerprint, layer_views
 from trisect.models.streamed import walk
-from trisect.pipeline.rounds import turned_statistics
+from trisect.pipeline.statistics import narrow_moments
 from trisect.plan import Curves, read_curves
 from trisect.plan.allocate import CURVED
 from trisect.plan.problem import MINIMUM_HEAD
@@ -120,10 +120,11 @@ def measure_curves(
     dense = judge.loss(0)
     points: dict[tuple[int, str], dict[int, float]] = {}
     options = options or Options()
+    slot_reads = method.slot_reads if isinstance(method, ComponentMethod) else frozenset()
     for view in walk(model):
-        heard = streams.begin(view, method.heard if "qk" in parts else frozenset())
+        dense_moments = streams.begin(view, slot_reads if "qk" in parts else frozenset())
         for part in parts:
-            loss = _trial(streams, judge, view, part, method, heard, options)
+            loss = _trial(streams, judge, view, part, method, dense_moments, options)
             points[view.index, part] = _curve(view, part, loss, dense)
             if progress is not None:
                 done = view.index * len(parts) + parts.index(part) + 1
@@ -145,7 +146,7 @@ def _trial(
     view: LayerView,
     part: str,
     method: Method,
-    heard: dict[str, Tensor],
+    dense_moments: dict[str, Tensor],
     options: Options,
 ) -> Callable[[int], float]:
     """Width -> the whole model's loss with one component that narrow; the component is put back."""
@@ -155,7 +156,7 @@ def _trial(
     def loss(width: int) -> float:
         nonlocal gathered
         if part == "qk" or not gathered:
-            gathered = turned_statistics(streams, view, part, method, heard, width, options)
+            gathered = narrow_moments(streams, view, part, method, dense_moments, width, options)
         with view.trial():
             whole = view.part(part)
             view.apply(solve(method, part, whole, gathered, width=width, options=options))

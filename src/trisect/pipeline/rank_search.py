@@ -13,7 +13,7 @@ from trisect.config.goals import Floors
 from trisect.data import Tokens
 from trisect.data.tokens import content_hash
 from trisect.errors import TrisectError
-from trisect.methods.method import Method, Options, solve
+from trisect.methods.method import LinearMethod, Method, Options, solve
 from trisect.models import fingerprint, layer_views, shape_of
 from trisect.pipeline.loss_curves import Judge
 from trisect.plan import Plan
@@ -94,7 +94,7 @@ class Problem:
     """Which linear maps are to have ranks, and everything a search may look at."""
 
     shape: ModelShape
-    method: Method
+    method: LinearMethod
     rule: Rule
     ratio: float
     align: int | None
@@ -134,7 +134,7 @@ def linear_plan(
     """
     shape = model if isinstance(model, ModelShape) else shape_of(model)
     chosen = chosen_layers(config.layers, num_layers=len(shape.layers))
-    assert method.rank is not None
+    assert isinstance(method, LinearMethod)
     problem = Problem(
         shape=shape,
         method=method,
@@ -167,27 +167,27 @@ def linear_plan(
     )
 
 
-def maps_of(method: Method, layer: LayerShape, parts: tuple[str, ...]) -> tuple[str, ...]:
+def maps_of(method: LinearMethod, layer: LayerShape, parts: tuple[str, ...]) -> tuple[str, ...]:
     """The linear maps of a layer that a method changes, within the parts asked for."""
     names = [name for part in COMPONENTS if part in parts for name in linears_of(layer, part)]
     return tuple(name for name in names if name in method.solvers)
 
 
-def _ratio(method: Method, config: CompressConfig) -> float:
+def _ratio(method: LinearMethod, config: CompressConfig) -> float:
     if config.floor != Floors():
         raise TrisectError(
             f"{method.name} gives linear maps ranks and leaves every width as it is, so there is nothing for "
             "a floor to hold; leave --floor out."
         )
-    ratio = config.kv_ratio if config.kv_ratio is not None and method.cached else config.ratio
-    if ratio is None:
+    ratio, budget = config.ratio, config.goal.budget
+    if ratio is None or (budget == "kv" and not method.cached):
         raise TrisectError(
             f"{method.name} works on single linear maps, whose goal is a ratio; use e.g. --ratio 0.25."
         )
-    if config.goal.budget not in ("params", "kv" if method.cached else "params"):
+    if budget not in ("params", "kv"):
         raise TrisectError(
             f"The ratio of {method.name} is of {'the KV cache' if method.cached else 'weights'}, not of "
-            f"{config.goal.budget}; leave --budget out."
+            f"{budget}; leave --budget out."
         )
     if method.ratio is not None and ratio != method.ratio:
         raise TrisectError(
@@ -197,7 +197,7 @@ def _ratio(method: Method, config: CompressConfig) -> float:
     return ratio
 
 
-def _allocation(method: Method, config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
+def _allocation(method: LinearMethod, config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
     if config.allocate in (None, "uniform"):
         return _uniform
     if config.allocate == "balanced":

@@ -10,9 +10,9 @@ from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.methods import get_method
-from trisect.methods.method import Method
 from trisect.models import fingerprint
 from trisect.models.fingerprint import check_finite
+from trisect.pipeline.statistics import refuse_stored_moments
 from trisect.records.parts import LINEARS
 
 
@@ -35,7 +35,7 @@ def calibrate(
         raise TrisectError(
             f"{method.name} reads gradients, which stored moments do not hold; compress without --moments."
         )
-    return store_moments(model, tokens, names, out, progress=progress, **how_to_run(config))
+    return store_moments(model, tokens, names, out, progress=progress, **config.calibration.how_to_run)
 
 
 def store_moments(
@@ -60,20 +60,6 @@ def calibrated_as(config: CompressConfig, info: MomentsInfo) -> CompressConfig:
     return replace(config, calibration=replace(config.calibration, source=info.source))
 
 
-def how_to_run(config: CompressConfig) -> dict[str, Any]:
-    """In which batches windows are run and where their hidden states lie; no result depends on it."""
-    return {"batch_size": config.calibration.batch_size, "place": config.calibration.states}
-
-
 def _within(name: str, parts: tuple[str, ...]) -> bool:
     """Whether a component or linear map belongs to the parts asked for."""
     return any(name == part or name in LINEARS[part] for part in parts)
-
-
-def refuse_stored_moments(method: Method) -> None:
-    """Some methods cannot be solved from moments of the dense model."""
-    if method.repairs or method.sequential:
-        raise TrisectError(
-            f"{method.name} solves each layer on what the layers narrowed before it put out, which no stored "
-            "moments can hold; compress without --moments, or use --method a3."
-        )

@@ -28,13 +28,13 @@ PATIENCE = timedelta(minutes=30)
 
 @contextmanager
 def process_group(device: str) -> Iterator[str]:
-    """Join the processes that torchrun started; gives the device of this one."""
+    """Join the processes that torchrun started; gives the device of this one. Inside another, only that."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count > 1 and device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     if count == 1 or dist.is_initialized():
         yield device
         return
-    if device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)

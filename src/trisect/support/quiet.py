@@ -10,7 +10,7 @@ for name in ("torchao", "torch.utils._pytree"):
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No bars and no notes from transformers inside; errors still come through."""
     from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging

@@ -1,0 +1,310 @@
+"""A whole job: load, read texts, measure, compress, measure again, save; resumed where it was interrupted.
+
+`trisect.compress` and `trisect compress` both fill in a `Job` and call `carry_out`. Nothing is printed here:
+`say` is called with lines for the user, `progress` with (stage, done, total).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trisect.calibrate import Progress, read_info
+from trisect.calibrate.replay import TOKENS_PER_BATCH
+from trisect.calibrate.texts import Prepared, held_out_texts, prepare, usual_length
+from trisect.config import CompressConfig, Increase
+from trisect.data import Tokens, load_tokens
+from trisect.errors import TrisectError
+from trisect.evaluate.perplexity import Perplexity, perplexity
+from trisect.methods import get_method
+from trisect.methods.method import check_parts
+from trisect.models import Loaded, load_model, save_model, shape_of
+from trisect.pipeline.bounds import compress_within
+from trisect.pipeline.planning import plan_from_shape
+from trisect.pipeline.run import Compressed, check_model, compress, with_method_defaults
+from trisect.pipeline.stored_moments import calibrated_as
+from trisect.plan import Plan, budget_of, compare, outlook
+from trisect.records.shapes import ModelShape
+from trisect.support import distributed
+from trisect.support.files import check_new_folder
+
+Say = Callable[[str], None]
+NO_TEXT = "none"
+"""As the text to evaluate on: measure nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What was asked for."""
+
+    model: Any
+    """A name, folder or file; or a model that is loaded already, and then compressed in place."""
+    config: CompressConfig
+    source: str | None = None
+    """The name of a model that is loaded already."""
+    tokenizer: Any = None
+    tokens: Tokens | None = None
+    """To calibrate on, in place of the text that `config` names."""
+    out: Path | None = None
+    """The folder to save to; finished layers are kept beside it until it is there."""
+    moments: Path | None = None
+    curves: Path | None = None
+    evaluate: str | None = NO_TEXT
+    """Text for perplexity before and after; None: what is held out of calibration, and another text."""
+    eval_windows: int = 8
+    other_text: bool = True
+    """Whether that other text is wanted."""
+    load_options: dict[str, Any] = field(default_factory=dict)
+    fresh: bool = False
+    """Forget what an interrupted run has finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A compressed model, the numbers on both sides of the cut, and the receipt with all of it."""
+
+    model: Any
+    tokenizer: Any
+    plan: Plan
+    losses: list[dict[str, Any]]
+    before: ModelShape
+    after: ModelShape
+    perplexities: list[tuple[Perplexity, Perplexity]]
+    """Before and after, on one text after the other."""
+    receipt: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What a run reads."""
+
+    config: CompressConfig
+    """With nothing left open about calibration."""
+    tokens: Tokens | None
+    evaluations: Sequence[Tokens]
+
+
+def carry_out(job: Job, *, say: Say = lambda line: None, progress: Progress | None = None) -> Result:
+    """Carry out a job; everything that can be refused is refused first."""
+    refuse_early(job)
+    with distributed.process_group(job.load_options.get("device", "cpu")) as device:
+        if not distributed.is_rank_zero():
+            say, progress = (lambda line: None), None
+        job = replace(job, load_options={**job.load_options, "device": device})
+        with _work_folder(job) as work:
+            result = _compress_in_memory(job, work, say=say, progress=progress)
+            if job.out is not None and distributed.is_rank_zero():
+                streamed = work is not None and hasattr(result.model, "layer_store")
+                layers = sorted(work.glob("layer-*")) if work is not None and streamed else None
+                save_model(result.model, result.tokenizer, job.out, receipt=result.receipt, layers=layers)
+            distributed.barrier()
+    return result
+
+
+def refuse_early(job: Job) -> None:
+    """Refuse what cannot work before a model is loaded."""
+    if job.out is not None:
+        check_new_folder(job.out)
+    check_parts(get_method(job.config.method), with_method_defaults(job.config).parts)
+    if isinstance(job.config.goal, Increase) and job.moments is not None:
+        raise TrisectError(
+            "--max-ppl-increase is measured on calibration windows, which moments do not hold; "
+            "leave --moments out."
+        )
+
+
+def _compress_in_memory(job: Job, work: Path | None, *, say: Say, progress: Progress | None) -> Result:
+    """Load, compress and measure; where the device runs out of memory, again with smaller batches."""
+    texts = None
+    while True:
+        loaded = _loaded(job)
+        check_model(loaded.model, job.config)
+        if texts is None:
+            texts = read_texts(job, loaded, say=say, progress=progress)
+            job = replace(job, config=texts.config)
+        try:
+            return _compress_and_measure(job, loaded, texts, work, say=say, progress=progress)
+        except torch.OutOfMemoryError as error:
+            if not isinstance(job.model, str):
+                raise
+            job = replace(job, config=_with_smaller_batches(job.config, error, say=say))
+            del loaded
+            torch.cuda.empty_cache()
+
+
+def _loaded(job: Job) -> Loaded:
+    if not isinstance(job.model, str):
+        return Loaded(model=job.model, tokenizer=job.tokenizer, name=job.source or "")
+    return load_model(job.model, **job.load_options)
+
+
+def _compress_and_measure(
+    job: Job, loaded: Loaded, texts: Texts, work: Path | None, *, say: Say, progress: Progress | None
+) -> Result:
+    """Compress, with perplexity before and after on each of the evaluation texts.
+
+    In place, unless copies are tried to stay within a bound on perplexity.
+    """
+
+    def measure(model: Any, when: str) -> list[Perplexity]:
+        return [
+            perplexity(model, text, progress=_of_stage(progress, f"perplexity {when}, {text.source}"))
+            for text in texts.evaluations
+        ]
+
+    before = shape_of(loaded.model)
+    planned = _say_outlook(before, job.config, say)
+    was = measure(loaded.model, "before")
+    given: dict[str, Any] = {"tokens": texts.tokens, "curves": job.curves, "progress": progress}
+    if not isinstance(job.config.goal, Increase):
+        found = compress(loaded.model, job.config, moments=job.moments, work=work, planned=planned, **given)
+    else:
+        found = compress_within(loaded.model, job.config, **given)
+    both = list(zip(was, measure(found.model, "after"), strict=True))
+    return _result(job, loaded, found, before, both)
+
+
+def _result(
+    job: Job,
+    loaded: Loaded,
+    found: Compressed,
+    before: ModelShape,
+    perplexities: list[tuple[Perplexity, Perplexity]],
+) -> Result:
+    """The one receipt: in `model.receipt`, in receipt.json and in the file of --json."""
+    after = shape_of(found.model)
+    old, new = budget_of(before), budget_of(after)
+    rows = [{"before": asdict(was), "after": asdict(now)} for was, now in perplexities]
+    receipt = {
+        **found.receipt,
+        **({"source": loaded.name, "model": loaded.name} if loaded.name else {}),
+        **({"out": str(job.out)} if job.out is not None else {}),
+        **compare(old, new).to_dict(),
+        "before": old.to_dict(),
+        "after": new.to_dict(),
+        **({"perplexity": rows[0], "perplexities": rows} if rows else {}),
+    }
+    found.model.receipt = receipt
+    return Result(
+        model=found.model,
+        tokenizer=loaded.tokenizer,
+        plan=found.plan,
+        losses=found.losses,
+        before=before,
+        after=after,
+        perplexities=perplexities,
+        receipt=receipt,
+    )
+
+
+def _say_outlook(shape: ModelShape, config: CompressConfig, say: Say) -> Callable[[Plan], None] | None:
+    """Say what is planned at once where the plan follows from sizes; else give what says it later.
+
+    Neither under a bound on perplexity: what stays within it is found by trying.
+    """
+    config = with_method_defaults(config)
+    if isinstance(config.goal, Increase):
+        return None
+    if config.allocate == "uniform":
+        say(str(outlook(shape, config, plan_from_shape(shape, config))))
+        return None
+    return lambda plan: say(str(outlook(shape, config, plan)))
+
+
+def read_texts(job: Job, loaded: Loaded, *, say: Say, progress: Progress | None) -> Texts:
+    """Read the texts of a run and say which they are."""
+    if job.tokens is not None:
+        return Texts(config=job.config, tokens=job.tokens, evaluations=_evaluations(job, loaded, None, say))
+    if job.moments is not None:
+        return _texts_of_moments(job, loaded, say)
+    prepared = prepare(loaded.model, job.config, loaded.tokenizer, progress=progress)
+    for line in (prepared.line(), *prepared.notes):
+        say(line)
+    config = replace(job.config, calibration=prepared.calibration)
+    job = replace(job, config=config)
+    evaluations = _evaluations(job, loaded, prepared, say)
+    return Texts(config=config, tokens=prepared.tokens, evaluations=evaluations)
+
+
+def _texts_of_moments(job: Job, loaded: Loaded, say: Say) -> Texts:
+    """Nothing is calibrated now; the text of the moments is read for what is held out of it."""
+    info = read_info(str(job.moments))
+    config = calibrated_as(job.config, info)
+    length = config.calibration.length or usual_length(loaded.model)
+    job = replace(job, config=replace(config, calibration=replace(config.calibration, length=length)))
+    say(f"Calibrated on {info.source}: moments of {info.num_tokens:,} tokens.")
+    prepared = None
+    if job.evaluate is None:
+        try:
+            prepared = prepare(loaded.model, job.config, loaded.tokenizer)
+        except TrisectError as error:
+            raise TrisectError(
+                f"What to measure on cannot be held out of the text of {job.moments}: {error} Or name a text "
+                "with --eval, or --eval none."
+            ) from error
+    return Texts(config=job.config, tokens=None, evaluations=_evaluations(job, loaded, prepared, say))
+
+
+def _evaluations(job: Job, loaded: Loaded, prepared: Prepared | None, say: Say) -> list[Tokens]:
+    """The text that was named, or what is held out of calibration."""
+    if job.evaluate == NO_TEXT:
+        return []
+    if job.evaluate is None:
+        if prepared is None:
+            raise TrisectError("Calibration tokens have nothing held out; name a text to evaluate on.")
+        found, notes = held_out_texts(
+            prepared, loaded.tokenizer, count=job.eval_windows, other=job.other_text
+        )
+        for note in notes:
+            say(note)
+        return found
+    named = load_tokens(
+        job.evaluate,
+        loaded.tokenizer,
+        samples=job.eval_windows,
+        length=job.config.calibration.length or usual_length(loaded.model),
+        sampling="first",
+        seed=job.config.seed,
+        split="evaluation",
+    )
+    return [named]
+
+
+def _with_smaller_batches(config: CompressConfig, error: Exception, *, say: Say) -> CompressConfig:
+    calibration = config.calibration
+    assert calibration.length is not None
+    size = calibration.batch_size or max(1, TOKENS_PER_BATCH // calibration.length)
+    if distributed.world_size() > 1:
+        # The other processes are in the middle of the same step: starting over is for all of them.
+        raise TrisectError(
+            f"Process {distributed.rank()} ran out of memory with batches of {size} windows; start all again "
+            f"with --batch-size {max(1, size // 2)}: finished layers are kept."
+        ) from error
+    if size == 1:
+        raise TrisectError(
+            "The device has too little memory even for one window at a time; use --stream on, a shorter "
+            "--length, or --states host."
+        ) from error
+    say(f"out of memory: again with batches of {size // 2} windows")
+    return replace(config, calibration=replace(calibration, batch_size=size // 2))
+
+
+@contextmanager
+def _work_folder(job: Job) -> Iterator[Path | None]:
+    """The folder of finished layers beside the output; Ctrl-C says what is kept there."""
+    folder = nullcontext(None) if job.out is None else distributed.unfinished(job.out, fresh=job.fresh)
+    with folder as work:
+        try:
+            yield work
+        except KeyboardInterrupt as error:
+            done = 0 if work is None else len(list(work.glob("layer-*")))
+            kept = f"{done} finished layers are kept: the same command goes on after them."
+            raise KeyboardInterrupt(kept if done else "") from error
+
+
+def _of_stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    """A callback with two numbers that reports as one stage."""
+    return None if progress is None else lambda done, total: progress(stage, done, total)

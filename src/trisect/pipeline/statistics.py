@@ -1,0 +1,227 @@
+"""Where the solvers' statistics come from: the dense model, the narrow model as it grows, or a file.
+
+Each source walks the layers in order. It is asked for the moments of one component at a time, when those
+before it are solved and in place, and carries the hidden states on when the layer is finished.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from trisect.calibrate import Stream, TwoStreams, collect, fisher_information, load_moments
+from trisect.calibrate.moments import Accumulator, listening
+from trisect.calibrate.replay import in_batches
+from trisect.calibrate.streams import last_norm, scale_last_norm
+from trisect.errors import TrisectError
+from trisect.methods.method import ComponentMethod, Method, Options
+from trisect.models import LayerView, fingerprint, layer_views
+from trisect.models.streamed import walk
+from trisect.records.parts import Slots
+
+if TYPE_CHECKING:
+    from trisect.pipeline.run import Run
+
+ROTATION = ("rates", "rotary_scaling")
+SHARING_WINDOWS = 16
+"""Calibration windows that decide on rotation rates for a whole model."""
+NARROW = "narrow_"
+"""Prefix of moments behind the layers cut so far, for methods that read both."""
+
+
+class Statistics:
+    """Moments of one layer after the other; the base of the four sources below."""
+
+    def __init__(self, run: "Run"):
+        self.run = run
+        self.current: dict[str, Tensor] = {}
+
+    def layers(self) -> Iterator[LayerView]:
+        """The layers in order, each when its statistics are there."""
+        raise NotImplementedError
+
+    def moments(self, view: LayerView, component: str) -> dict[str, Tensor]:
+        """What the solver of one component, or linear map, of the current layer reads."""
+        return self.current
+
+    def finish(self, view: LayerView) -> None:
+        """Carry the hidden states through the layer as it is now."""
+
+    def close(self) -> float | None:
+        """What is left to do behind the last layer; gives the factor of the last norm, if there is one."""
+        return None
+
+    def reads(self, layer: int) -> frozenset[str]:
+        """The moments that a layer's solvers read; none where the layer was finished before."""
+        if self.run.ledger.has(layer):
+            return frozenset()
+        read = self.run.method.reads
+        return frozenset().union(*(read[name] for name in self.run.components(layer)))
+
+
+class Dense(Statistics):
+    """One pass of the dense model serves all components of a layer."""
+
+    def layers(self) -> Iterator[LayerView]:
+        run, fisher = self.run, None
+        assert run.tokens is not None
+        if any(name.endswith("_fisher") for layer in range(run.depth) for name in self.reads(layer)):
+            fisher = fisher_information(
+                run.model, layer_views(run.model), run.tokens.ids, progress=run.progress
+            )
+        found = collect(
+            run.model, run.tokens.ids, self._collected, split=True, progress=run.progress, **run.how_to_run
+        )
+        for view, statistics in found:
+            self.current = {**statistics, **(fisher[view.index] if fisher else {})}
+            yield view
+
+    def _collected(self, layer: int) -> frozenset[str]:
+        return frozenset(name for name in self.reads(layer) if not name.endswith("_fisher"))
+
+
+class Stored(Statistics):
+    """Moments that were collected before."""
+
+    def layers(self) -> Iterator[LayerView]:
+        run = self.run
+        assert run.moments is not None
+        refuse_stored_moments(run.method)
+        stored = load_moments(run.moments, fingerprint=fingerprint(run.model), layers=run.shape.layers)
+        for view, (_, statistics) in zip(walk(run.model), stored, strict=True):
+            device = next(view.layer.parameters()).device
+            self.current = {name: value.to(device) for name, value in statistics.items()}
+            yield view
+
+
+class Sequential(Statistics):
+    """Every moment twice: on the dense stream, and on what the layers cut so far feed the layer."""
+
+    def layers(self) -> Iterator[LayerView]:
+        run = self.run
+        assert run.tokens is not None
+        calibration = run.config.calibration
+        windows = in_batches(run.tokens.ids, batch_size=calibration.batch_size, split=True)
+        dense = Stream.embed(
+            run.model, layer_views(run.model), windows.batches, place=calibration.states, copies=3
+        )
+        self.narrow = dense.copy()
+        for view in walk(run.model):
+            names = frozenset(name for name in self.reads(view.index) if not name.startswith(NARROW))
+            with listening(view, Accumulator(names, shared=windows.shared)) as whole:
+                dense.advance(view, progress=run.progress)
+            if not run.ledger.has(view.index):
+                with listening(view, Accumulator(names, shared=windows.shared)) as cut:
+                    self.narrow.copy().advance(view)
+                behind = {f"{NARROW}{name}": value for name, value in cut.means(view.index).items()}
+                self.current = {**whole.means(view.index), **behind}
+            yield view
+
+    def finish(self, view: LayerView) -> None:
+        self.narrow.advance(view)
+
+
+class Repaired(Statistics):
+    """One component after the other on the narrow stream, with the dense stream as target."""
+
+    def layers(self) -> Iterator[LayerView]:
+        run = self.run
+        assert run.tokens is not None
+        method = run.method
+        assert isinstance(method, ComponentMethod)
+        self.shared = shared_rotation(run)
+        views = layer_views(run.model)
+        self.norm = None if "tail" in run.options.without else last_norm(run.model, views[0].family)
+        self.streams = TwoStreams(
+            run.model, views, run.tokens.ids, seed=run.config.seed, split=True, **run.how_to_run
+        )
+        for view in walk(run.model):
+            narrowed = "qk" in run.components(view.index) and self._width(view) != view.shape().qk
+            names = method.slot_reads if narrowed and not run.ledger.has(view.index) else frozenset()
+            self.current = self.streams.begin(view, names, progress=run.progress)
+            yield view
+
+    def moments(self, view: LayerView, component: str) -> dict[str, Tensor]:
+        run = self.run
+        return narrow_moments(
+            self.streams,
+            view,
+            component,
+            run.method,
+            self.current,
+            self._width(view),
+            run.options,
+            self.shared,
+        )
+
+    def finish(self, view: LayerView) -> None:
+        self.streams.finish(view)
+        if "streams" in self.run.options.without:
+            self.streams.narrow = self.streams.dense.copy()
+
+    def close(self) -> float | None:
+        if "tail" in self.run.options.without:
+            return None
+        return scale_last_norm(self.norm, self.streams)
+
+    def _width(self, view: LayerView) -> int:
+        assert self.run.plan is not None
+        return self.run.plan.width(view.index, "qk")
+
+
+def statistics_for(run: "Run") -> Statistics:
+    """The source that a run's method reads from."""
+    if run.moments is not None:
+        return Stored(run)
+    return {"dense": Dense, "narrow": Repaired, "both": Sequential}[run.method.streams](run)
+
+
+def narrow_moments(
+    streams: TwoStreams,
+    view: LayerView,
+    part: str,
+    method: Method,
+    dense: dict[str, Tensor],
+    width: int,
+    options: Options,
+    shared: Any = None,
+) -> dict[str, Tensor]:
+    """Moments on the narrow stream; for QK with those of the slots that a head of `width` might rotate at.
+
+    `dense` are moments of the dense layer, empty where QK is not cut.
+    """
+    slots: tuple[Slots, ...] = ()
+    if part == "qk" and dense and isinstance(method, ComponentMethod) and method.slots is not None:
+        slots = method.slots(view.part("qk"), dense, width, options, shared)
+    statistics = streams.statistics(view, part, method.reads[part], slots=slots)
+    return {**{name: dense[name] for name in ROTATION if name in dense}, **statistics}
+
+
+def shared_rotation(run: "Run") -> Any:
+    """Rotation rates for all layers, from a few windows of the dense model (--rope-scope model)."""
+    method = run.method
+    assert isinstance(method, ComponentMethod)
+    if run.options.rope_scope != "model" or method.share is None or "qk" not in run.config.parts:
+        return None
+    assert run.plan is not None
+    assert run.tokens is not None
+    views = layer_views(run.model)
+    widths = {run.plan.width(view.index, "qk") for view in views}
+    if len(widths) != 1 or run.config.layers is not None:
+        raise TrisectError(
+            "--rope-scope model needs all layers at one query/key width; use --allocate uniform and all "
+            "layers, or --rope-scope layer."
+        )
+    ids = run.tokens.ids[:SHARING_WINDOWS]
+    streams = TwoStreams(run.model, views, ids, seed=run.config.seed, **run.how_to_run)
+    layers = [(view.part("qk"), streams.begin(view, method.slot_reads)) for view in walk(run.model)]
+    return method.share(layers, widths.pop(), run.options)
+
+
+def refuse_stored_moments(method: Method) -> None:
+    """Some methods cannot be solved from moments of the dense model."""
+    if method.in_order:
+        raise TrisectError(
+            f"{method.name} solves each layer on what the layers narrowed before it put out, which no stored "
+            "moments can hold; compress without --moments, or use --method a3."
+        )
