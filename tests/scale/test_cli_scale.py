@@ -53,21 +53,21 @@ def test_a_streamed_run_gives_the_same_weights_and_numbers(home: Path, tmp_path:
 def test_an_interrupted_run_says_so_and_the_same_command_goes_on(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, seen = pipeline.solved_by, []
+    real, seen = pipeline.solve_step, []
 
-    def stopped(owner, method, view, *rest):
+    def stopped(run, view, *rest):
         seen.append(view.index)
         if len(seen) == 5:
             raise KeyboardInterrupt
-        return real(owner, method, view, *rest)
+        return real(run, view, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "solved_by", stopped)
+        patch.setattr(pipeline, "solve_step", stopped)
         assert main(["compress", *words(home, tmp_path / "out")]) == 130
-    assert "1 finished layers are kept: the same command goes on" in capsys.readouterr().out
+    assert "1 finished layers are kept: the same command goes on" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["out.unfinished"]
     assert main(["compress", *words(home, tmp_path / "out"), "--seed", "5"]) == 2
-    assert "config.seed was 0, is 5" in capsys.readouterr().out
+    assert "config.seed was 0, is 5" in capsys.readouterr().err
     assert main(["compress", *words(home, tmp_path / "out")]) == 0
     assert_same(weights(tmp_path / "out"), weights(home / "undisturbed"))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

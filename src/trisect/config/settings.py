@@ -298,10 +298,8 @@ class CompressConfig:
         values = dict(given.kwargs or {})
         goals = {name: values.pop(name, None) for name in GOALS}
         budget = values.pop("budget", "params")
-        if "goal" not in values:
-            values["goal"] = goal_of(goals, budget=budget)
-        elif any(value is not None for value in goals.values()):
-            raise TrisectError("A goal and one of its spellings were given together; keep one of them.")
+        if "goal" not in values or any(value is not None for value in goals.values()):
+            values["goal"] = goal_of(goals, budget=budget)  # also a new one, in dataclasses.replace
         if values.get("portable") is True:
             defaults = defaults_of(cls)  # what has its default value counts as not given
             values = _with_preset({name: v for name, v in values.items() if v != defaults.get(name)})
