@@ -65,28 +65,16 @@ class ModelRun:
         self.recipe, self.model, self.folder, self.device = recipe, model, folder, device
         self.progress, self.say = progress, say
         self._tokens: dict[str, Tokens] = {}
-        self._moments: dict[str, tuple[Path, frozenset[str]] | None] = {}
+        self._moments: dict[str, Path | None] = {}
         self._loaded: Loaded | None = None
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """The receipt of one cell."""
         dense, texts, tokenizer = self.dense, self.texts, self.loaded.tokenizer
-        head = {
-            "format": FORMAT,
-            "model": {
-                "source": self.model.source,
-                "dtype": self.model.dtype,
-                "fingerprint": self.fingerprint,
-            },
-        }
+        weights = {"source": self.model.source, "dtype": self.model.dtype, "fingerprint": self.fingerprint}
         if cell.config is None or cell.calibration is None:
-            model = self.loaded.model
-            body: dict[str, Any] = {
-                "method": "dense",
-                "counts": dense.to_dict(),
-                "widths": widths(dense.shape),
-            }
-            made = build_receipt({}, seed=0, token_hash=None, timings={})
+            model, made = self.loaded.model, build_receipt({}, seed=0, token_hash=None, timings={})
+            body: dict[str, Any] = {"method": "dense", **dense.to_dict()}
         else:
             moments = self._moments_for(cell.config, cell.calibration)
             result = self._compressed(cell.config, cell.calibration, moments)
@@ -95,7 +83,7 @@ class ModelRun:
         measured = measurements(cell, model, tokenizer, texts, progress=self.progress)
         # Plan and losses of every layer are too long to keep for every cell.
         kept = {name: value for name, value in made.items() if name not in ("recipe", "plan", "losses")}
-        return {**head, **body, **measured, "receipt": kept}
+        return {"format": FORMAT, "model": weights, **body, **measured, "receipt": kept}
 
     @property
     def loaded(self) -> Loaded:
@@ -167,24 +155,20 @@ class ModelRun:
         return model
 
     def _moments_for(self, config: CompressConfig, calibration: CalibrationEntry) -> Path | None:
-        """A file with all moments that this cell reads, collected with those of other cells."""
-        names = moments_read(config)
+        """The file of moments that cells share, where this one is solved from them."""
         # The pipeline reads a moments file into main memory, which suits models that are there too.
-        if names is None or torch.device(self.device).type != "cpu":
+        if not moments_read(config) or torch.device(self.device).type != "cpu":
             return None
         if calibration.name not in self._moments:
             with self.folder.waiting("moments"):
                 self._moments[calibration.name] = self._shared_moments(calibration)
-        path, stored = self._moments[calibration.name] or (None, frozenset())
-        return path if names <= stored else None
+        return self._moments[calibration.name]
 
-    def _shared_moments(self, calibration: CalibrationEntry) -> tuple[Path, frozenset[str]] | None:
+    def _shared_moments(self, calibration: CalibrationEntry) -> Path | None:
         """Collect what all cells of a calibration set read, finished ones too, unless it is too much."""
         cells = [cell for cell in cells_of(self.recipe) if cell.model == self.model]
-        configs = [
-            cell.config for cell in cells if cell.calibration == calibration and cell.config is not None
-        ]
-        names: frozenset[str] = frozenset().union(*(moments_read(config) or () for config in configs))
+        configs = [cell.config for cell in cells if cell.config and cell.calibration == calibration]
+        names: frozenset[str] = frozenset().union(*map(moments_read, configs))
         model, tokens = self.loaded.model, self.tokens(calibration)
         size = moments_size(model, tokens, names)
         if size > MOMENTS_LIMIT:
@@ -196,20 +180,20 @@ class ModelRun:
             check_disk_space(path, size)
             batch = calibration.config.batch_size
             store_moments(model, tokens, names, path, batch_size=batch, progress=self.progress)
-        return path, names
+        return path
 
 
-def moments_read(config: CompressConfig) -> frozenset[str] | None:
-    """The moments of the dense model that a method reads; None where it needs more than those."""
+def moments_read(config: CompressConfig) -> frozenset[str]:
+    """The moments of the dense model that a method reads, if those are all it needs."""
     method = get_method(config.method)
     try:
         refuse_stored_moments(method)
     except TrisectError:
-        return None
+        return frozenset()
     # Methods on linear maps say what they read map by map.
     pieces = [name for part in config.parts for name in (part, *LINEARS[part])]
     names = frozenset().union(*(method.reads.get(piece, frozenset()) for piece in pieces))
-    return names if names <= set(READINGS) and not method.sequential else None
+    return names if names <= set(READINGS) and not method.sequential else frozenset()
 
 
 def moments_size(model: Any, tokens: Tokens, names: frozenset[str]) -> int:
@@ -233,11 +217,14 @@ class ModelCount:
     parameters: int
     """Of the whole model, embeddings included."""
 
-    def to_dict(self) -> dict[str, int]:
-        """As receipts have it."""
-        kv_bytes = budget_of(self.shape).kv_bytes_per_token
-        counts = {"weights": self.weights, "zeros": self.zeros, "parameters": self.parameters}
-        return {**counts, "kv_bytes_per_token": kv_bytes}
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return budget_of(self.shape).kv_bytes_per_token
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts and widths, as receipts have them."""
+        names = ("weights", "zeros", "parameters", "kv_bytes_per_token")
+        return {"counts": {name: getattr(self, name) for name in names}, "widths": widths(self.shape)}
 
 
 def count(model: Any) -> ModelCount:
@@ -264,9 +251,8 @@ def compressed_receipt(config: CompressConfig, dense: ModelCount, result: Compre
     return {
         "method": config.method,
         "config": {**config.to_dict(), "allocate": allocation(config)},
-        "counts": after.to_dict(),
+        **after.to_dict(),
         "removed": removed_shares(dense, after, config),
-        "widths": widths(after.shape),
         "losses": sums,
         "notes": [f"{text} ({said.count(text)} layers)" for text in kinds[:8]],
     }
@@ -308,7 +294,7 @@ def removed_cache(before: ModelCount, after: ModelCount, config: CompressConfig)
         layer.kv_heads * (layer.qk * ("qk" in config.parts) + layer.vo * ("ov" in config.parts))
         for layer in _chosen_layers(before.shape, config)
     )
-    gone = before.to_dict()["kv_bytes_per_token"] - after.to_dict()["kv_bytes_per_token"]
+    gone = before.kv_bytes_per_token - after.kv_bytes_per_token
     return gone / (was * before.shape.bytes_per_element)
 
 

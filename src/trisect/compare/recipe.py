@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from pydantic import (
 
 from trisect.calibrate.synthetic import OwnWords
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
+from trisect.config.goals import GOALS
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods import get_method
 from trisect.support.checks import shown
@@ -34,7 +36,6 @@ CALIBRATION = {"samples": 128, "length": 2048}
 ASSETS = re.compile(r"\$\{(\w+):-([^{}]+)\}")
 TEXT_KINDS = ("derived", "written")
 
-GOALS = ("ratio", "kv_ratio", "target_params", "target_kv_bytes", "max_ppl_increase")
 CELL_KEYS = ("method", "calibration", *GOALS)
 SETTINGS = tuple(key for key in CompressConfig(ratio=0.5).to_dict() if key not in CELL_KEYS)
 """What a recipe may set for all methods, and each method for itself. The goal is always a ratio."""
@@ -43,6 +44,7 @@ ALWAYS_IN_KEY |= {"calibration", "seed"}
 """Other settings are in a cell's key only where they differ from their default: a new one changes no key."""
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
+Item = TypeVar("Item")
 
 
 def load_recipe(path: str | Path) -> "Recipe":
@@ -74,11 +76,14 @@ def first_problem(error: ValidationError) -> str:
 
 
 def _each_once(entries: list[Any]) -> list[Any]:
-    names = [getattr(entry, "name", entry) for entry in entries]
-    for name in names:
-        if names.count(name) > 1:
-            raise TrisectError(f"two entries have the name {name!r}; give each its own name.")
+    _check_unique([getattr(entry, "name", entry) for entry in entries], "name")
     return entries
+
+
+def _check_unique(values: list[Any], what: str) -> None:
+    for value, times in Counter(values).items():
+        if times > 1:
+            raise TrisectError(f"two entries have the {what} {value!r}; give each its own {what}.")
 
 
 def _folder_name(name: str) -> str:
@@ -87,10 +92,11 @@ def _folder_name(name: str) -> str:
     return name
 
 
-def _expansion(assets: str) -> str:
-    if not ASSETS.fullmatch(assets):
-        raise TrisectError(f"write ${{VARIABLE:-FOLDER}} such as ${{MY_DATA:-data}}, not {assets!r}.")
-    return assets
+def _assets(text: Any) -> tuple[str, str]:
+    match = ASSETS.fullmatch(str(text))
+    if match is None:
+        raise TrisectError(f"write ${{VARIABLE:-FOLDER}} such as ${{MY_DATA:-data}}, not {shown(text)}.")
+    return match[2].rstrip("/"), (os.environ.get(match[1]) or match[2]).rstrip("/")
 
 
 def _as_list(value: Any) -> Any:
@@ -115,7 +121,7 @@ def _file_below(suffix: str) -> AfterValidator:
 
 Text = Annotated[str, Field(min_length=1)]
 Line = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
-Ratios = Annotated[list[float], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_each_once)]
+Several = Annotated[list[Item], Field(min_length=1), AfterValidator(_each_once)]
 
 
 class Entry(BaseModel):
@@ -192,32 +198,25 @@ class TaskEntry(Entry):
 class ModelEntry(Entry):
     """A model, the texts it is calibrated on, and those it is measured on."""
 
-    short = "source"
-
     source: Text
     name: Text = Field(default_factory=lambda given: given["source"])
     dtype: str | None = None
     note: Line = ""
     """What to say beside every number taken on this model."""
-    calibrations: Annotated[
-        list[CalibrationEntry], BeforeValidator(_as_list), Field(min_length=1), AfterValidator(_each_once)
-    ] = Field(alias="calibration")
-    evaluations: Annotated[list[EvaluationEntry], Field(min_length=1), AfterValidator(_each_once)] = Field(
-        alias="evaluation"
-    )
+    calibrations: Annotated[Several[CalibrationEntry], BeforeValidator(_as_list)] = Field(alias="calibration")
+    evaluations: Several[EvaluationEntry] = Field(alias="evaluation")
 
 
 class MethodEntry(Entry):
     """A method with its settings, the ratios it is asked for, and the models it is tried on."""
 
-    short = "name"
     gathered = ("settings", SETTINGS)
 
     name: Text
     label: Text
     settings: dict[str, Any]
     """Fields of CompressConfig, the recipe's defaults among them."""
-    ratios: Ratios
+    ratios: Annotated[Several[float], BeforeValidator(_as_list)]
     models: Annotated[list[Text], BeforeValidator(_as_list)] | None = None
     """Names of the models it is tried on; None means all."""
 
@@ -300,7 +299,7 @@ class Recipe(Entry):
     name: Annotated[Text, AfterValidator(_folder_name)]
     title: Line = Field(default_factory=lambda given: given["name"])
     note: Line = ""
-    models: Annotated[list[ModelEntry], Field(min_length=1), AfterValidator(_each_once)]
+    models: Several[ModelEntry]
     methods: list[MethodEntry] = Field(min_length=1)
     settings: dict[str, Any]
     """What entries have where they do not say it themselves."""
@@ -309,8 +308,8 @@ class Recipe(Entry):
     """Show KV bytes per token."""
     figures: list[Drawing] = []
     texts: list[TextEntry] = []
-    assets: Annotated[str, AfterValidator(_expansion)] = ""
-    """${VARIABLE:-FOLDER}: names below FOLDER are looked for below $VARIABLE instead, where that is set."""
+    assets: Annotated[tuple[str, str] | None, BeforeValidator(_assets)] = None
+    """From ${VARIABLE:-FOLDER}: the folder that names begin with, and where it is on this machine."""
 
     @model_validator(mode="before")
     @classmethod
@@ -336,10 +335,7 @@ class Recipe(Entry):
                 if name not in models:
                     raise unknown_name(f"model in methods[{number}]", name, models)
         for model in self.models:
-            labels = [method.label for method in self.methods_of(model)]
-            for label in labels:
-                if labels.count(label) > 1:
-                    raise TrisectError(f"methods: two entries have the label {label!r}; give each its own.")
+            _check_unique([method.label for method in self.methods_of(model)], "label")
         for number, drawing in enumerate(self.figures):
             if drawing.evaluation is not None and drawing.evaluation not in texts:
                 raise unknown_name(f"evaluation in figures[{number}]", drawing.evaluation, texts)
@@ -349,17 +345,10 @@ class Recipe(Entry):
         """The methods that are tried on a model."""
         return [method for method in self.methods if method.models is None or model.name in method.models]
 
-    @property
-    def moved_assets(self) -> tuple[str, str] | None:
-        """The folder of assets as names in the recipe have it, and where it is on this machine."""
-        match = ASSETS.fullmatch(self.assets)
-        place = os.environ.get(match[1]) if match else None
-        return (match[2].rstrip("/"), place.rstrip("/")) if match and place else None
-
     def located(self, name: str) -> str:
         """A source, or a mixture of them, as this machine has it; keys and receipts keep the name."""
-        written, place = self.moved_assets or ("", "")
-        return name.replace(f"{written}/", f"{place}/") if written else name
+        written, place = self.assets or ("", "")
+        return name.replace(f"{written}/", f"{place}/")
 
 
 def _mappings(data: Mapping[str, Any], key: str, short: str) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from trisect.compare.outcomes import Folder
 from trisect.compare.recipe import Cell, Recipe, allocation, cells_of
 from trisect.compare.texts import make_texts, missing_files
 from trisect.data import REGISTRY_MODELS
-from trisect.data.hub import hub_answers
 from trisect.data.registry import cache_folder
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods import get_method
@@ -134,7 +133,7 @@ def explain(error: Exception, recipe: Recipe) -> str:
     """An error on one line that names no machine: assets as the recipe has them, other paths from here."""
     kind = "" if isinstance(error, TrisectError) else f"{type(error).__name__}: "
     text, here = " ".join(f"{kind}{error}".split()), Path.cwd()
-    written, place = recipe.moved_assets or ("", "/")
+    written, place = recipe.assets or ("", "/")
     names = {place: written, str(here): ".", str(here.parent): "..", str(Path.home()): "~"}
     for path, name in names.items():
         if path != "/":
@@ -155,18 +154,18 @@ class PlannedCell:
 
 
 def dry_run(recipe: Recipe, folder: Folder) -> tuple[list[PlannedCell], list[str]]:
-    """Every cell, and remarks about what is not at hand. Nothing is written, fetched or loaded."""
+    """Every cell, and remarks about what is not at hand. Nothing is written and no weights are fetched."""
     remarks = [f"no file {name}" for name in missing_files(recipe)]
-    shapes: dict[str, ModelShape | None] = {}
+    shapes: dict[str, ModelShape] = {}
     for model in recipe.models:
+        source = recipe.located(model.source)
         try:
-            shapes[model.name] = shape_at_hand(recipe.located(model.source))
-            if shapes[model.name] is None:
-                remarks.append(f"{model.source} is not at hand: its cells are listed without a plan")
+            if source in REGISTRY_MODELS and not (cache_folder() / "models" / source).is_dir():
+                raise TrisectError("its weights were not downloaded yet.")
+            shapes[model.name] = read_shape(source)[0]
         except TrisectError as error:
-            shapes[model.name] = None
-            remarks.append(str(error))
-    return [_planned(cell, folder, shapes[cell.model.name]) for cell in cells_of(recipe)], remarks
+            remarks.append(f"{model.source} is not at hand, so its cells have no plan: {error}")
+    return [_planned(cell, folder, shapes.get(cell.model.name)) for cell in cells_of(recipe)], remarks
 
 
 def _planned(cell: Cell, folder: Folder, shape: ModelShape | None) -> PlannedCell:
@@ -181,19 +180,3 @@ def _planned(cell: Cell, folder: Folder, shape: ModelShape | None) -> PlannedCel
         return PlannedCell(cell=cell, state=state, problem=str(error))
     gone = budget_of(shape).linear_parameters - budget_of(after).linear_parameters
     return PlannedCell(cell=cell, state=state, removed=gone / chosen_weights(shape, config))
-
-
-def shape_at_hand(source: str) -> ModelShape | None:
-    """Sizes from a model's config, if it can be had without a download of weights or a long wait."""
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    if source in REGISTRY_MODELS:
-        here = (cache_folder() / "models" / source).is_dir()
-    elif not (here := Path(source).exists()):
-        try:
-            here = isinstance(try_to_load_from_cache(source, "config.json"), str)
-        except HFValidationError:
-            pass
-        here = here or (not constants.HF_HUB_OFFLINE and hub_answers())
-    return read_shape(source)[0] if here else None
