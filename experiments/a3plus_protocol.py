@@ -25,7 +25,7 @@ import device_tasks
 
 from trisect.calibrate.synthetic import OwnWords, write_own_words
 from trisect.compare import Folder
-from trisect.compare.cells import content_key
+from trisect.compare.recipe import content_key
 from trisect.config import CompressConfig
 from trisect.data import load_tokens
 from trisect.evaluate.perplexity import perplexity, perplexity_by_position

@@ -10,9 +10,9 @@ from tables import RESULTS, ROOT, Entry, found, provenance
 
 from trisect.compare import Folder, load_recipe
 from trisect.compare.figures import draw
+from trisect.compare.markdown import page
 from trisect.compare.outcomes import ModelOutcome, outcomes_of
 from trisect.compare.recipe import Recipe
-from trisect.compare.results import page
 
 RECIPES = ROOT / "experiments" / "recipes"
 ORDER = ("main-", "why-", "svd-llm-core", "kv-", "ablation-", "diagnostic", "calibration-", "pieces")
@@ -42,7 +42,8 @@ class Comparison:
     @property
     def entries(self) -> list[Entry]:
         outcomes = [outcome for model in self.models for outcome in model.outcomes]
-        return [dict(outcome.receipt) for outcome in outcomes if outcome.receipt is not None]
+        folder = Folder(path=RESULTS / self.name)
+        return [entry for outcome in outcomes if (entry := folder.receipt(outcome.cell.key)) is not None]
 
     @cached_property
     def pictures(self) -> dict[str, bytes]:

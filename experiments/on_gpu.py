@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from trisect.compare import Folder, bench, load_recipe, run_recipe
-from trisect.compare.cells import cells_of
+from trisect.compare import Folder, load_recipe, measure, run_recipe
+from trisect.compare.recipe import cells_of
 from trisect.plan import read_curves
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +46,7 @@ class Worker:
         if torch.device(self.device).type == "cuda":
             _share_memory(given.workers)
         torch.set_float32_matmul_precision("high" if given.tf32 else "highest")
-        bench.load_model = functools.cache(bench.load_model)  # type: ignore[attr-defined]
+        measure.load_model = functools.cache(measure.load_model)  # type: ignore[attr-defined]
         Folder.claimed = _until(Folder.claimed, self.late)  # type: ignore[method-assign]
 
     def late(self) -> bool:
@@ -81,11 +81,9 @@ def give_curves(loaded: Any, folder: Folder, worker: Worker) -> None:
     for cell in cells_of(loaded):
         if cell.model.name == SMOLLM2 and cell.config is not None and cell.config.allocate == "balanced":
             folder.prepare()
-            table = bench.Bench(
-                cell.model, [cell], folder=folder, device=worker.device, progress=None, say=worker.say
-            )
-            path = table.curves_path(cell)
-            mine = table.fingerprint, table.tokens(cell.calibration).hash
+            run = measure.ModelRun(loaded, cell.model, folder=folder, device=worker.device, say=worker.say)
+            path = run.curves_path(cell.config, cell.calibration)
+            mine = run.fingerprint, run.tokens(cell.calibration).hash
             if (curves.fingerprint, curves.token_hash) == mine and not path.exists():
                 shutil.copy(stored, path)
             return

@@ -7,7 +7,7 @@ import pytest
 from compare_recipes import write_recipe
 
 from tiny_models import save_tiny
-from trisect.compare import Folder, Tally, load_recipe, run_recipe
+from trisect.compare import Folder, RunCounts, load_recipe, run_recipe
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def first_run(laboratory: Path) -> tuple[Path, Tally]:
+def first_run(laboratory: Path) -> tuple[Path, RunCounts]:
     """The results of RECIPE and what its first run did; tests that change them take a copy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(laboratory)
@@ -41,7 +41,7 @@ def bench(laboratory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def finished(bench: Path, first_run: tuple[Path, Tally]) -> Path:
+def finished(bench: Path, first_run: tuple[Path, RunCounts]) -> Path:
     """A copy of the results, beside a recipe that they are of."""
     shutil.copytree(first_run[0], bench / "small")
     return bench / "small"

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from compare_recipes import IMPOSSIBLE, NUM_CELLS, write_recipe
 
-import trisect.compare.bench as bench_module
-import trisect.compare.cache as cache
+import trisect.compare.measure as measure
 from trisect.cli import main
-from trisect.compare import Folder, Tally, load_recipe, run_recipe
-from trisect.compare.cells import cells_of
-from trisect.compare.run import explain
+from trisect.compare import Folder, RunCounts, load_recipe, run_recipe
+from trisect.compare.recipe import cells_of
+from trisect.compare.runner import explain
 from trisect.errors import TrisectError
 
 
@@ -32,8 +31,8 @@ class Calls:
 
 @pytest.fixture
 def compressions(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    calls = Calls(bench_module.compress)
-    monkeypatch.setattr(bench_module, "compress", calls)
+    calls = Calls(measure.compress)
+    monkeypatch.setattr(measure, "compress", calls)
     return calls
 
 
@@ -42,7 +41,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def test_a_failing_cell_is_reported_and_the_others_go_on(first_run: tuple[Path, Tally]) -> None:
+def test_a_failing_cell_is_reported_and_the_others_go_on(first_run: tuple[Path, RunCounts]) -> None:
     folder, tally = first_run
     assert len(tally.ran) == NUM_CELLS - 1
     assert len(tally.failed) == 1
@@ -54,8 +53,8 @@ def test_a_failing_cell_is_reported_and_the_others_go_on(first_run: tuple[Path, 
 def test_a_second_run_does_no_work(
     finished: Path, compressions: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loads = Calls(bench_module.load_model)
-    monkeypatch.setattr(bench_module, "load_model", loads)
+    loads = Calls(measure.load_model)
+    monkeypatch.setattr(measure, "load_model", loads)
     assert main(["compare", "small.yaml", "--no-run", "--no-figures"]) == 1  # the one failure is in the table
     before = contents(finished)
     assert main(["compare", "small.yaml", "--keep-errors", "--quiet", "--no-figures"]) == 1
@@ -75,9 +74,9 @@ def test_failed_cells_are_tried_again_unless_told_not_to(finished: Path, compres
 
 def test_an_interrupted_run_goes_on_where_it_stopped(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, folder = load_recipe("small.yaml"), Folder(path=bench / "out")
-    stops = Calls(bench_module.compress, stop=KeyboardInterrupt(), after=1)
+    stops = Calls(measure.compress, stop=KeyboardInterrupt(), after=1)
     with monkeypatch.context() as patch:
-        patch.setattr(bench_module, "compress", stops)
+        patch.setattr(measure, "compress", stops)
         with pytest.raises(KeyboardInterrupt):
             run_recipe(recipe, folder, only=["clover"])
     receipts = list((folder.path / "cells").iterdir())
@@ -99,14 +98,14 @@ def test_only_can_name_models_and_methods(bench: Path, compressions: Calls) -> N
 
 
 def test_moments_are_collected_once_and_give_the_same_results(
-    bench: Path, first_run: tuple[Path, Tally], monkeypatch: pytest.MonkeyPatch
+    bench: Path, first_run: tuple[Path, RunCounts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (moments,) = (first_run[0] / "cache").glob("moments-*.safetensors")
     assert moments.stat().st_size > 0
-    monkeypatch.setattr(cache, "LIMIT_BYTES", 0)
+    monkeypatch.setattr(measure, "MOMENTS_LIMIT", 0)
     said: list[str] = []
     run_recipe(load_recipe("small.yaml"), Folder(path=bench / "out"), only=["a3"], say=said.append)
-    assert any("collected anew for each cell" in line for line in said)
+    assert any("each cell collects its own" in line for line in said)
     assert not list((bench / "out" / "cache").glob("moments-*"))
     for path in (bench / "out" / "cells").glob("*.json"):
         once, anew = (json.loads(file.read_text()) for file in (first_run[0] / "cells" / path.name, path))
@@ -140,7 +139,7 @@ def test_a_rank_search_of_some_maps_leaves_that_of_others_its_own_file(bench: Pa
     assert len(list(folder.cache.glob("curves-*.json"))) == 2
 
 
-def test_receipts_are_small_and_name_no_machine(laboratory: Path, first_run: tuple[Path, Tally]) -> None:
+def test_receipts_are_small_and_name_no_machine(laboratory: Path, first_run: tuple[Path, RunCounts]) -> None:
     for path in (first_run[0] / "cells").iterdir():
         text = path.read_text()
         assert len(text) < 12_000
@@ -152,8 +151,10 @@ def test_receipts_are_small_and_name_no_machine(laboratory: Path, first_run: tup
 
 
 def test_errors_name_no_machine(bench: Path) -> None:
-    assert explain(TrisectError(f"There is no file x (looked from {bench}).")).endswith("(looked from .).")
-    assert explain(ZeroDivisionError("oh\n no")) == "ZeroDivisionError: oh no"
+    recipe = load_recipe("small.yaml")
+    message = explain(TrisectError(f"There is no file x (looked from {bench})."), recipe)
+    assert message.endswith("(looked from .).")
+    assert explain(ZeroDivisionError("oh\n no"), recipe) == "ZeroDivisionError: oh no"
 
 
 def test_a_model_that_cannot_be_loaded_fails_all_its_cells(bench: Path) -> None:
@@ -195,7 +196,7 @@ def test_what_cells_share_is_waited_for(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
-def test_the_cache_hides_itself_from_git(first_run: tuple[Path, Tally]) -> None:
+def test_the_cache_hides_itself_from_git(first_run: tuple[Path, RunCounts]) -> None:
     assert (first_run[0] / "cache" / ".gitignore").read_text() == "*\n"
 
 

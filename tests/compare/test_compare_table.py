@@ -13,19 +13,15 @@ from compare_recipes import write_recipe
 from tiny_models import tiny
 from trisect.cli import main
 from trisect.compare import Folder, load_recipe, write_results
-from trisect.compare.count import chosen_weights, count
-from trisect.compare.diagnostic import diagnostics
 from trisect.compare.figures import draw
-from trisect.compare.outcomes import ModelOutcome, Outcome, outcomes_of
+from trisect.compare.markdown import diagnostics, page
+from trisect.compare.measure import chosen_weights, count
+from trisect.compare.outcomes import CellOutcome, ModelOutcome, csv_text, outcomes_of
 from trisect.compare.recipe import Drawing
-from trisect.compare.results import page
-from trisect.compare.values import csv_text
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
 from trisect.models import shape_of
 from trisect.plan import budget_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def model_outcome(folder: Path) -> ModelOutcome:
@@ -33,7 +29,7 @@ def model_outcome(folder: Path) -> ModelOutcome:
     return model
 
 
-def change_receipt(folder: Path, outcome: Outcome, **removed: Any) -> None:
+def change_receipt(folder: Path, outcome: CellOutcome, **removed: Any) -> None:
     path = Folder(path=folder).receipt_path(outcome.cell.key)
     receipt = json.loads(path.read_text())
     receipt["removed"].update(removed)
@@ -120,6 +116,33 @@ def test_receipts_of_two_models_in_one_table_are_noticed(finished: Path) -> None
     assert "topics: the receipts were not all measured on the same tokens" in text
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"perplexity": []}, "perplexity must be a list for 2 texts"),
+        ({"perplexity": [{"perplexity": "low", "token_hash": "x"}] * 2}, "perplexity must be a valid number"),
+        ({"counts": {}}, "kv_bytes_per_token is missing"),
+        ({"receipt": 3}, "is missing"),
+        ({"removed": {"of": "weights"}}, "removed.chosen is missing"),
+        ({"removed": None}, "removed is missing"),
+        ({"notes": [7]}, "notes[0] must be a valid string, not 7"),
+        ({"losses": {"qk": {"loss": 1}}}, "losses.qk.total is missing"),
+        ({"tasks": {"scores": {"piqa": {"value": True}}}}, "must be a valid number, not True"),
+    ],
+)
+def test_a_damaged_receipt_is_refused_on_one_line(
+    finished: Path, change: dict[str, Any], message: str
+) -> None:
+    path = Folder(path=finished).receipt_path(model_outcome(finished).rows[0].cells[0.5].cell.key)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(
+        TrisectError, match=r"is no receipt: .*remove it, and its cell is run again"
+    ) as caught:
+        table(finished)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
 def test_the_csv_holds_every_number(finished: Path) -> None:
     (model,) = models = outcomes_of(load_recipe("small.yaml"), Folder(path=finished))
     lines = list(csv.DictReader(io.StringIO(csv_text(models))))
@@ -197,18 +220,3 @@ def test_shapes_and_modules_count_the_same_weights(name: str) -> None:
     assert modules.weights == budget_of(shape).linear_parameters
     assert modules.weights == chosen_weights(shape, CompressConfig(ratio=0.5))
     assert modules.parameters == sum(p.numel() for p in model.parameters())
-
-
-def results() -> list[Path]:
-    return sorted(path.parent for path in (ROOT / "experiments" / "results").glob("*/recipe.yaml"))
-
-
-@pytest.mark.parametrize("folder", results(), ids=lambda folder: folder.name)
-def test_committed_tables_say_what_their_receipts_say(folder: Path) -> None:
-    source = ROOT / "experiments" / "recipes" / f"{folder.name}.yaml"
-    assert source.read_bytes() == (folder / "recipe.yaml").read_bytes()
-    recipe = load_recipe(source)
-    models = outcomes_of(recipe, Folder(path=folder))
-    hint = f"run `trisect compare experiments/recipes/{folder.name}.yaml`"
-    assert (folder / "table.md").read_text(encoding="utf-8") == page(recipe, models), hint
-    assert (folder / "table.csv").read_text(encoding="utf-8") == csv_text(models), hint

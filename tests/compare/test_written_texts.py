@@ -4,14 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compare_recipes import RECIPE
 
 from tiny_models import save_tiny
 from trisect.calibrate.synthetic import OwnWords, receipt_beside, write_own_words
-from trisect.compare.texts import WrittenText, make_texts, read_text
+from trisect.compare.recipe import Recipe, WrittenText, validated
+from trisect.compare.texts import make_texts
 from trisect.errors import TrisectError
 from trisect.models import load_model
 
 WORDS = {"samples": 3, "length": 16, "batch_size": 2}
+
+
+def recipe_with(entry: dict[str, Any]) -> Recipe:
+    return validated(Recipe, {**RECIPE, "texts": [entry]})
 
 
 @pytest.fixture
@@ -22,10 +28,12 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_named_model_writes_what_sample_would_write(entry: dict[str, Any]) -> None:
-    text = read_text(entry, "texts[0]")
-    assert text == WrittenText(file="runs/own.jsonl", by="model", words=OwnWords(**WORDS))
+    recipe = recipe_with(entry)
+    (text,) = recipe.texts
+    assert isinstance(text, WrittenText)
+    assert (text.by, text.words) == ("model", OwnWords(**WORDS))
     told: list[tuple[str, int, int]] = []
-    make_texts((text,), progress=lambda *now: told.append(now))
+    make_texts(recipe, progress=lambda *now: told.append(now))
     assert told[-1][1:] == (64, 64)  # two batches of two texts
     loaded, alone = load_model("model"), Path("alone.jsonl")
     write_own_words(loaded.model, loaded.tokenizer, OwnWords(**WORDS), alone)
@@ -33,17 +41,16 @@ def test_the_named_model_writes_what_sample_would_write(entry: dict[str, Any]) -
 
 
 def test_a_second_run_leaves_the_text_alone(entry: dict[str, Any]) -> None:
-    text = read_text(entry, "texts[0]")
-    make_texts((text,))
-    path = Path(text.file)
+    make_texts(recipe_with(entry))
+    path = Path(entry["file"])
     before = path.stat().st_mtime_ns
-    make_texts((text,))
+    make_texts(recipe_with(entry))
     assert path.stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("kept", ["no receipt", "other settings", "no recipe"])
 def test_a_file_that_came_about_otherwise_is_refused_and_kept(entry: dict[str, Any], kept: str) -> None:
-    make_texts((read_text(entry, "texts[0]"),))
+    make_texts(recipe_with(entry))
     path = Path("runs/own.jsonl")
     if kept == "no receipt":
         receipt_beside(path).unlink()
@@ -52,7 +59,7 @@ def test_a_file_that_came_about_otherwise_is_refused_and_kept(entry: dict[str, A
     changed = {**entry, "seed": 1} if kept == "other settings" else entry
     before = path.read_bytes()
     with pytest.raises(TrisectError, match="remove both, or name another file"):
-        make_texts((read_text(changed, "texts[0]"),))
+        make_texts(recipe_with(changed))
     assert path.read_bytes() == before
 
 
@@ -61,7 +68,7 @@ def test_a_file_that_came_about_otherwise_is_refused_and_kept(entry: dict[str, A
     [
         ({"file": "runs/own.txt"}, r"name a \.jsonl file"),
         ({"file": "../own.jsonl"}, "below the current folder"),
-        ({"by": 3}, "by must be text"),
+        ({"by": 3}, "by must be a valid string"),
         ({"temperature": 0}, "above 0"),
         ({"every": 2}, "every"),
     ],
@@ -70,4 +77,4 @@ def test_entries_that_cannot_be_meant_are_refused_by_place(
     entry: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(TrisectError, match=rf"texts\[0\].*{message}"):
-        read_text({**entry, **change}, "texts[0]")
+        recipe_with({**entry, **change})

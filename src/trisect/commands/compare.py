@@ -8,7 +8,7 @@ import typer
 from trisect.commands import _options as options
 
 if TYPE_CHECKING:
-    from trisect.compare import Folder, Recipe, Tally
+    from trisect.compare import Folder, Recipe, RunCounts
 
 PANEL = "Measure"
 EXAMPLES = (
@@ -41,8 +41,9 @@ def run(
     quiet: options.Quiet = False,
 ) -> None:
     """Run every cell of a recipe that has no receipt yet, and write one table and figures."""
-    from trisect.compare import Folder, load_recipe
-    from trisect.compare.run import check_only
+    from trisect.commands._screen import progress, quiet_libraries, stderr
+    from trisect.compare import Folder, load_recipe, run_recipe
+    from trisect.compare.runner import check_only
 
     loaded = load_recipe(recipe)
     check_only(loaded, only or ())
@@ -50,12 +51,20 @@ def run(
     if dry_run:
         show_cells(loaded, folder)
         return
-    tally = None
+    counts = None
     if not no_run:
-        tally = carry_out(
-            loaded, folder, device=device, only=only or (), keep_errors=keep_errors, quiet=quiet
-        )
-    finish(loaded, folder, recipe, tally, figures=not no_figures, json=json, quiet=quiet)
+        console = stderr(quiet=quiet)
+        with quiet_libraries(), progress(quiet=quiet) as report:
+            counts = run_recipe(
+                loaded,
+                folder,
+                device=device,
+                only=only or (),
+                keep_errors=keep_errors,
+                progress=report,
+                say=console.print,
+            )
+    finish(loaded, folder, recipe, counts, figures=not no_figures, json=json, quiet=quiet)
 
 
 def default_folder(recipe: Path, name: str) -> Path:
@@ -63,64 +72,36 @@ def default_folder(recipe: Path, name: str) -> Path:
     return recipe.parent.parent / "results" / name if recipe.parent.name == "recipes" else Path(name)
 
 
-def carry_out(
-    recipe: "Recipe",
-    folder: "Folder",
-    *,
-    device: str,
-    only: "list[str] | tuple[()]",
-    keep_errors: bool,
-    quiet: bool,
-) -> "Tally":
-    """Run what is missing, saying on stderr what is being done."""
-    from trisect.commands._screen import progress, quiet_libraries, stderr
-    from trisect.compare import run_recipe
-
-    console = stderr(quiet=quiet)
-    with quiet_libraries(), progress(quiet=quiet) as report:
-        return run_recipe(
-            recipe,
-            folder,
-            device=device,
-            only=only,
-            keep_errors=keep_errors,
-            progress=report,
-            say=console.print,
-        )
-
-
 def finish(
     recipe: "Recipe",
     folder: "Folder",
     source: Path,
-    tally: "Tally | None",
+    counts: "RunCounts | None",
     *,
     figures: bool,
     json: Path | None,
     quiet: bool,
 ) -> None:
-    """Write table and figures, say what was done, and end with code 1 if a cell failed."""
+    """Write table and figures, print what was done, and end with code 1 if a cell failed."""
     from trisect.commands._screen import keep_measurement, say_next, stdout
     from trisect.compare import write_results
-    from trisect.compare.outcomes import outcomes_of
-    from trisect.compare.values import measurements
+    from trisect.compare.outcomes import measurements, outcomes_of
 
     console = stdout()
     written = write_results(recipe, folder, source, figures=figures)
-    failed = sum(
-        outcome.error is not None for model in outcomes_of(recipe, folder) for outcome in model.outcomes
-    )
-    if tally is not None:
+    models = outcomes_of(recipe, folder)
+    failed = sum(outcome.error is not None for model in models for outcome in model.outcomes)
+    done = {} if counts is None else {"ran": len(counts.ran), "done": counts.done}
+    if counts is not None:
         console.print(
-            f"{recipe.name}: {len(tally.ran)} cells run, {tally.done} done before, {failed} failed"
-            + (f", {tally.elsewhere} run by other processes" if tally.elsewhere else ""),
+            f"{recipe.name}: {done['ran']} cells run, {done['done']} done before, {failed} failed"
+            + (f", {counts.elsewhere} run by other processes" if counts.elsewhere else ""),
             markup=False,
         )
     place = folder.path / "table.md"
     console.print(f"Table: {place}" + ("" if written else " (unchanged)"), soft_wrap=True, markup=False)
-    rows = list(measurements(outcomes_of(recipe, folder)))
-    counts = {} if tally is None else {"ran": len(tally.ran), "done": tally.done}
-    keep_measurement(json, {"recipe": recipe.name, **counts, "failed": failed, "measurements": rows})
+    rows = list(measurements(models))
+    keep_measurement(json, {"recipe": recipe.name, **done, "failed": failed, "measurements": rows})
     if failed:
         say_next("the same command tries the failed cells again (--keep-errors leaves them)", quiet=quiet)
         raise typer.Exit(code=FAILED_CELLS)
@@ -131,18 +112,21 @@ def show_cells(recipe: "Recipe", folder: "Folder") -> None:
     from rich.table import Table
 
     from trisect.commands._screen import quiet_libraries, stdout
-    from trisect.compare.check import dry_run
+    from trisect.compare.runner import dry_run
 
     with quiet_libraries():
         cells, remarks = dry_run(recipe, folder)
     table = Table("model", "method", "ratio", "calibration", "removes", "state")
     for entry in cells:
         cell = entry.cell
-        removed = "" if entry.removed is None else f"{entry.removed:.1%}"
-        ratio = f"{cell.ratio:g}" if cell.config else ""
-        calibration = cell.calibration.name if cell.calibration else ""
-        state = f"would fail: {entry.problem}" if entry.problem else entry.state
-        table.add_row(cell.model.name, cell.label, ratio, calibration, removed, state)
+        table.add_row(
+            cell.model.name,
+            cell.label,
+            f"{cell.ratio:g}" if cell.config else "",
+            cell.calibration.name if cell.calibration else "",
+            "" if entry.removed is None else f"{entry.removed:.1%}",
+            f"would fail: {entry.problem}" if entry.problem else entry.state,
+        )
     console = stdout()
     console.print(table)
     for remark in remarks:

@@ -168,6 +168,6 @@ def _goal_options(config: CompressConfig) -> str:
     """The goal as it is typed."""
     from trisect.errors import option_name
 
-    settings = config.goal.settings()
-    plain = settings["budget"] == "params" or "ratio" not in settings
-    return " ".join(f"{option_name(n)} {v}" for n, v in settings.items() if n != "budget" or not plain)
+    return " ".join(
+        f"{option_name(name)} {value}" for name, value in config.goal.settings().items() if value != "params"
+    )

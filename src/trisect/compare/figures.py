@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trisect.compare.diagnostic import Diagnostic, diagnostics
+from trisect.compare.markdown import Diagnostic, diagnostics
 from trisect.compare.outcomes import ModelOutcome, Row
 from trisect.compare.recipe import Drawing, Recipe
 from trisect.support.plots import as_svg, file_name, need_matplotlib, one_plot

@@ -1,155 +1,352 @@
-"""One cell: compress a fresh copy, count what is left of it, measure it, and write it all down."""
+"""One model of a recipe: compress it cell by cell, count what is left, measure it, and make the receipts."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import copy
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from trisect.compare.cells import FORMAT, Cell, allocation
-from trisect.compare.count import Count, alignment_step, chosen_weights, count, ratio_of, removed_cache
-from trisect.compare.recipe import Tasks
+import torch
+
+from trisect.calibrate import READINGS, Progress, collect
+from trisect.compare.outcomes import Folder
+from trisect.compare.recipe import (
+    FORMAT,
+    CalibrationEntry,
+    Cell,
+    ModelEntry,
+    Recipe,
+    allocation,
+    cells_of,
+    content_key,
+)
+from trisect.compare.texts import calibration_tokens, evaluation_tokens
 from trisect.config import CompressConfig
 from trisect.data import Tokens
+from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import perplexity
-from trisect.models import shape_of
-from trisect.pipeline.run import Compressed
+from trisect.methods import get_method
+from trisect.methods.method import LinearMethod
+from trisect.models import Loaded, fingerprint, layer_views, load_model, shape_of, zeros_of
+from trisect.models.fingerprint import check_finite, check_tokens
+from trisect.pipeline.run import Compressed, compress
+from trisect.pipeline.stored_moments import refuse_stored_moments, store_moments
 from trisect.plan import budget_of, compare
-from trisect.records.parts import COMPONENTS
-from trisect.records.shapes import ModelShape
+from trisect.plan.budget import linear_parameters, linears_of, matrix_parameters
+from trisect.plan.problem import grid_of
+from trisect.records.parts import COMPONENTS, LINEARS
+from trisect.records.shapes import LayerShape, ModelShape
+from trisect.support.files import check_disk_space
 from trisect.support.receipt import build_receipt
 
-Stage = Any  # (stage, done, total) -> None, or None
+COPY_LIMIT = 3_000_000_000
+"""Models with more parameters are loaded again for each cell: two of them may not fit."""
+LARGE = 10_000_000
+"""Parameters of a model whose memory is freed at once."""
+MOMENTS_LIMIT = 1 << 30
+"""Bytes of moments that are kept for several cells: Grams of whole inputs soon fill a disk."""
 
 
-def dense_receipt(
-    cell: Cell, model: Any, tokenizer: Any, *, fingerprint: str, texts: Sequence[Tokens], stage: Stage
-) -> dict[str, Any]:
-    """The dense row: sizes and measurements only."""
-    budget = budget_of(shape_of(model))
-    return {
-        **_head(cell, fingerprint),
-        "counts": {**asdict(count(model)), "kv_bytes_per_token": budget.kv_bytes_per_token},
-        "widths": widths(shape_of(model)),
-        **measurements(cell, model, tokenizer, texts, stage=stage),
-        "receipt": _kept(build_receipt({}, seed=0, token_hash=None, timings={})),
-    }
+class ModelRun:
+    """One model of a recipe, with what its cells share: weights, tokens and moments, made when needed."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: ModelEntry,
+        *,
+        folder: Folder,
+        device: str = "cpu",
+        progress: Progress | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        self.recipe, self.model, self.folder, self.device = recipe, model, folder, device
+        self.progress, self.say = progress, say
+        self._tokens: dict[str, Tokens] = {}
+        self._moments: dict[str, Path | None] = {}
+        self._loaded: Loaded | None = None
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        """The receipt of one cell."""
+        dense, texts, tokenizer = self.dense, self.texts, self.loaded.tokenizer
+        weights = {"source": self.model.source, "dtype": self.model.dtype, "fingerprint": self.fingerprint}
+        if cell.config is None or cell.calibration is None:
+            model, made = self.loaded.model, build_receipt({}, seed=0, token_hash=None, timings={})
+            body: dict[str, Any] = {"method": "dense", **dense.to_dict()}
+        else:
+            moments = self._moments_for(cell.config, cell.calibration)
+            result = self._compressed(cell.config, cell.calibration, moments)
+            model, made = result.model, result.receipt
+            body = {**compressed_receipt(cell.config, dense, result), "stored_moments": moments is not None}
+        measured = measurements(cell, model, tokenizer, texts, progress=self.progress)
+        # Plan and losses of every layer are too long to keep for every cell.
+        kept = {name: value for name, value in made.items() if name not in ("recipe", "plan", "losses")}
+        return {"format": FORMAT, "model": weights, **body, **measured, "receipt": kept}
+
+    @property
+    def loaded(self) -> Loaded:
+        """The dense model; after a large one was compressed, it is loaded again."""
+        if self._loaded is None:
+            source = self.recipe.located(self.model.source)
+            self._loaded = load_model(source, dtype=self.model.dtype, device=self.device)
+        return self._loaded
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.loaded.model)
+
+    @cached_property
+    def dense(self) -> "ModelCount":
+        return count(self.loaded.model)
+
+    @cached_property
+    def texts(self) -> list[Tokens]:
+        tokenizer = self.loaded.tokenizer
+        return [evaluation_tokens(self.recipe, text, tokenizer) for text in self.model.evaluations]
+
+    def tokens(self, calibration: CalibrationEntry) -> Tokens:
+        """The windows of a calibration set, tokenized once."""
+        if calibration.name not in self._tokens:
+            found = calibration_tokens(self.recipe, calibration, self.loaded.tokenizer)
+            self._tokens[calibration.name] = found
+        return self._tokens[calibration.name]
+
+    def curves_path(self, config: CompressConfig, calibration: CalibrationEntry) -> Path | None:
+        """Where a method's loss curves or sensitivities are kept: the same for every ratio and alignment."""
+        method = get_method(config.method)
+        if allocation(config) == "uniform" or (
+            isinstance(method, LinearMethod) and method.search != "sensitivity"
+        ):
+            return None
+        made_of = [self.fingerprint, self.tokens(calibration).hash, config.method, config.seed]
+        if method.linear:  # sensitivities are of the maps that are cut
+            made_of.append(config.parts)
+        return self.folder.cache / f"curves-{content_key(made_of)}.json"
+
+    def release(self) -> None:
+        """Free the last model before the next one is made, where it is large enough to matter."""
+        if "dense" in vars(self) and self.dense.parameters >= LARGE:
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _compressed(
+        self, config: CompressConfig, calibration: CalibrationEntry, moments: Path | None
+    ) -> Compressed:
+        tokens, tokenizer = self.tokens(calibration), self.loaded.tokenizer
+        curves = self.curves_path(config, calibration)
+        with nullcontext() if curves is None or curves.exists() else self.folder.waiting(curves.stem):
+            return compress(
+                self._fresh_model(),
+                config,
+                tokenizer=tokenizer,
+                tokens=tokens,
+                moments=moments,
+                curves=curves,
+                progress=self.progress,
+            )
+
+    def _fresh_model(self) -> Any:
+        """A dense model to compress: a copy, or the loaded one itself where two may not fit."""
+        model = self.loaded.model
+        if self.dense.parameters <= COPY_LIMIT:
+            return copy.deepcopy(model)
+        self._loaded = None
+        return model
+
+    def _moments_for(self, config: CompressConfig, calibration: CalibrationEntry) -> Path | None:
+        """The file of moments that cells share, where this one is solved from them."""
+        # The pipeline reads a moments file into main memory, which suits models that are there too.
+        if not moments_read(config) or torch.device(self.device).type != "cpu":
+            return None
+        if calibration.name not in self._moments:
+            with self.folder.waiting("moments"):
+                self._moments[calibration.name] = self._shared_moments(calibration)
+        return self._moments[calibration.name]
+
+    def _shared_moments(self, calibration: CalibrationEntry) -> Path | None:
+        """Collect what all cells of a calibration set read, finished ones too, unless it is too much."""
+        cells = [cell for cell in cells_of(self.recipe) if cell.model == self.model]
+        configs = [cell.config for cell in cells if cell.config and cell.calibration == calibration]
+        names: frozenset[str] = frozenset().union(*map(moments_read, configs))
+        model, tokens = self.loaded.model, self.tokens(calibration)
+        size = moments_size(model, tokens, names)
+        if size > MOMENTS_LIMIT:
+            self.say(f"{size / 2**20:.0f} MiB of moments are too many to keep: each cell collects its own")
+            return None
+        key = content_key([self.fingerprint, tokens.hash, sorted(names)])
+        path = self.folder.cache / f"moments-{key}.safetensors"
+        if not path.exists():
+            check_disk_space(path, size)
+            batch = calibration.config.batch_size
+            store_moments(model, tokens, names, path, batch_size=batch, progress=self.progress)
+        return path
 
 
-def cell_receipt(
-    cell: Cell,
-    result: Compressed,
-    tokenizer: Any,
-    *,
-    fingerprint: str,
-    dense: tuple[ModelShape, Count],
-    texts: Sequence[Tokens],
-    stage: Stage,
-) -> dict[str, Any]:
-    """A compressed model: what went, what it cost, what is left."""
-    assert cell.config is not None
-    model, (shape, before) = result.model, dense
-    old, new, after = budget_of(shape), budget_of(shape_of(model)), count(model)
-    change = compare(old, new)
-    return {
-        **_head(cell, fingerprint),
-        "config": {**cell.config.to_dict(), "allocate": allocation(cell.config)},
-        "counts": {**asdict(after), "kv_bytes_per_token": new.kv_bytes_per_token},
-        "removed": {
-            **removed((shape, shape_of(model)), (before, after), cell.config),
-            "kv_bytes_per_token": change.kv_bytes_per_token,
-            "flops": change.flops,
-        },
-        "widths": widths(shape_of(model)),
-        "losses": summed_losses(result.losses),
-        "notes": notes(result.losses),
-        **measurements(cell, model, tokenizer, texts, stage=stage),
-        "receipt": _kept(result.receipt),
-    }
+def moments_read(config: CompressConfig) -> frozenset[str]:
+    """The moments of the dense model that a method reads, if those are all it needs."""
+    method = get_method(config.method)
+    try:
+        refuse_stored_moments(method)
+    except TrisectError:
+        return frozenset()
+    # Methods on linear maps say what they read map by map.
+    pieces = [name for part in config.parts for name in (part, *LINEARS[part])]
+    names = frozenset().union(*(method.reads.get(piece, frozenset()) for piece in pieces))
+    return names if names <= set(READINGS) and method.streams != "both" else frozenset()
 
 
-def removed(
-    shapes: tuple[ModelShape, ModelShape], counts: tuple[Count, Count], config: CompressConfig
-) -> dict[str, Any]:
-    """Shares that are gone, counted from the modules; `chosen` is the one to hold against the asked ratio."""
-    before, after = counts
-    weights = chosen_weights(shapes[0], config)
-    gone, zeroed = before.weights - after.weights, max(0, after.zeros - before.zeros)
-    of = ratio_of(config)
-    return {
-        "of": of,
-        "chosen": removed_cache(*shapes, config) if of == "KV" else (gone + zeroed) / weights,
-        "step": alignment_step(shapes[0], config),
-        "zeros": zeroed / weights,
-        "decoder": gone / before.weights,
-        "parameters": 1 - after.parameters / before.parameters,
-    }
+def moments_size(model: Any, tokens: Tokens, names: frozenset[str]) -> int:
+    """Bytes of moments of all layers, from one window through the first layer."""
+    check_finite(model)
+    check_tokens(model, tokens.ids)
+    _, first = next(collect(model, tokens.ids[:1], lambda layer: names))
+    layer = sum(moment.numel() * moment.element_size() for name, moment in first.items() if name in names)
+    return layer * model.config.get_text_config().num_hidden_layers
 
 
-def measurements(
-    cell: Cell, model: Any, tokenizer: Any, texts: Sequence[Tokens], *, stage: Stage
-) -> dict[str, Any]:
-    """Perplexity on every text, in the order of the recipe, and accuracy on its tasks."""
+@dataclass(frozen=True, kw_only=True)
+class ModelCount:
+    """The size of a model, counted from the modules it has."""
 
-    def told(done: int, total: int) -> None:
-        if stage is not None:
-            stage("perplexity", done, total)
+    shape: ModelShape
+    weights: int
+    """Of the decoder layers' linear modules, without biases, as in the paper's ratio."""
+    zeros: int
+    """Of these, weights that are exactly zero: what a mask takes without making anything smaller."""
+    parameters: int
+    """Of the whole model, embeddings included."""
 
-    values = []
-    for text, tokens in zip(cell.model.evaluations, texts, strict=True):
-        found = asdict(perplexity(model, tokens, progress=told))
-        # The name as the recipe has it: where the file was found is this machine's affair.
-        values.append({**found, "data": text.data})
-    data: dict[str, Any] = {"perplexity": values}
-    if cell.tasks is not None:
-        data["tasks"] = task_results(cell.tasks, model, tokenizer, stage=stage)
-    return data
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return budget_of(self.shape).kv_bytes_per_token
 
-
-def task_results(tasks: Tasks, model: Any, tokenizer: Any, *, stage: Stage) -> dict[str, Any]:
-    """Scores by the task's name, and what was asked."""
-    from trisect.evaluate.tasks import evaluate_tasks, parse_tasks
-
-    asked = parse_tasks(tasks.names, shots=tasks.shots)
-    return evaluate_tasks(model, tokenizer, asked, limit=tasks.limit, progress=stage).to_dict()
+    def to_dict(self) -> dict[str, Any]:
+        """Counts and widths, as receipts have them."""
+        names = ("weights", "zeros", "parameters", "kv_bytes_per_token")
+        return {"counts": {name: getattr(self, name) for name in names}, "widths": widths(self.shape)}
 
 
-def summed_losses(losses: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Component (or linear map) -> predicted loss and the whole objective, summed over the layers."""
+def count(model: Any) -> ModelCount:
+    """Count a model as it stands."""
+    modules = [module for view in layer_views(model) for module in view.projections()]
+    return ModelCount(
+        shape=shape_of(model),
+        weights=sum(p.numel() for module in modules for p in module.parameters() if p.ndim > 1),
+        zeros=zeros_of(model),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
+
+
+def compressed_receipt(config: CompressConfig, dense: ModelCount, result: Compressed) -> dict[str, Any]:
+    """What went and what it cost, as the solvers predicted it."""
+    after, losses = count(result.model), result.losses
     sums: dict[str, dict[str, float]] = {}
     for entry in losses:
         total = sums.setdefault(entry["component"], {"loss": 0.0, "total": 0.0})
         total["loss"] += entry["loss"]
         total["total"] += entry["total"]
-    return sums
+    said = [f"{entry['component']}: {entry['note']}" for entry in losses if entry["note"]]
+    kinds = [text for text in dict.fromkeys(said) if not text.endswith(": full width")]
+    return {
+        "method": config.method,
+        "config": {**config.to_dict(), "allocate": allocation(config)},
+        **after.to_dict(),
+        "removed": removed_shares(dense, after, config),
+        "losses": sums,
+        "notes": [f"{text} ({said.count(text)} layers)" for text in kinds[:8]],
+    }
 
 
-def notes(losses: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the solvers want a reader to know, each remark once, with the number of layers it is about."""
-    found = [f"{entry['component']}: {entry['note']}" for entry in losses if entry["note"]]
-    kinds = [text for text in dict.fromkeys(found) if not text.endswith(": full width")]
-    return [f"{text} ({found.count(text)} layers)" for text in kinds[:8]]
+def removed_shares(before: ModelCount, after: ModelCount, config: CompressConfig) -> dict[str, Any]:
+    """Shares that were removed; `chosen`, of weights or of KV, is the one to compare with the ratio."""
+    weights = chosen_weights(before.shape, config)
+    change = compare(budget_of(before.shape), budget_of(after.shape))
+    gone, zeroed = before.weights - after.weights, max(0, after.zeros - before.zeros)
+    of = (
+        "KV"
+        if getattr(get_method(config.method), "cached", False) or config.goal.budget == "kv"
+        else "weights"
+    )
+    return {
+        "of": of,
+        "chosen": removed_cache(before, after, config) if of == "KV" else (gone + zeroed) / weights,
+        "step": alignment_step(before.shape, config),
+        "zeros": zeroed / weights,
+        "decoder": gone / before.weights,
+        "parameters": 1 - after.parameters / before.parameters,
+        "kv_bytes_per_token": change.kv_bytes_per_token,
+        "flops": change.flops,
+    }
+
+
+def chosen_weights(shape: ModelShape, config: CompressConfig) -> int:
+    """Weights of the dense model that the config lets its method remove from."""
+    solvers = get_method(config.method).solvers
+    return sum(
+        linear_parameters(layer, name)
+        for layer in _chosen_layers(shape, config)
+        for part in config.parts
+        for name in linears_of(layer, part)
+        if part in solvers or name in solvers
+    )
+
+
+def removed_cache(before: ModelCount, after: ModelCount, config: CompressConfig) -> float:
+    """The share of the chosen components' KV cache that is gone."""
+    was = sum(
+        layer.kv_heads * (layer.qk * ("qk" in config.parts) + layer.vo * ("ov" in config.parts))
+        for layer in _chosen_layers(before.shape, config)
+    )
+    gone = before.kv_bytes_per_token - after.kv_bytes_per_token
+    return gone / (was * before.shape.bytes_per_element)
+
+
+def alignment_step(shape: ModelShape, config: CompressConfig) -> float:
+    """The share of the chosen components that one step of the alignment grid is."""
+    step = whole = 0.0
+    for layer in _chosen_layers(shape, config):
+        for part in config.parts:
+            weights = matrix_parameters(layer, part)
+            whole += weights
+            step += weights * grid_of(layer, part, align=config.align).step / layer.width(part)
+    return step / whole
+
+
+def _chosen_layers(shape: ModelShape, config: CompressConfig) -> list[LayerShape]:
+    chosen = range(len(shape.layers)) if config.layers is None else config.layers
+    return [shape.layers[index] for index in chosen]
 
 
 def widths(shape: ModelShape) -> dict[str, Any]:
     """Widths of all layers, and ranks of factored maps: a list, or one number where all are the same."""
     found: dict[str, Any] = {part: [layer.width(part) for layer in shape.layers] for part in COMPONENTS}
-    names = dict.fromkeys(linear.name for layer in shape.layers for linear in layer.linears)
-    for name in names:
-        found[name] = [
-            next((linear.rank for linear in layer.linears if linear.name == name), None)
-            for layer in shape.layers
-        ]
+    ranks = [{linear.name: linear.rank for linear in layer.linears} for layer in shape.layers]
+    for name in dict.fromkeys(name for layer in ranks for name in layer):
+        found[name] = [layer.get(name) for layer in ranks]
     return {name: values[0] if len(set(values)) == 1 else values for name, values in found.items()}
 
 
-def _head(cell: Cell, fingerprint: str) -> dict[str, Any]:
-    model = cell.model
-    return {
-        "format": FORMAT,
-        "model": {"source": model.source, "dtype": model.dtype, "fingerprint": fingerprint},
-        "method": "dense" if cell.config is None else cell.config.method,
-    }
+def measurements(
+    cell: Cell, model: Any, tokenizer: Any, texts: Sequence[Tokens], *, progress: Progress | None
+) -> dict[str, Any]:
+    """Perplexity on every text, in the order of the recipe, and accuracy on its tasks."""
 
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress("perplexity", done, total)
 
-def _kept(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what the cell's own receipt says elsewhere, or what is too long to keep for every layer."""
-    return {name: value for name, value in receipt.items() if name not in ("recipe", "plan", "losses")}
+    data: dict[str, Any] = {"perplexity": []}
+    for text, tokens in zip(cell.model.evaluations, texts, strict=True):
+        # The name as the recipe has it: where the file is on this machine does not matter.
+        data["perplexity"].append({**asdict(perplexity(model, tokens, progress=report)), "data": text.data})
+    if cell.tasks is not None:
+        from trisect.evaluate.tasks import evaluate_tasks, parse_tasks
+
+        asked = parse_tasks(cell.tasks.names, shots=cell.tasks.shots)
+        scores = evaluate_tasks(model, tokenizer, asked, limit=cell.tasks.limit, progress=progress)
+        data["tasks"] = scores.to_dict()
+    return data

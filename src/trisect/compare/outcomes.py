@@ -1,47 +1,177 @@
-"""What came of a recipe's cells, in the order of a table: models, rows, ratios."""
+"""The results of a recipe: its folder, what the receipts say by model, row and ratio, and a CSV of that."""
 
+import csv
+import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from trisect.compare.cells import Cell, cells_of
-from trisect.compare.folder import Folder
-from trisect.compare.received import check_receipt
-from trisect.compare.recipe import Calibration, MethodEntry, ModelEntry, Recipe
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
+
+from trisect.compare.recipe import (
+    CalibrationEntry,
+    Cell,
+    MethodEntry,
+    ModelEntry,
+    Recipe,
+    cells_of,
+    validated,
+)
+from trisect.errors import TrisectError
 from trisect.records.parts import LINEARS
+from trisect.support.checks import read_record
+from trisect.support.files import after_others, atomic_write_text, check_writable, locked, write_json
 
 ROUNDING = 1e-9
+RUN_AGAIN = "remove it, and its cell is run again"
+COLUMNS = (
+    *("model", "method", "parts", "calibration", "ratio", "removed", "removed_of", "missed", "zeros"),
+    *("removed_decoder", "removed_kv", "removed_flops", "kv_bytes_per_token"),
+    *("data", "metric", "value", "increase", "error"),
+)
+REMOVED = {
+    **{"removed": "chosen", "removed_of": "of", "zeros": "zeros", "removed_decoder": "decoder"},
+    **{"removed_kv": "kv_bytes_per_token", "removed_flops": "flops"},
+}
+"""Column -> its field in the receipt."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class Removed(_Record):
+    """Shares that were removed; `chosen` is the one to compare with the ratio."""
+
+    of: str
+    """What the ratio is a share of: weights, or KV."""
+    chosen: float
+    step: float | None
+    zeros: float
+    decoder: float
+    kv_bytes_per_token: float
+    flops: float
+
+
+class TextPerplexity(_Record):
+    """Perplexity on one text; None is infinity, which JSON does not have."""
+
+    perplexity: float | None
+    token_hash: str
+
+
+class ObjectiveLoss(_Record):
+    """A component's local objective over all layers, and the part of it that was lost."""
+
+    loss: float
+    total: float
+
+
+class TaskScore(_Record):
+    """The accuracy on one task."""
+
+    value: float
+
+
+class CellReceipt(_Record):
+    """What tables read of a cell's receipt. Anybody may have written the file, so it is validated."""
+
+    fingerprint: str = Field(validation_alias=AliasPath("model", "fingerprint"))
+    kv_bytes_per_token: int = Field(validation_alias=AliasPath("counts", "kv_bytes_per_token"))
+    cpu: str = Field(validation_alias=AliasPath("receipt", "hardware", "cpu"))
+    gpu: str | None = Field(validation_alias=AliasPath("receipt", "hardware", "gpu"))
+    commit: str | None = Field(validation_alias=AliasPath("receipt", "commit"))
+    perplexity: list[TextPerplexity]
+    """In the order of the recipe's evaluations."""
+    removed: Removed | None = None
+    """None for the dense model."""
+    losses: dict[str, ObjectiveLoss] = {}
+    notes: list[str] = []
+    scores: dict[str, TaskScore] = Field({}, validation_alias=AliasPath("tasks", "scores"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Folder:
+    """Where a recipe's receipts, errors and caches are."""
+
+    path: Path
+
+    @property
+    def cache(self) -> Path:
+        """Moments, loss curves and locks: made again where they are missing."""
+        return self.path / "cache"
+
+    def receipt_path(self, key: str) -> Path:
+        return self.path / "cells" / f"{key}.json"
+
+    def error_path(self, key: str) -> Path:
+        return self.path / "cells" / f"{key}.error.json"
+
+    def receipt(self, key: str) -> dict[str, Any] | None:
+        """All that the receipt of a cell says; None if it was not run."""
+        return _read(self.receipt_path(key))
+
+    def error(self, key: str) -> str | None:
+        """Why a cell failed."""
+        entry = _read(self.error_path(key))
+        return None if entry is None else str(entry.get("error"))
+
+    def keep_receipt(self, key: str, receipt: Mapping[str, Any]) -> None:
+        write_json(self.receipt_path(key), receipt)
+        self.error_path(key).unlink(missing_ok=True)
+
+    def prepare(self) -> None:
+        check_writable(self.path / "cells")
+        self.cache.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(self.cache / ".gitignore", "*\n")  # so that nobody commits gigabytes of moments
+
+    @contextmanager
+    def claimed(self, key: str) -> Iterator[bool]:
+        """Whether a cell is this process's to run; several may work on one recipe."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.cache / f"{key}.lock", "a cell of another process"))
+            except TrisectError:
+                yield False
+            else:
+                yield True
+
+    def waiting(self, name: str) -> AbstractContextManager[None]:
+        """Let one process make what many cells share, while the others wait for it."""
+        return after_others(self.cache / f"{name}.lock")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return read_record(path, what="receipt", instead=RUN_AGAIN) if path.is_file() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellOutcome:
     """One cell with its receipt, its error, or neither where it was not run."""
 
     cell: Cell
-    receipt: Mapping[str, Any] | None = None
+    receipt: CellReceipt | None = None
     error: str | None = None
 
     def perplexity(self, text: int) -> float | None:
-        """On the evaluation with this number; infinite where JSON could not hold it."""
+        """On the evaluation with this number."""
         if self.receipt is None:
             return None
-        value = self.receipt["perplexity"][text]["perplexity"]
-        return math.inf if value is None else float(value)
+        value = self.receipt.perplexity[text].perplexity
+        return math.inf if value is None else value
 
     def accuracies(self) -> dict[str, float]:
         """Task -> its score, between 0 and 1."""
-        scores = {} if self.receipt is None else self.receipt.get("tasks", {}).get("scores", {})
-        return {name: float(score["value"]) for name, score in scores.items()}
+        scores = {} if self.receipt is None else self.receipt.scores
+        return {name: score.value for name, score in scores.items()}
 
     def removed(self, what: str = "chosen") -> float | None:
-        """The share that is gone of what the ratio was asked of, or of something else."""
-        return None if self.receipt is None or self.cell.config is None else self.receipt["removed"][what]
-
-    @property
-    def removed_of(self) -> str:
-        """What the ratio is a share of: weights, or the KV cache."""
-        return "" if self.receipt is None or self.cell.config is None else self.receipt["removed"]["of"]
+        """The share that was removed of what the ratio was asked of, or of something else."""
+        shares = None if self.receipt is None else self.receipt.removed
+        return None if shares is None else getattr(shares, what)
 
     @property
     def missed(self) -> bool:
@@ -50,11 +180,11 @@ class Outcome:
         return removed is not None and abs(removed - self.cell.ratio) > (step or 0.0) + ROUNDING
 
     def objective_lost(self, part: str) -> float | None:
-        """The share of a component's local objective that was given up, over all layers."""
-        losses = {} if self.receipt is None else self.receipt.get("losses", {})
+        """The share of a component's local objective that was lost, over all layers."""
+        losses = {} if self.receipt is None else self.receipt.losses
         entries = [losses[name] for name in (part, *LINEARS[part]) if name in losses]
-        total = sum(entry["total"] for entry in entries)
-        return sum(entry["loss"] for entry in entries) / total if total else None
+        total = sum(entry.total for entry in entries)
+        return sum(entry.loss for entry in entries) / total if total else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +192,9 @@ class Row:
     """One method with one calibration set."""
 
     method: MethodEntry
-    calibration: Calibration
-    cells: Mapping[float, Outcome]
+    calibration: CalibrationEntry
+    cells: dict[float, CellOutcome]
+    """By ratio."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -74,10 +205,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutcome:
-    """All rows of one model, the dense one first."""
+    """All rows of one model, and the dense model."""
 
     model: ModelEntry
-    dense: Outcome
+    dense: CellOutcome
     rows: tuple[Row, ...]
 
     @property
@@ -85,14 +216,14 @@ class ModelOutcome:
         return tuple(sorted({ratio for row in self.rows for ratio in row.cells}))
 
     @property
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[CellOutcome]:
         return [self.dense, *(outcome for row in self.rows for outcome in row.cells.values())]
 
     def label(self, row: Row) -> str:
         several = len(self.model.calibrations) > 1
         return f"{row.method.label} ({row.calibration.name})" if several else row.method.label
 
-    def increase(self, outcome: Outcome, text: int) -> float | None:
+    def increase(self, outcome: CellOutcome, text: int) -> float | None:
         """Perplexity above the dense model's."""
         now, was = outcome.perplexity(text), self.dense.perplexity(text)
         return None if now is None or was is None else now - was
@@ -104,36 +235,77 @@ class ModelOutcome:
 
 
 def outcomes_of(recipe: Recipe, folder: Folder) -> list[ModelOutcome]:
-    """Everything the folder knows about the recipe."""
-    found = [_outcome(cell, folder) for cell in cells_of(recipe)]
-    return [_model_outcome(model, [o for o in found if o.cell.model == model]) for model in recipe.models]
+    """Everything the folder knows about the recipe, model by model."""
+    found: dict[str, list[CellOutcome]] = {}
+    for cell in cells_of(recipe):
+        found.setdefault(cell.model.name, []).append(_outcome(cell, folder))
+    return [_model_outcome(model, *found[model.name]) for model in recipe.models]
 
 
-def _outcome(cell: Cell, folder: Folder) -> Outcome:
-    receipt = folder.receipt(cell.key)
+def _model_outcome(model: ModelEntry, dense: CellOutcome, *others: CellOutcome) -> ModelOutcome:
+    rows: dict[tuple[str, str], Row] = {}
+    for outcome in others:
+        method, calibration = outcome.cell.method, outcome.cell.calibration
+        assert method is not None
+        assert calibration is not None
+        row = Row(method=method, calibration=calibration, cells={})
+        cells = rows.setdefault((calibration.name, method.label), row).cells
+        cells[outcome.cell.ratio] = outcome
+    return ModelOutcome(model=model, dense=dense, rows=tuple(rows.values()))
+
+
+def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
+    data = folder.receipt(cell.key)
+    if data is None:
+        return CellOutcome(cell=cell, error=folder.error(cell.key))
+    try:
+        receipt = validated(CellReceipt, data)
+        if len(receipt.perplexity) != len(cell.model.evaluations):
+            raise TrisectError(f"perplexity must be a list for {len(cell.model.evaluations)} texts.")
+        if cell.config is not None and receipt.removed is None:
+            raise TrisectError("removed is missing.")
+    except TrisectError as error:
+        path = folder.receipt_path(cell.key)
+        raise TrisectError(f"{path} is no receipt: {error} To mend it, {RUN_AGAIN}.") from error
+    return CellOutcome(cell=cell, receipt=receipt)
+
+
+def csv_text(models: Sequence[ModelOutcome]) -> str:
+    """One line per cell and measurement, for spreadsheets and other programs."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(measurements(models))
+    return out.getvalue()
+
+
+def measurements(models: Sequence[ModelOutcome]) -> Iterator[dict[str, Any]]:
+    """Every number of the table with what belongs to it, keyed by COLUMNS."""
+    for model in models:
+        for outcome in model.outcomes:
+            fixed = _fixed_columns(outcome)
+            if outcome.receipt is None:
+                yield {**fixed, "error": outcome.error or "not run"}
+                continue
+            for number, text in enumerate(model.model.evaluations):
+                value, increase = outcome.perplexity(number), model.increase(outcome, number)
+                found = {"data": text.name, "metric": "perplexity", "value": value, "increase": increase}
+                yield fixed | found
+            dense = model.dense.accuracies()
+            for task, value in outcome.accuracies().items():
+                increase = value - dense[task] if task in dense else None
+                yield fixed | {"data": task, "metric": "accuracy", "value": value, "increase": increase}
+
+
+def _fixed_columns(outcome: CellOutcome) -> dict[str, Any]:
+    """What all measurements of one cell have in common."""
+    cell, receipt = outcome.cell, outcome.receipt
+    data = dict.fromkeys(COLUMNS, "") | {"model": cell.model.name, "method": cell.label, "ratio": cell.ratio}
+    if cell.config is not None and cell.calibration is not None:
+        data |= {"parts": ",".join(cell.config.parts), "calibration": cell.calibration.name}
     if receipt is not None:
-        path, texts = folder.receipt_path(cell.key), len(cell.model.evaluations)
-        check_receipt(receipt, path, dense=cell.config is None, texts=texts)
-    error = None if receipt is not None else folder.error(cell.key)
-    return Outcome(cell=cell, receipt=receipt, error=None if error is None else str(error.get("error")))
-
-
-def _model_outcome(model: ModelEntry, outcomes: list[Outcome]) -> ModelOutcome:
-    rows: dict[tuple[str, str], dict[float, Outcome]] = {}
-    for outcome in outcomes[1:]:
-        cell = outcome.cell
-        assert cell.method is not None
-        assert cell.calibration is not None
-        rows.setdefault((cell.calibration.name, cell.label), {})[cell.ratio] = outcome
-    return ModelOutcome(
-        model=model,
-        dense=outcomes[0],
-        rows=tuple(_row(cells) for cells in rows.values()),
-    )
-
-
-def _row(cells: dict[float, Outcome]) -> Row:
-    first = next(iter(cells.values())).cell
-    assert first.method is not None
-    assert first.calibration is not None
-    return Row(method=first.method, calibration=first.calibration, cells=cells)
+        data["kv_bytes_per_token"] = receipt.kv_bytes_per_token
+    if receipt is not None and receipt.removed is not None:
+        data |= {column: getattr(receipt.removed, name) for column, name in REMOVED.items()}
+        data["missed"] = "yes" if outcome.missed else "no"
+    return data

@@ -1,100 +1,441 @@
-"""A recipe: models x methods x ratios x calibration sets, as records that were checked on reading."""
+"""A recipe of models, methods, ratios and calibration sets, checked on reading, and the cells it names."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from trisect.compare.texts import DerivedText, WrittenText
-from trisect.config import CalibrationConfig, CompressConfig
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
-FIGURES = ("ratio", "bars", "diagnostic")
+from trisect.calibrate.synthetic import OwnWords
+from trisect.config import CalibrationConfig, CompressConfig, read_mapping
+from trisect.config.goals import GOALS
+from trisect.errors import TrisectError, unknown_name
+from trisect.methods import get_method
+from trisect.support.checks import shown
+
+FORMAT = 1
+"""Part of every cell's key: raise it to retire all receipts."""
+CALIBRATION = {"samples": 128, "length": 2048}
+"""Fixed here: a table's cells must not depend on the machine that they are run on."""
+ASSETS = re.compile(r"\$\{(\w+):-([^{}]+)\}")
+TEXT_KINDS = ("derived", "written")
+
+CELL_KEYS = ("method", "calibration", *GOALS)
+SETTINGS = tuple(key for key in CompressConfig(ratio=0.5).to_dict() if key not in CELL_KEYS)
+"""What a recipe may set for all methods, and each method for itself. The goal is always a ratio."""
+ALWAYS_IN_KEY = {"ratio", "method", "parts", "layers", "align", "allocate", "qk_norm_tolerance"}
+ALWAYS_IN_KEY |= {"calibration", "seed"}
+"""Other settings are in a cell's key only where they differ from their default: a new one changes no key."""
+
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
+def load_recipe(path: str | Path) -> "Recipe":
+    """The recipe in a YAML or JSON file; every mistake is refused with its place before any work."""
+    return validated(Recipe, read_mapping(path), where=str(path))
+
+
+def validated(model: type[AnyModel], data: Any, *, where: str = "") -> AnyModel:
+    """`data` as a pydantic model, or one line that names the place, what came and what is needed."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise TrisectError((f"{where}: " if where else "") + first_problem(error)) from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of the problems that pydantic found, with its place written as models[0].source."""
+    problem = error.errors()[0]
+    loc = [step for step in problem["loc"] if step not in TEXT_KINDS]
+    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc).removeprefix(".")
+    if problem["type"] == "value_error":
+        return (f"{place}: " if place else "") + str(problem["ctx"]["error"])
+    if problem["type"] == "missing":
+        return f"{place} is missing; docs/comparison.md describes all keys."
+    if problem["type"] == "too_short":
+        return f"{place} must be a list with at least one entry, not {shown(problem['input'])}."
+    needed = problem["msg"].replace("Input should be", "must be").replace("String should", "must")
+    return f"{place} {needed}, not {shown(problem['input'])}."
+
+
+def _each_once(entries: list[Any]) -> list[Any]:
+    _check_unique([getattr(entry, "name", entry) for entry in entries], "name")
+    return entries
+
+
+def _check_unique(values: list[Any], what: str) -> None:
+    for value, times in Counter(values).items():
+        if times > 1:
+            raise TrisectError(f"two entries have the {what} {value!r}; give each its own {what}.")
+
+
+def _folder_name(name: str) -> str:
+    if Path(name).name != name or name.startswith("."):
+        raise TrisectError(f"{name!r} must be the name of a folder; leave slashes and leading dots out.")
+    return name
+
+
+def _assets(text: Any) -> tuple[str, str]:
+    match = ASSETS.fullmatch(str(text))
+    if match is None:
+        raise TrisectError(f"write ${{VARIABLE:-FOLDER}} such as ${{MY_DATA:-data}}, not {shown(text)}.")
+    return match[2].rstrip("/"), (os.environ.get(match[1]) or match[2]).rstrip("/")
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _joined(names: Any) -> Any:
+    return ",".join(map(str, names)) if isinstance(names, list) else names
+
+
+def _file_below(suffix: str) -> AfterValidator:
+    """Refuse names of files that a recipe must not write."""
+
+    def check(name: str) -> str:
+        path = Path(name)
+        if path.is_absolute() or ".." in path.parts or path.suffix != suffix:
+            raise TrisectError(f"{name!r} would be written: name a {suffix} file below the current folder.")
+        return name
+
+    return AfterValidator(check)
+
+
+Text = Annotated[str, Field(min_length=1)]
+Line = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
+Several = Annotated[list[Item], Field(min_length=1), AfterValidator(_each_once)]
+
+
+class Entry(BaseModel):
+    """A mapping in a recipe: unknown keys are refused by name, and values are not converted."""
+
+    model_config = ConfigDict(strict=True)
+    short: ClassVar[str] = ""
+    """The key that a value by itself stands for."""
+    gathered: ClassVar[tuple[str, tuple[str, ...]]] = ("", ())
+    """A field, and the keys whose values it takes together."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys(cls, data: Any) -> Any:
+        if cls.short and isinstance(data, str | list):
+            data = {cls.short: data}
+        field, keys = cls.gathered
+        own = [entry.alias or name for name, entry in cls.model_fields.items() if name != field]
+        known = [*own, *keys]
+        if not isinstance(data, Mapping):
+            raise TrisectError(f"a mapping with some of {', '.join(known)} is needed, not {shown(data)}.")
+        for key in data:
+            if key not in known:
+                raise unknown_name("key", str(key), known)
+        taken = {key: value for key, value in data.items() if key in own}
+        return taken | ({field: {key: data[key] for key in keys if key in data}} if field else {})
+
+
+def _calibration(given: Mapping[str, Any]) -> CalibrationConfig:
+    if given.get("source") is None:
+        raise TrisectError("the key source is missing; name a text file or a data set (`trisect ls data`).")
+    return CalibrationConfig.from_dict({**CALIBRATION, **given})
+
+
+class CalibrationEntry(Entry):
     """A named set of calibration tokens."""
 
-    name: str
-    config: CalibrationConfig
+    gathered = ("config", tuple(CalibrationConfig().to_dict()))
+
+    config: Annotated[CalibrationConfig, BeforeValidator(_calibration)]
+    name: Text = Field(default_factory=lambda given: given["config"].source)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class EvaluationEntry(Entry):
     """A text that every cell is measured on: its first windows, without overlap."""
 
-    name: str
-    data: str
-    length: int = 2048
-    windows: int | None = None
+    data: Text
+    name: Text = Field(default_factory=lambda given: given["data"])
+    length: int = Field(2048, ge=2)
+    windows: int | None = Field(None, ge=1)
     """None means all there are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tasks:
+class TaskEntry(Entry):
     """Downstream tasks that every cell is measured on."""
 
-    names: str
+    short = "names"
+
+    names: Annotated[Text, BeforeValidator(_joined)]
     """As `trisect eval --tasks` takes them: names with commas, or a preset."""
-    limit: int | None = None
+    limit: int | None = Field(None, ge=1)
     """Questions per task."""
-    shots: int | None = None
+    shots: int | None = Field(None, ge=0)
     """Examples in the prompt of tasks that do not state their own number."""
 
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        from trisect.evaluate.tasks import parse_tasks
 
-@dataclass(frozen=True, kw_only=True)
-class ModelEntry:
+        parse_tasks(self.names, shots=self.shots)
+        return self
+
+
+class ModelEntry(Entry):
     """A model, the texts it is calibrated on, and those it is measured on."""
 
-    name: str
-    source: str
+    source: Text
+    name: Text = Field(default_factory=lambda given: given["source"])
     dtype: str | None = None
-    note: str = ""
+    note: Line = ""
     """What to say beside every number taken on this model."""
-    calibrations: tuple[Calibration, ...]
-    evaluations: tuple[Evaluation, ...]
+    calibrations: Annotated[Several[CalibrationEntry], BeforeValidator(_as_list)] = Field(alias="calibration")
+    evaluations: Several[EvaluationEntry] = Field(alias="evaluation")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MethodEntry:
+class MethodEntry(Entry):
     """A method with its settings, the ratios it is asked for, and the models it is tried on."""
 
-    name: str
-    label: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    gathered = ("settings", SETTINGS)
+
+    name: Text
+    label: Text
+    settings: dict[str, Any]
     """Fields of CompressConfig, the recipe's defaults among them."""
-    ratios: tuple[float, ...]
-    models: tuple[str, ...]
-    """Names of the models it is tried on."""
+    ratios: Annotated[Several[float], BeforeValidator(_as_list)]
+    models: Annotated[list[Text], BeforeValidator(_as_list)] | None = None
+    """Names of the models it is tried on; None means all."""
 
     def config(self, *, ratio: float, calibration: CalibrationConfig) -> CompressConfig:
-        """What one cell asks for."""
-        asked = {**self.settings, "method": self.name, "ratio": ratio, "calibration": calibration}
-        return CompressConfig.from_dict(asked)
+        """The configuration of one cell."""
+        cell = {"method": self.name, "ratio": ratio, "calibration": calibration}
+        return CompressConfig.from_dict(self.settings | cell)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        """Refuse now what would make every cell of this method fail."""
+        method = get_method(self.name)
+        if method.ratio is not None and set(self.ratios) != {method.ratio}:
+            only = f"{method.ratio:g}"
+            raise TrisectError(f"{method.name} removes {only} and nothing else; give it ratios: [{only}].")
+        for ratio in self.ratios:
+            config = self.config(ratio=ratio, calibration=CalibrationConfig())
+        missing = [part for part in config.parts if part not in method.parts]
+        if missing:
+            raise TrisectError(
+                f"{method.name} does not change {','.join(missing)}; give it "
+                f"parts: [{', '.join(method.parts)}] or some of them."
+            )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """A figure to be made of the results; what is None means all there are, or the first."""
+class Drawing(Entry):
+    """A figure to be made of the results; None means all there are, or the first."""
 
-    kind: str
+    short = "kind"
+
+    kind: Literal["ratio", "bars", "diagnostic"]
     evaluation: str | None = None
-    ratio: float | None = None
+    ratio: float | None = Field(None, gt=0, lt=1)
     """For bars: which ratio."""
-    parts: tuple[str, ...] = ("qk", "ov")
+    parts: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda parts: CompressConfig.from_dict({"ratio": 0.5, "parts": parts}).parts),
+    ] = ("qk", "ov")
     """For the diagnostic: components that are cut alone and then together."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+class DerivedText(Entry):
+    """A file made before the run from some documents of another, so that two texts share none."""
+
+    file: Annotated[str, _file_below(".txt")]
+    source: Text = Field(alias="from")
+    split: Text
+    """The separator of documents in the source."""
+    every: int = Field(1, ge=1)
+    start: int = Field(0, ge=0)
+    """Documents start, start + every, ... are taken."""
+
+
+class WrittenText(Entry):
+    """A file of synthetic text that a model writes before the run (docs/sample.md)."""
+
+    gathered = ("words", ("samples", "length", "temperature", "seed", "batch_size"))
+
+    file: Annotated[str, _file_below(".jsonl")]
+    by: Text
+    words: Annotated[OwnWords, BeforeValidator(lambda given: OwnWords(**given))]
+
+
+def _text_kind(data: Any) -> str:
+    return "written" if isinstance(data, Mapping) and "by" in data else "derived"
+
+
+TextEntry = Annotated[
+    Annotated[DerivedText, Tag("derived")] | Annotated[WrittenText, Tag("written")],
+    Discriminator(_text_kind),
+]
+
+
+class Recipe(Entry):
     """Everything that a comparison runs and shows."""
 
-    name: str
-    title: str
-    note: str = ""
-    models: tuple[ModelEntry, ...]
-    methods: tuple[MethodEntry, ...]
-    tasks: Tasks | None = None
+    gathered = ("settings", (*SETTINGS, "ratios", "calibration", "evaluation"))
+
+    name: Annotated[Text, AfterValidator(_folder_name)]
+    title: Line = Field(default_factory=lambda given: given["name"])
+    note: Line = ""
+    models: Several[ModelEntry]
+    methods: list[MethodEntry] = Field(min_length=1)
+    settings: dict[str, Any]
+    """What entries have where they do not say it themselves."""
+    tasks: TaskEntry | None = None
     kv: bool = False
     """Show KV bytes per token."""
-    figures: tuple[Drawing, ...] = ()
-    texts: tuple[DerivedText | WrittenText, ...] = ()
+    figures: list[Drawing] = []
+    texts: list[TextEntry] = []
+    assets: Annotated[tuple[str, str] | None, BeforeValidator(_assets)] = None
+    """From ${VARIABLE:-FOLDER}: the folder that names begin with, and where it is on this machine."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pass_down(cls, data: Any) -> Any:
+        """Give models and methods what the recipe says for all of them."""
+        if not isinstance(data, Mapping):
+            return data
+        texts = {key: data[key] for key in ("calibration", "evaluation") if key in data}
+        settings = {key: data[key] for key in ("ratios", *SETTINGS) if key in data}
+        models = [texts | entry for entry in _mappings(data, "models", "source")]
+        methods = [
+            settings | {"label": _default_label(entry)} | entry
+            for entry in _mappings(data, "methods", "name")
+        ]
+        return {**data, **({"models": models} if models else {}), **({"methods": methods} if methods else {})}
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        models = [model.name for model in self.models]
+        texts = [text.name for model in self.models for text in model.evaluations]
+        for number, method in enumerate(self.methods):
+            for name in method.models or ():
+                if name not in models:
+                    raise unknown_name(f"model in methods[{number}]", name, models)
+        for model in self.models:
+            _check_unique([method.label for method in self.methods_of(model)], "label")
+        for number, drawing in enumerate(self.figures):
+            if drawing.evaluation is not None and drawing.evaluation not in texts:
+                raise unknown_name(f"evaluation in figures[{number}]", drawing.evaluation, texts)
+        return self
+
+    def methods_of(self, model: ModelEntry) -> list[MethodEntry]:
+        """The methods that are tried on a model."""
+        return [method for method in self.methods if method.models is None or model.name in method.models]
+
+    def located(self, name: str) -> str:
+        """A source, or a mixture of them, as this machine has it; keys and receipts keep the name."""
+        written, place = self.assets or ("", "")
+        return name.replace(f"{written}/", f"{place}/")
+
+
+def _mappings(data: Mapping[str, Any], key: str, short: str) -> list[dict[str, Any]]:
+    """The entries of a list as mappings, or nothing where one of them cannot be read as such."""
+    entries = data.get(key)
+    found = [{short: e} if isinstance(e, str) else e for e in entries] if isinstance(entries, list) else []
+    return found if all(isinstance(entry, dict) for entry in found) else []
+
+
+def _default_label(entry: Mapping[str, Any]) -> str:
+    """The name of a method, and what its entry sets by itself."""
+    words = [str(entry.get("name"))]
+    for key in SETTINGS:
+        if key in entry and key in ("parts", "allocate"):
+            words.append(str(_joined(entry[key])))
+        elif key in entry:
+            words.append(f"{key} {'none' if entry[key] is None else entry[key]}")
+    return " ".join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One thing to compress and measure: one model, method, ratio and calibration set."""
+
+    model: ModelEntry
+    method: MethodEntry | None = None
+    """None for the dense model."""
+    calibration: CalibrationEntry | None = None
+    config: CompressConfig | None = None
+    tasks: TaskEntry | None = None
+
+    @property
+    def label(self) -> str:
+        return "dense" if self.method is None else self.method.label
+
+    @property
+    def ratio(self) -> float:
+        """The ratio that was asked for; 0 for the dense model."""
+        return 0.0 if self.config is None else self.config.ratio or 0.0
+
+    @property
+    def key(self) -> str:
+        """A hash of what decides the result; names, labels, titles and figures are not in it."""
+        said = {
+            "format": FORMAT,
+            "model": {"source": self.model.source, "dtype": self.model.dtype},
+            "config": None if self.config is None else _deciding(self.config),
+            "evaluation": [[text.data, text.length, text.windows] for text in self.model.evaluations],
+            "tasks": None if self.tasks is None else self.tasks.model_dump(),
+        }
+        return content_key(said)
+
+    def describe(self) -> str:
+        """One line for a person."""
+        if self.calibration is None:
+            return f"{self.model.name}, dense"
+        several = len(self.model.calibrations) > 1
+        calibrated = f", calibrated on {self.calibration.name}" if several else ""
+        return f"{self.model.name}, {self.label} at {self.ratio:g}{calibrated}"
+
+
+def cells_of(recipe: Recipe) -> Iterator[Cell]:
+    """All cells: model by model, the dense one first, then calibration by calibration."""
+    for model in recipe.models:
+        yield Cell(model=model, tasks=recipe.tasks)
+        for calibration in model.calibrations:
+            for method in recipe.methods_of(model):
+                for ratio in method.ratios:
+                    config = method.config(ratio=ratio, calibration=calibration.config)
+                    yield Cell(
+                        model=model, method=method, calibration=calibration, config=config, tasks=recipe.tasks
+                    )
+
+
+def allocation(config: CompressConfig) -> str:
+    """How widths are spread: as the config says, or as its method does by default."""
+    return config.allocate or get_method(config.method).allocate
+
+
+def content_key(value: Any) -> str:
+    """A short hash of plain data, the same on every machine."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _deciding(config: CompressConfig) -> dict[str, Any]:
+    default = CompressConfig(ratio=config.ratio).to_dict()
+    found = {n: value for n, value in config.to_dict().items() if n in ALWAYS_IN_KEY or value != default[n]}
+    del found["calibration"]["states"]  # where hidden states are kept changes no result
+    return {**found, "allocate": allocation(config)}

@@ -1,113 +1,77 @@
-"""Texts that a recipe makes before its run: from documents of another, or by a model itself."""
+"""The texts of a recipe: files that are made before its run, and the token windows taken from them."""
 
-import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from trisect.calibrate import Progress
-from trisect.calibrate.synthetic import OwnWords, receipt_beside, write_own_words
-from trisect.compare.entries import at_place, check_keys, count_of, text_of
+from trisect.calibrate.synthetic import receipt_beside, write_own_words
+from trisect.compare.recipe import CalibrationEntry, DerivedText, EvaluationEntry, Recipe, WrittenText
+from trisect.data import Tokens, load_tokens
+from trisect.data.catalogue import BUILTIN, DATASETS
+from trisect.data.load import parse_mixture
 from trisect.errors import TrisectError
 from trisect.models import load_model
 from trisect.support.checks import read_record
 from trisect.support.files import after_others, atomic_write_text
 
-ASSETS = "../shared/"
-"""How recipes name the assets, so that receipts say the same on every machine."""
-WORDS = ("samples", "length", "temperature", "seed", "batch_size")
 
-
-@dataclass(frozen=True, kw_only=True)
-class DerivedText:
-    """A file made before the run from a part of another, so that two sets of tokens never share a story."""
-
-    file: str
-    source: str
-    split: str
-    """What stands between the documents of the source."""
-    every: int = 1
-    start: int = 0
-    """Documents start, start + every, ... are taken."""
-
-    def __post_init__(self) -> None:
-        _check_file(self.file, ".txt")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WrittenText:
-    """A file that a model writes before the run (docs/sample.md)."""
-
-    file: str
-    by: str
-    words: OwnWords
-
-    def __post_init__(self) -> None:
-        _check_file(self.file, ".jsonl")
-
-
-def read_text(data: Any, at: str) -> DerivedText | WrittenText:
-    """An entry of `texts`: one with `by` is written, the others are derived."""
-    with at_place(at):
-        if isinstance(data, dict) and "by" in data:
-            check_keys(data, ("file", "by", *WORDS), required=("file", "by"))
-            words = OwnWords(**{name: data[name] for name in WORDS if name in data})
-            return WrittenText(file=text_of(data, "file"), by=text_of(data, "by"), words=words)
-        check_keys(data, ("file", "from", "split", "every", "start"), required=("file", "from", "split"))
-        return DerivedText(
-            file=text_of(data, "file"),
-            source=text_of(data, "from"),
-            split=text_of(data, "split"),
-            every=count_of(data, "every", 1, minimum=1) or 1,
-            start=count_of(data, "start", 0, minimum=0) or 0,
-        )
-
-
-def make_texts(
-    texts: tuple[DerivedText | WrittenText, ...], *, device: str = "cpu", progress: Progress | None = None
-) -> None:
-    """Make the files of a recipe that are not there yet, or that say something else than they should."""
-    for text in texts:
+def make_texts(recipe: Recipe, *, device: str = "cpu", progress: Progress | None = None) -> None:
+    """Make the files of a recipe that are missing or whose source changed."""
+    for text in recipe.texts:
         path = Path(text.file)
         if isinstance(text, DerivedText):
-            content = _derived(text)
+            content = _derived(text, Path(recipe.located(text.source)))
             if not path.is_file() or path.read_text(encoding="utf-8") != content:
                 atomic_write_text(path, content)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        with after_others(Path(f"{text.file}.lock")):  # several processes may share a recipe
-            _write(text, path, device=device, progress=progress)
+        with after_others(Path(f"{text.file}.lock")):  # several processes may run one recipe
+            if path.exists():
+                _check_written(text, path)
+            else:
+                _write(text, path, recipe.located(text.by), device=device, progress=progress)
 
 
-def located(name: str) -> str:
-    """The same source where TRISECT_ASSETS says the assets are."""
-    elsewhere = os.environ.get("TRISECT_ASSETS")
-    return name.replace(ASSETS, f"{elsewhere.rstrip('/')}/") if elsewhere else name
+def calibration_tokens(recipe: Recipe, calibration: CalibrationEntry, tokenizer: object) -> Tokens:
+    """The windows of a calibration set."""
+    config = calibration.config
+    assert config.source is not None
+    assert config.length is not None
+    return load_tokens(
+        recipe.located(config.source),
+        tokenizer,
+        samples=config.samples,
+        length=config.length,
+        sampling=config.sampling,
+        seed=config.seed,
+        split="calibration",
+    )
 
 
-def _write(text: WrittenText, path: Path, *, device: str, progress: Progress | None) -> None:
-    if path.exists():
-        _check_written(text, path)
-        return
-    loaded = load_model(located(text.by), device=device)
-    told = None if progress is None else lambda done, total: progress(f"tokens of {path.name}", done, total)
-    write_own_words(loaded.model, loaded.tokenizer, text.words, path, name=text.by, told=told)
+def evaluation_tokens(recipe: Recipe, text: EvaluationEntry, tokenizer: object) -> Tokens:
+    """The windows of an evaluation text."""
+    return load_tokens(
+        recipe.located(text.data),
+        tokenizer,
+        samples=text.windows,
+        length=text.length,
+        sampling="first",
+        split="evaluation",
+    )
 
 
-def _check_written(text: WrittenText, path: Path) -> None:
-    """Refuse a file that somebody wrote in another way: it may have been meant for something else."""
-    beside = receipt_beside(path)
-    known = read_record(beside, what="receipt of a text", instead="remove both") if beside.is_file() else {}
-    recipe, asked = known.get("recipe"), {"model": text.by, **asdict(text.words)}
-    if not isinstance(recipe, dict) or {name: recipe.get(name) for name in asked} != asked:
-        raise TrisectError(
-            f"{path} is there, and {beside.name} does not say that {text.by} wrote it with these settings; "
-            "remove both, or name another file."
-        )
+def missing_files(recipe: Recipe) -> list[str]:
+    """Files that the recipe names and this machine does not have; data sets are not looked up."""
+    names = [text.source for text in recipe.texts if isinstance(text, DerivedText)]
+    for model in recipe.models:
+        names += [calibration.config.source or BUILTIN for calibration in model.calibrations]
+        names += [text.data for text in model.evaluations]
+    sources = [part.source for name in names for part in parse_mixture(recipe.located(name))]
+    elsewhere = {BUILTIN, *DATASETS, *(text.file for text in recipe.texts)}
+    return [name for name in dict.fromkeys(sources) if name not in elsewhere and not Path(name).is_file()]
 
 
-def _derived(text: DerivedText) -> str:
-    path = Path(located(text.source))
+def _derived(text: DerivedText, path: Path) -> str:
     try:
         whole = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -118,7 +82,22 @@ def _derived(text: DerivedText) -> str:
     return "\n\n".join(documents[text.start :: text.every])
 
 
-def _check_file(name: str, suffix: str) -> None:
-    path = Path(name)
-    if path.is_absolute() or ".." in path.parts or path.suffix != suffix:
-        raise TrisectError(f"{name!r} would be written: name a {suffix} file below the current folder.")
+def _write(text: WrittenText, path: Path, model: str, *, device: str, progress: Progress | None) -> None:
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress(f"tokens of {path.name}", done, total)
+
+    loaded = load_model(model, device=device)
+    write_own_words(loaded.model, loaded.tokenizer, text.words, path, name=text.by, told=report)
+
+
+def _check_written(text: WrittenText, path: Path) -> None:
+    """Refuse a file that was written otherwise: it may be meant for something else."""
+    beside = receipt_beside(path)
+    known = read_record(beside, what="receipt of a text", instead="remove both") if beside.is_file() else {}
+    recipe, asked = known.get("recipe"), {"model": text.by, **asdict(text.words)}
+    if not isinstance(recipe, dict) or {name: recipe.get(name) for name in asked} != asked:
+        raise TrisectError(
+            f"{path} is there, and {beside.name} does not say that {text.by} wrote it with these settings; "
+            "remove both, or name another file."
+        )

@@ -37,7 +37,9 @@ class Share:
 
     def settings(self) -> dict[str, Any]:
         """The goal as it is given."""
-        return {"kv_ratio" if self.budget == "kv" else "ratio": self.removed, "budget": self.budget}
+        if self.budget == "kv":
+            return {"kv_ratio": self.removed, "budget": "params"}
+        return {"ratio": self.removed, "budget": self.budget}
 
     def __str__(self) -> str:
         return f"a ratio of {self.removed:g}" + ("" if self.budget == "params" else f" of {self.budget}")
@@ -53,7 +55,7 @@ class Limit:
     def settings(self) -> dict[str, Any]:
         """The goal as it is given."""
         name = "target_params" if self.budget == "params" else "target_kv_bytes"
-        return {name: self.most, "budget": self.budget}
+        return {name: self.most, "budget": "params"}
 
     def __str__(self) -> str:
         return f"{self.most:,} " + ("parameters" if self.budget == "params" else "KV bytes per token")

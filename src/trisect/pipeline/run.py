@@ -37,7 +37,7 @@ class Run:
     config: CompressConfig
     """With nothing left open."""
     tokens: Tokens | None
-    """To calibrate on; None where `moments` names a file of statistics."""
+    """To calibrate on; may be None where `moments` names a file of statistics."""
     moments: str | Path | None = None
     plan: Plan | None = None
     ledger: Ledger = field(default_factory=Ledger)
@@ -229,7 +229,7 @@ def open_run(
         config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
     else:
         refuse_stored_moments(get_method(config.method))
-        config, tokens = calibrated_as(config, read_info(str(moments))), None
+        config = calibrated_as(config, read_info(str(moments)))
     return Run(model=model, config=config, tokens=tokens, moments=moments, plan=plan, progress=progress)
 
 
