@@ -9,20 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from trisect.bench.build import build
 from trisect.bench.decoding import cache_bytes
-from trisect.bench.shapes import published
-from trisect.bench.work import (
+from trisect.bench.measure import (
     head_parameters,
     kv_bytes,
-    layer_flops,
     model_flops,
     parameter_bytes,
     read_bytes,
-    step_bytes,
 )
+from trisect.bench.random_models import build, subject_of_shape
 from trisect.models import shape_of
 from trisect.plan import flops_of
+from trisect.plan.budget import layer_flops
 from trisect.records.shapes import LayerShape
 
 
@@ -80,7 +78,7 @@ def test_the_papers_runtime_table_has_these_flops_at_these_widths(
     widths: tuple[int, int], paper: float
 ) -> None:
     """Its ranks are misprinted; its FLOPs are those of widths on a grid of 16 and 128."""
-    config = published("llama-2-13b").build()
+    config = subject_of_shape("llama-2-13b").config
     head, inter = widths
     layer = LayerShape(
         d_model=config.hidden_size, heads=40, kv_heads=40, qk=head, vo=head, pairs=0, mlp=inter, gated=True
@@ -101,7 +99,6 @@ def test_bytes_are_those_of_the_real_parameters_and_the_real_cache(family: str) 
         assert kv_bytes(shape, batch=2, context=9) == real
         # Copies, because preparing for inference makes rows of one matrix out of several.
         assert parameter_bytes(model) == sum(p.clone().untyped_storage().nbytes() for p in model.parameters())
-        assert step_bytes(shape, weights=0, batch=2, context=8) == real
 
 
 def test_a_step_reads_every_weight_but_tables_that_are_looked_up() -> None:

@@ -382,19 +382,31 @@ class Decoder:
     def _recorded(self) -> Any:
         state = self.tokens, self._positions, self.cache.clock.slot
         before = [x.clone() for x in state]
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(WARM_UP):  # workspaces, plans and compilations come into being here
-                self._advance()
-                for x, value in zip(state, before, strict=True):
-                    x.copy_(value)
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._advance()
+
+        def rewind() -> None:
+            for x, value in zip(state, before, strict=True):
+                x.copy_(value)
+
+        graph = record_graph(self._advance, rewind=rewind, pool=self._pool)
         self._pool = graph.pool()
         return graph
+
+
+def record_graph(
+    step: Callable[[], None], *, rewind: Callable[[], None], pool: Any = None
+) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of one step; `rewind` undoes the steps before it, which allocate and compile."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            step()
+            rewind()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        step()
+    return graph
 
 
 def decode(model: Any, ids: Tensor, new_tokens: int, *, mode: Mode = "auto", **settings: Any) -> Tensor:
