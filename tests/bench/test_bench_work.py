@@ -18,6 +18,7 @@ from trisect.bench.measure import (
     read_bytes,
 )
 from trisect.bench.random_models import build, subject_of_shape
+from trisect.bench.sweep import use_attention
 from trisect.models import shape_of
 from trisect.plan import flops_of
 from trisect.plan.budget import layer_flops
@@ -38,7 +39,8 @@ def counted(model: Any, ids: torch.Tensor, **inputs: Any) -> int:
 def test_matrix_flops_are_those_a_profiler_counts(family: str, kind: str) -> None:
     name = subject(family)
     (variant,) = tiny_variants(name, (kind,))
-    model = build(name, variant, device="cpu", dtype=torch.float32, attention="eager")
+    model = build(name, variant, device="cpu", dtype=torch.float32)
+    use_attention(model, "eager")
     head = head_parameters(model)
     ids = torch.ones(2, 11, dtype=torch.int64)
     prefill = model_flops(variant.shape, batch=2, tokens=11, context=11, head=head)

@@ -5,7 +5,7 @@ one token of every sequence, `seek` goes on as if so many had been decoded, `clo
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +15,6 @@ from trisect.decode import Decoder
 from trisect.decode.decoder import WARM_UP, record_graph
 from trisect.models import layer_views
 
-OWN_MODES: dict[str, Literal["eager", "graphs", "compile"]] = {
-    "plain": "eager",
-    "graphs": "graphs",
-    "compile": "compile",
-}
-
 
 class OwnStepper:
     """A model with our attention in trisect's Decoder, every graph recorded before a step is timed."""
@@ -28,8 +22,8 @@ class OwnStepper:
     def __init__(self, model: Any, prompt: Tensor, *, new: int, mode: str):
         batch, length = prompt.shape
         self.model, self.prompt, self.new = model, prompt, new
-        room = length + max(new, WARM_UP)
-        self.decoder = Decoder(model, batch=batch, max_length=room, mode=OWN_MODES[mode])
+        own: Any = "eager" if mode == "plain" else mode
+        self.decoder = Decoder(model, batch=batch, max_length=length + max(new, WARM_UP), mode=own)
 
     def start(self) -> None:
         length = self.prompt.shape[1]

@@ -105,15 +105,14 @@ def subject_of_model(name: str, *, trust_remote_code: bool = False) -> Subject:
     return Subject(name=name, config=original, narrowed=layers)
 
 
-def stock_model(config: Any, *, dtype: torch.dtype, device: str, attention: str | None = None) -> Any:
+def stock_model(config: Any, *, dtype: torch.dtype, device: str) -> Any:
     """The stock class for a config, built on a device (meta: sizes only).
 
     Its config is a copy: models write into theirs, and a compressed one changes its class.
     """
     stock = getattr(transformers, family_for(config).model)
-    wanted = {} if attention is None else {"attn_implementation": attention}
     with torch.device(device):
-        return stock._from_config(copy.deepcopy(config), dtype=dtype, **wanted)
+        return stock._from_config(copy.deepcopy(config), dtype=dtype)
 
 
 FACTORED = "svd-llm"
@@ -222,19 +221,11 @@ RATE_SHIFT = 0.01
 """How far a folded rate is from a frequency of the model, relatively: values matter little, kinds do."""
 
 
-def build(
-    subject: Subject,
-    variant: Variant,
-    *,
-    device: str,
-    dtype: torch.dtype,
-    attention: str | None = None,
-    seed: int = 0,
-) -> Any:
+def build(subject: Subject, variant: Variant, *, device: str, dtype: torch.dtype, seed: int = 0) -> Any:
     """A model of the variant's shape with random weights, in evaluation mode."""
     with init_empty_weights(include_buffers=False):
         # Buffers are real: rotation tables are computed, not filled with noise.
-        model = stock_model(subject.config, dtype=dtype, device="cpu", attention=attention)
+        model = stock_model(subject.config, dtype=dtype, device="cpu")
     if variant.kind != "dense":
         with local_torch_dtype(dtype):  # new layers take the default dtype, as when a checkpoint is loaded
             _narrow(model, variant)
