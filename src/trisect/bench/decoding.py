@@ -1,8 +1,4 @@
-"""One token after the other behind a prompt, in steps that never wait for the device.
-
-Both steppers have the same methods: `start` runs the prompt and captures or compiles the step, `step` decodes
-one token of every sequence, `seek` goes on as if so many had been decoded, `close` frees the cache.
-"""
+"""One token after the other behind a prompt, in steps that never wait for the device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +22,7 @@ class OwnStepper:
         self.decoder = Decoder(model, batch=batch, max_length=length + max(new, WARM_UP), mode=own)
 
     def start(self) -> None:
+        """Run the prompt and make every step ready: what is captured or compiled is so afterwards."""
         length = self.prompt.shape[1]
         self.decoder.prefill(self.prompt)
         for _ in range(WARM_UP):
@@ -66,6 +63,7 @@ class StockStepper:
 
     @torch.no_grad()
     def start(self) -> None:
+        """Run the prompt and make every step ready: what is captured or compiled is so afterwards."""
         self.model(input_ids=self.prompt, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         if self.mode == "compile":
             overhead = "reduce-overhead" if self.prompt.is_cuda else None
@@ -79,6 +77,7 @@ class StockStepper:
 
     @torch.no_grad()
     def step(self) -> None:
+        """Decode one token of every sequence, greedily."""
         if self._graph is not None:
             self._graph.replay()
             return
@@ -87,6 +86,7 @@ class StockStepper:
         self._advance()
 
     def seek(self, position: int) -> None:
+        """Go on as if `position` tokens had been decoded; their keys and values are whatever is there."""
         length = self.prompt.shape[1] + position
         for layer in self.cache.layers:
             layer.cumulative_length.fill_(length)
