@@ -20,7 +20,7 @@ def nothing(*arguments: Any) -> None:
     """The twin of an operator that writes into its arguments and gives nothing back."""
 
 
-def on_device_of_first(function: Callable[..., Any]) -> Callable[..., Any]:
+def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run `function` with its first tensor's GPU as the current one: Triton launches on that one alone."""
 
     @wraps(function)
@@ -31,7 +31,7 @@ def on_device_of_first(function: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def launches_directly(x: Tensor) -> bool:
+def may_launch(x: Tensor) -> bool:
     """Whether a kernel may run without its operator, which takes the host longer than the launch itself.
 
     Compilers, autograd and tools that trace or count calls need the operator.
@@ -56,7 +56,7 @@ def register(
     """
     if hasattr(torch.ops.trisect, name):
         return
-    operator = torch.library.custom_op(f"trisect::{name}", on_device_of_first(function), mutates_args=mutates)
+    operator = torch.library.custom_op(f"trisect::{name}", on_its_device(function), mutates_args=mutates)
     operator.register_fake(fake)
     if backward is not None:
         operator.register_autograd(backward, setup_context=remember)
