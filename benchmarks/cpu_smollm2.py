@@ -18,13 +18,11 @@ os.environ["OMP_NUM_THREADS"] = str(THREADS)  # read when torch is loaded
 
 import torch  # noqa: E402
 
+from trisect.bench import rows as tables  # noqa: E402
 from trisect.bench.measure import Effort  # noqa: E402
-from trisect.bench.relate import failures, related  # noqa: E402
-from trisect.bench.rows import PHASES, Rows  # noqa: E402
-from trisect.bench.run import Sweep, run_sweep  # noqa: E402
-from trisect.bench.subject import subject_of_model  # noqa: E402
-from trisect.bench.table import SPEED, cells, markdown, notes_for  # noqa: E402
-from trisect.bench.variants import variants_of  # noqa: E402
+from trisect.bench.random_models import subject_of_model, variants_of  # noqa: E402
+from trisect.bench.rows import PHASES, Rows, failures, notes_for, related  # noqa: E402
+from trisect.bench.sweep import Sweep, run_sweep  # noqa: E402
 from trisect.support.files import write_json  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parents[1] / "experiments" / "results"
@@ -49,7 +47,7 @@ def main(
         # With what each row is beside the dense one: that is what the receipt is for.
         write_json(path, {**rows.to_dict(), "rows": related(rows.rows), "notes": notes_for(rows.rows)})
     for phase in PHASES:
-        print(f"\n{phase}\n\n{markdown(*cells(rows.rows, phase, SPEED))}")
+        print(f"\n{phase}\n\n{tables.markdown(*tables.cells(rows.rows, phase, tables.SPEED))}")
     return 1 if failures(rows.rows) else 0
 
 

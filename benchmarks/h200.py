@@ -35,14 +35,10 @@ import torch
 import transformers
 
 from trisect.bench.latency import Workload, layer_seconds, measure_latency
-from trisect.bench.measure import Effort
-from trisect.bench.relate import failures
-from trisect.bench.rows import PHASES, Rows
-from trisect.bench.run import DTYPES, Sweep, run_sweep
-from trisect.bench.subject import Subject, subject_of_shape
-from trisect.bench.table import TABLES, cells, markdown
-from trisect.bench.timing import laps_on
-from trisect.bench.variants import variants_of
+from trisect.bench.measure import Effort, laps_on
+from trisect.bench.random_models import Subject, subject_of_shape, variants_of
+from trisect.bench.rows import PHASES, TABLES, Rows, cells, failures, markdown
+from trisect.bench.sweep import DTYPES, Sweep, run_sweep
 from trisect.plan import read_latency
 from trisect.support.files import write_json
 

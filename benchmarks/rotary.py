@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trisect.bench.timing import device_name, laps_on
+from trisect.bench.measure import device_name, laps_on
 from trisect.kernels import rotate_qk, using
 from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt

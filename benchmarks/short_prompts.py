@@ -15,18 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
-from trisect.bench.build import build
-from trisect.bench.measure import WARM_UP, random_tokens
-from trisect.bench.run import DTYPES, Sweep, cases_of, use_attention
-from trisect.bench.subject import Subject, subject_of_shape
-from trisect.bench.table import markdown
-from trisect.bench.timing import Laps, device_name, is_cuda
-from trisect.bench.variants import Variant, variants_of
+from trisect.bench.measure import WARM_UP, device_name, is_cuda, random_tokens
+from trisect.bench.random_models import Subject, Variant, build, subject_of_shape, variants_of
+from trisect.bench.rows import markdown
+from trisect.bench.sweep import DTYPES, Sweep, cases_of, use_attention
 from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt
 
@@ -163,15 +162,16 @@ def laps_in_turn(
 
 def compared(own: Times, dense: Times) -> dict[str, Any]:
     """Medians and their ratio to the dense model's, and that of laps, which a drift hardly gets into."""
-    seconds = _median(own.done)
-    paired = Laps(seconds=tuple(a / b for a, b in zip(own.done, dense.done, strict=True)))
+    seconds = median(own.done)
+    paired = [a / b for a, b in zip(own.done, dense.done, strict=True)]
+    low, middle, high = (float(np.percentile(paired, percent)) for percent in (10, 50, 90))
     return {
         "seconds": seconds,
-        "launched_seconds": _median(own.launched),
-        "against_dense": seconds / _median(dense.done),
-        "paired": paired.median,
-        "paired_p10": paired.percentile(10),
-        "paired_p90": paired.percentile(90),
+        "launched_seconds": median(own.launched),
+        "against_dense": seconds / median(dense.done),
+        "paired": middle,
+        "paired_p10": low,
+        "paired_p90": high,
     }
 
 
@@ -214,10 +214,6 @@ def _recipe(stand: Stand, *, tiny: bool) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "weights": "random: right for speed, wrong for accuracy",
     }
-
-
-def _median(seconds: Sequence[float]) -> float:
-    return Laps(seconds=tuple(seconds)).median
 
 
 def _at_once() -> None:

@@ -152,7 +152,7 @@ def point(model: Any, setting: Setting, tokens: Any, recipe: dict[str, Any]) -> 
     quantised = time.perf_counter()
     measured = perplexity(model, tokens, batch_size=4)
     timings = {"quantise": quantised - start, "perplexity": time.perf_counter() - quantised}
-    recipe = {**recipe, "quantize": None if config is None else config.to_dict()}
+    recipe = {**recipe, "quantize": None if config is None else asdict(config)}
     return {
         "base": recipe["base"],
         "setting": label(setting),

@@ -87,7 +87,7 @@ def row(method: str | None, ratio: float | None, bits: int | None) -> dict[str, 
         model = compress(model, config, tokens=windows(HALVES[0], tokenizer, 128)).model
     if bits is not None:
         settings = QuantizeConfig(bits=bits, parts=("qk", "ov"))
-        recipe["quantize"] = settings.to_dict()
+        recipe["quantize"] = asdict(settings)
         quantize_model(model, settings)
     tokens = windows(HALVES[1], tokenizer, 64)
     measured = perplexity(model if bits is None else ThroughCache(model, bits), tokens, batch_size=8)

@@ -19,7 +19,7 @@ import torch
 import transformers
 from accelerate import init_empty_weights
 
-from trisect.bench.build import fill
+from trisect.bench.random_models import fill
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models.streamed import hosted

@@ -5,9 +5,7 @@ from typing import Any
 from tables import Entry, found, read, read_all, table, targets
 
 from trisect.bench.figures import draw
-from trisect.bench.relate import failures, related
-from trisect.bench.rows import PHASES
-from trisect.bench.table import MEMORY, SPEED, cells, markdown, notes_for
+from trisect.bench.rows import MEMORY, PHASES, SPEED, cells, failures, markdown, notes_for, related
 
 BENCHES = {
     "bench-cpu-smollm2": ("SmolLM2-135M on a CPU", "python benchmarks/cpu_smollm2.py"),

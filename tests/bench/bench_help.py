@@ -7,13 +7,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tiny_models import CONFIGS
-from trisect.bench.ceilings import Ceilings
-from trisect.bench.measure import Effort
+from trisect.bench.measure import Ceilings, Effort
+from trisect.bench.random_models import Subject, Variant, variants_of
 from trisect.bench.rows import Rows
-from trisect.bench.run import Sweep, Tally, run_sweep
-from trisect.bench.subject import Subject
-from trisect.bench.timing import Laps
-from trisect.bench.variants import Variant, variants_of
+from trisect.bench.sweep import Sweep, Tally, run_sweep
 
 CEILINGS = Ceilings(flops=1e9, copy_bytes=1e9, read_bytes=1e8, matrix=1)
 KINDS = ("dense", "owned", "trisect", "svd-llm")
@@ -33,11 +30,11 @@ def tiny_variants(given: Subject, kinds: Sequence[str] = KINDS, **settings: Any)
     return variants_of(dense, kinds=kinds, **{"ratios": (0.4,), "align": None, **settings})
 
 
-def flop_laps(work: Callable[[], object], count: int) -> Laps:
+def flop_laps(work: Callable[[], object], count: int) -> list[float]:
     """Every lap "takes" as many seconds as a profiler counts FLOPs: the same on every machine."""
     with FlopCounterMode(display=False) as counter:
         work()
-    return Laps(seconds=(float(counter.get_total_flops()),) * count)
+    return [float(counter.get_total_flops())] * count
 
 
 def measured(

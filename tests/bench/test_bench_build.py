@@ -1,6 +1,5 @@
 """Random models have the shape that was planned, real rotation tables, and run."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,17 @@ import transformers
 from bench_help import FAMILIES, KINDS, subject, tiny_variants
 
 from tiny_models import tiny
-from trisect.bench.build import build, random_pairs
-from trisect.bench.decoding import stepper
-from trisect.bench.shapes import published
-from trisect.bench.subject import subject_of_model
-from trisect.bench.variants import Variant, narrow_shape, shape_of_widths, variants_of
+from trisect.bench.decoding import OwnStepper, StockStepper
+from trisect.bench.random_models import (
+    Variant,
+    build,
+    narrow_shape,
+    random_pairs,
+    shape_of_widths,
+    subject_of_model,
+    subject_of_shape,
+    variants_of,
+)
 from trisect.config import CompressConfig
 from trisect.data.tokens import tokens_from_tensor
 from trisect.errors import TrisectError
@@ -27,7 +32,7 @@ from trisect.records.shapes import LayerShape, ModelShape
 
 def llama_13b() -> ModelShape:
     """One layer of it."""
-    config = published("llama-2-13b").build()
+    config = subject_of_shape("llama-2-13b").config
     layer = LayerShape(
         d_model=config.hidden_size, heads=40, kv_heads=40, qk=128, pairs=64, vo=128, mlp=13824, gated=True
     )
@@ -137,7 +142,7 @@ def test_steps_decode_what_the_model_says_is_next(kind: str) -> None:
     (variant,) = tiny_variants(name, (kind,))
     model = build(name, variant, device="cpu", dtype=torch.float32)
     prompt = torch.arange(1, 9).reshape(2, 4)
-    steps = stepper(model, prompt, new=4, mode="plain", stock=kind == "dense")
+    steps = (StockStepper if kind == "dense" else OwnStepper)(model, prompt, new=4, mode="plain")
     steps.start()
     with torch.no_grad():
         expected = model.generate(prompt, max_new_tokens=3, do_sample=False, eos_token_id=None)[:, 4:]
@@ -167,7 +172,7 @@ def test_a_compressed_folder_is_benched_beside_its_original(tmp_path: Path) -> N
     dense = given.dense_shape(torch.float32)
     assert dense.layers == original.layers
     assert given.narrowed == shape_of(narrow).layers
-    (variant,) = variants_of(dense, kinds=("trisect",), narrowed=replace(dense, layers=given.narrowed))
+    (variant,) = variants_of(dense, kinds=("trisect",), narrowed=given.narrowed)
     assert (variant.asked, variant.shape.layers) == ("checkpoint", given.narrowed)
     built = build(given, variant, device="cpu", dtype=torch.float32)
     assert shape_of(built).layers == given.narrowed

@@ -10,8 +10,7 @@ from torch.nn import Linear
 from torch.nn.modules.module import register_module_forward_hook
 
 from tiny_models import tiny
-from trisect.bench import run, timing
-from trisect.bench.timing import Laps
+from trisect.bench import measure, sweep
 from trisect.cli import main
 
 QUICK = ["--length", "8", "--new", "3", "--repeats", "2", "--align", "none", "-q"]
@@ -20,7 +19,7 @@ QUICK = ["--length", "8", "--new", "3", "--repeats", "2", "--align", "none", "-q
 @pytest.fixture(autouse=True)
 def _known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring what this machine can do takes longer than all of these tests."""
-    monkeypatch.setattr(run, "measure_ceilings", lambda *args: CEILINGS)
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda *args: CEILINGS)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_bench_measures_three_models_writes_them_and_resumes(
     assert "Runtime table" in (out / "table.md").read_text()
 
 
-def counted_laps(work: Callable[[], object], count: int) -> Laps:
+def counted_laps(work: Callable[[], object], count: int) -> list[float]:
     """A lap takes as many seconds as linear maps were called in it: no clock, so no noise."""
     seconds = []
     for _ in range(count):
@@ -82,13 +81,13 @@ def counted_laps(work: Callable[[], object], count: int) -> Laps:
         work()
         handle.remove()
         seconds.append(float(len(calls)))
-    return Laps(seconds=tuple(seconds))
+    return seconds
 
 
 def test_widths_are_benched_as_they_are_given(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "_cpu_laps", counted_laps)
+    monkeypatch.setattr(measure, "_cpu_laps", counted_laps)
     measurement = tmp_path / "bench.json"
     command = [
         "bench",
@@ -112,7 +111,7 @@ def test_rows_that_fail_are_shown_and_end_in_a_code(
     def broken(*args: object, **settings: object) -> None:
         raise RuntimeError("the device went away")
 
-    monkeypatch.setattr(run, "build", broken)
+    monkeypatch.setattr(sweep, "build", broken)
     assert main(["bench", str(model_folder), "--variants", "dense", *QUICK, "-o", str(tmp_path / "out")]) == 1
     assert "failed: " in (shown := capsys.readouterr().out)
     assert "the device went away" in shown

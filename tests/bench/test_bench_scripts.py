@@ -7,15 +7,15 @@ import pytest
 from bench_help import CEILINGS, flop_laps, subject
 
 from loading import module_at
-from trisect.bench import run
+from trisect.bench import sweep
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "measure_ceilings", lambda *args: CEILINGS)
-    monkeypatch.setattr(run, "laps_on", lambda device: flop_laps)
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda *args: CEILINGS)
+    monkeypatch.setattr(sweep, "laps_on", lambda device: flop_laps)
 
 
 def test_the_gpu_script_shows_every_section_and_resumes(

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from trisect.bench.shapes import SHAPES, published
-from trisect.bench.subject import subject_of_shape
+from trisect.bench.random_models import SHAPES, subject_of_shape
 from trisect.errors import TrisectError
 from trisect.plan import budget_of
 
@@ -55,9 +54,9 @@ def test_a_shape_has_the_sizes_and_parameters_of_its_checkpoint(name: str) -> No
 def test_every_shape_of_the_issue_is_there_and_others_are_refused() -> None:
     assert set(SHAPES) == set(SIZES)
     with pytest.raises(TrisectError, match="Did you mean llama-2-13b"):
-        published("llama-2-13")
+        subject_of_shape("llama-2-13")
 
 
 def test_building_a_config_leaves_the_table_alone() -> None:
-    published("llama-3.1-8b").build().rope_parameters["factor"] = 1.0
-    assert published("llama-3.1-8b").build().rope_parameters["factor"] == 8.0
+    subject_of_shape("llama-3.1-8b").config.rope_parameters["factor"] = 1.0
+    assert subject_of_shape("llama-3.1-8b").config.rope_parameters["factor"] == 8.0

@@ -7,8 +7,7 @@ import pytest
 from bench_help import measured, subject, tiny_variants
 
 from trisect.bench.figures import draw
-from trisect.bench.relate import related
-from trisect.bench.table import MEMORY, SPEED, cells, markdown, notes_for, report, runtime_cells
+from trisect.bench.rows import MEMORY, SPEED, cells, markdown, notes_for, page, related, runtime_cells
 
 CASE = {
     "subject": "m", "kind": "dense", "asked": "", "widths": "128/128/13824", "folded": False,
@@ -90,11 +89,11 @@ def test_columns_without_values_are_left_out() -> None:
 
 def test_the_page_has_every_row_and_every_failure() -> None:
     broken = {"case": {**CASE, **NARROW, "batch": 64}, "error": "OutOfMemoryError: CUDA out of memory\nTried"}
-    page = report([*ROWS, broken], notes=["A note."])
-    assert page.startswith("- A note.\n")
-    assert page.count("| trisect 0.2 |") == 2
-    assert "- trisect 0.2, 64 x 2048: OutOfMemoryError: CUDA out of memory Tried" in page
-    assert "## Runtime table, m, 2 x 2048" in page
+    text = page([*ROWS, broken], notes=["A note."])
+    assert text.startswith("- A note.\n")
+    assert text.count("| trisect 0.2 |") == 2
+    assert "- trisect 0.2, 64 x 2048: OutOfMemoryError: CUDA out of memory Tried" in text
+    assert "## Runtime table, m, 2 x 2048" in text
     assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
 

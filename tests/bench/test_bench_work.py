@@ -9,20 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from trisect.bench.build import build
 from trisect.bench.decoding import cache_bytes
-from trisect.bench.shapes import published
-from trisect.bench.work import (
+from trisect.bench.measure import (
     head_parameters,
     kv_bytes,
-    layer_flops,
     model_flops,
     parameter_bytes,
     read_bytes,
-    step_bytes,
 )
+from trisect.bench.random_models import build, subject_of_shape
+from trisect.bench.sweep import use_attention
 from trisect.models import shape_of
 from trisect.plan import flops_of
+from trisect.plan.budget import layer_flops
 from trisect.records.shapes import LayerShape
 
 
@@ -40,7 +39,8 @@ def counted(model: Any, ids: torch.Tensor, **inputs: Any) -> int:
 def test_matrix_flops_are_those_a_profiler_counts(family: str, kind: str) -> None:
     name = subject(family)
     (variant,) = tiny_variants(name, (kind,))
-    model = build(name, variant, device="cpu", dtype=torch.float32, attention="eager")
+    model = build(name, variant, device="cpu", dtype=torch.float32)
+    use_attention(model, "eager")
     head = head_parameters(model)
     ids = torch.ones(2, 11, dtype=torch.int64)
     prefill = model_flops(variant.shape, batch=2, tokens=11, context=11, head=head)
@@ -80,7 +80,7 @@ def test_the_papers_runtime_table_has_these_flops_at_these_widths(
     widths: tuple[int, int], paper: float
 ) -> None:
     """Its ranks are misprinted; its FLOPs are those of widths on a grid of 16 and 128."""
-    config = published("llama-2-13b").build()
+    config = subject_of_shape("llama-2-13b").config
     head, inter = widths
     layer = LayerShape(
         d_model=config.hidden_size, heads=40, kv_heads=40, qk=head, vo=head, pairs=0, mlp=inter, gated=True
@@ -101,7 +101,6 @@ def test_bytes_are_those_of_the_real_parameters_and_the_real_cache(family: str) 
         assert kv_bytes(shape, batch=2, context=9) == real
         # Copies, because preparing for inference makes rows of one matrix out of several.
         assert parameter_bytes(model) == sum(p.clone().untyped_storage().nbytes() for p in model.parameters())
-        assert step_bytes(shape, weights=0, batch=2, context=8) == real
 
 
 def test_a_step_reads_every_weight_but_tables_that_are_looked_up() -> None:

@@ -15,7 +15,7 @@ from trisect.finetune import Examples, finetune
 from trisect.finetune.adapters import attach, logits_of, merge, target_modules
 from trisect.finetune.examples import collate
 from trisect.finetune.results import measure
-from trisect.finetune.training import summed_loss
+from trisect.finetune.training import LONGEST_GRADIENT, rate_at, summed_loss
 from trisect.models import layer_views, shape_of
 
 
@@ -118,15 +118,17 @@ def test_the_step_is_adamw_on_the_mean_over_learned_tokens() -> None:
     parameters = [p for p in adapted.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.0)
     losses = []
-    for _ in range(3):
+    for step in range(3):
         loss = summed_loss(adapted, collate(data.items)) / data.learned
         losses.append(loss.item())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+        length = torch.nn.utils.clip_grad_norm_(parameters, LONGEST_GRADIENT)
+        assert length > LONGEST_GRADIENT
+        optimizer.param_groups[0]["lr"] = 1e-2 * rate_at(step, 3)
         optimizer.step()
         optimizer.zero_grad()
     merge(adapted)
-    tuned = finetune(compressed(), data, settings(epochs=3, lr=1e-2, clip=0.5, schedule="constant"))
+    tuned = finetune(compressed(), data, settings(epochs=3, lr=1e-2))
     assert tuned.losses == pytest.approx(losses, rel=1e-4)
     for mine, theirs in zip(tuned.model.parameters(), apart.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)

@@ -118,20 +118,20 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(
 ) -> None:
     out = tmp_path / "out"
     arguments = ["--data", files / "alpaca.json", "-o", out, "--lr", 0.01, "--epochs", 3, *FAST]
-    take_step = Training._take_step
+    take_step = Training.take_step
 
     def disturbed(training: Training, stop: Any) -> bool:
         if training.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
         return take_step(training, stop)
 
-    monkeypatch.setattr(Training, "_take_step", disturbed)
+    monkeypatch.setattr(Training, "take_step", disturbed)
     assert run("finetune", files / "small", *arguments) == 130
     said = capsys.readouterr().err
     assert "Stopped after step 3 of 5" in said
     assert "--resume" in said
     assert [p.name for p in tmp_path.iterdir()] == ["out.tuning.safetensors"]
-    monkeypatch.setattr(Training, "_take_step", take_step)
+    monkeypatch.setattr(Training, "take_step", take_step)
     assert run("finetune", files / "small", *arguments) == 2
     assert "add --resume to go on" in capsys.readouterr().err
     assert run("finetune", files / "small", *arguments, "--resume") == 0

@@ -17,7 +17,7 @@ from trisect.data import tokens_from_tensor
 from trisect.finetune import Example, Examples, TuneConfig
 from trisect.pipeline.run import compress
 
-SMALL = {"rank": 4, "epochs": 1, "batch_size": 2, "accumulate": 2, "length": 16, "warmup": 0.0}
+SMALL = {"rank": 4, "epochs": 1, "batch_size": 2, "accumulate": 2, "length": 16}
 OVERFIT = {"epochs": 12, "batch_size": 3, "accumulate": 1, "lr": 2e-2, "rank": 8}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-MODULES = ("triton_rotary", "triton_write", "triton_attend", "triton_gate")
+MODULES = ("triton_rotary", "triton_decode", "triton_gate")
 
 
 @contextmanager

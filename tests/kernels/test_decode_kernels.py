@@ -39,7 +39,7 @@ def test_attention_over_the_live_slots_equals_softmax_written_out(
     # What lies beyond the live slots must not matter.
     keys[:, :, stop + 1 :] = torch.nan
     values[:, :, stop + 1 :] = torch.nan
-    module = kernels["triton_attend"]
+    module = kernels["triton_decode"]
     found = module.launch_attend(
         q, keys, values, start, torch.tensor([stop]),
         scale=SCALE, window=window, tiles=module.Tiles(block=16, splits=splits, thin=thin),
@@ -59,7 +59,7 @@ def test_the_twin_of_the_attention_kernel_gives_the_same() -> None:
 def test_low_precision_heads_are_summed_in_float32(kernels: dict[str, ModuleType]) -> None:
     # The interpreter has no products of bfloat16.
     q, keys, values = cached(1, 1, 4, 16, 16, 64, torch.float16)
-    module = kernels["triton_attend"]
+    module = kernels["triton_decode"]
     found = module.launch_attend(
         q, keys, values, None, torch.tensor([63]), scale=SCALE, window=None, tiles=module.Tiles(16, 2)
     )
@@ -68,7 +68,7 @@ def test_low_precision_heads_are_summed_in_float32(kernels: dict[str, ModuleType
 
 
 def test_splits_fill_the_gpu_without_running_out_of_slots(kernels: dict[str, ModuleType]) -> None:
-    choose = kernels["triton_attend"].chosen_tiles
+    choose = kernels["triton_decode"].chosen_tiles
     assert choose(40 * 32, 2048).splits == 1
     assert choose(40, 2048).splits * 40 >= 2 * 132
     assert choose(1, 256).splits * 2 * choose(1, 256).block <= 256
@@ -82,7 +82,7 @@ def test_the_write_kernel_and_its_twin_turn_heads_into_their_slot(
     for rest in (0, 3):
         made: dict[str, Any] = {"length": 1, "kind": kind, "layout": layout, "rest": rest, "first": 11}
         expected_q, expected_k = answer(problem(**made, strided=True))
-        for write in (kernels["triton_write"].launch_write, None):
+        for write in (kernels["triton_decode"].launch_write, None):
             p = problem(**made, strided=True)
             v = torch.randn(2, 1, 2, 7, generator=torch.Generator().manual_seed(3))
             keys, values = torch.zeros(2, 2, 6, p.k.shape[3]), torch.zeros(2, 2, 6, 7)

@@ -1,64 +1,28 @@
-"""One token after the other behind a prompt, in steps that never wait for the device.
-
-Models with our attention run in trisect.decode, stock ones on transformers' static cache.
-"""
+"""One token after the other behind a prompt, in steps that never wait for the device."""
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import StaticCache
 
 from trisect.decode import Decoder
-from trisect.errors import TrisectError
+from trisect.decode.decoder import WARM_UP, record_graph
 from trisect.models import layer_views
 
-WARM_UP = 3
-"""Steps before anything is timed or captured: libraries allocate workspaces and choose kernels in them."""
-OWN_MODES: dict[str, Literal["eager", "graphs", "compile"]] = {
-    "plain": "eager",
-    "graphs": "graphs",
-    "compile": "compile",
-}
 
-
-class Stepper(Protocol):
-    """A model behind a prompt."""
-
-    def start(self) -> None:
-        """Run the prompt and make every step ready: what is captured or compiled is so afterwards."""
-
-    def step(self) -> object:
-        """Decode one token of every sequence, greedily."""
-
-    def seek(self, position: int) -> None:
-        """Go on as if `position` tokens had been decoded; their keys and values are whatever is there."""
-
-    def cache_bytes(self) -> int:
-        """Of all slots, used or not."""
-
-    def close(self) -> None:
-        """Leave the model as it was, and nothing of the cache in memory."""
-
-
-def stepper(model: Any, prompt: Tensor, *, new: int, mode: str, stock: bool) -> Stepper:
-    """The way of decoding for a model; `stock` ones are left as they are."""
-    make = StockStepper if stock else OwnStepper
-    return make(model, prompt, new=new, mode=mode)
-
-
-class OwnStepper(Stepper):
-    """Our Decoder, every graph recorded before the first step that is timed."""
+class OwnStepper:
+    """A model with our attention in trisect's Decoder, every graph recorded before a step is timed."""
 
     def __init__(self, model: Any, prompt: Tensor, *, new: int, mode: str):
         batch, length = prompt.shape
         self.model, self.prompt, self.new = model, prompt, new
-        self.decoder = Decoder(
-            model, batch=batch, max_length=length + max(new, WARM_UP), mode=OWN_MODES[mode]
-        )
+        own: Any = "eager" if mode == "plain" else mode
+        self.decoder = Decoder(model, batch=batch, max_length=length + max(new, WARM_UP), mode=own)
 
     def start(self) -> None:
+        """Run the prompt and make every step ready: what is captured or compiled is so afterwards."""
         length = self.prompt.shape[1]
         self.decoder.prefill(self.prompt)
         for _ in range(WARM_UP):
@@ -86,7 +50,7 @@ class OwnStepper(Stepper):
         del self.decoder
 
 
-class StockStepper(Stepper):
+class StockStepper:
     """transformers' model and static cache, with a CUDA graph or a compiled step around them."""
 
     def __init__(self, model: Any, prompt: Tensor, *, new: int, mode: str):
@@ -99,26 +63,30 @@ class StockStepper(Stepper):
 
     @torch.no_grad()
     def start(self) -> None:
+        """Run the prompt and make every step ready: what is captured or compiled is so afterwards."""
         self.model(input_ids=self.prompt, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         if self.mode == "compile":
             overhead = "reduce-overhead" if self.prompt.is_cuda else None
             self._next = torch.compile(self._forward, dynamic=False, mode=overhead)
         if self.mode == "graphs":
-            self._capture()
+            self._graph = record_graph(self._advance, rewind=lambda: self.seek(0))
+            self.seek(0)
         for _ in range(WARM_UP):
             self.step()
         self.seek(0)
 
     @torch.no_grad()
     def step(self) -> None:
+        """Decode one token of every sequence, greedily."""
         if self._graph is not None:
             self._graph.replay()
             return
         if self.mode == "compile":
             torch.compiler.cudagraph_mark_step_begin()
-        self.token.copy_(self._next(self.token))
+        self._advance()
 
     def seek(self, position: int) -> None:
+        """Go on as if `position` tokens had been decoded; their keys and values are whatever is there."""
         length = self.prompt.shape[1] + position
         for layer in self.cache.layers:
             layer.cumulative_length.fill_(length)
@@ -131,27 +99,14 @@ class StockStepper(Stepper):
     def close(self) -> None:
         del self.cache, self._graph
 
+    def _advance(self) -> None:
+        self.token.copy_(self._next(self.token))
+
     def _forward(self, token: Tensor) -> Tensor:
         logits = self.model(
             input_ids=token, past_key_values=self.cache, use_cache=True, logits_to_keep=1
         ).logits
         return logits[:, -1].argmax(dim=-1, keepdim=True)
-
-    def _capture(self) -> None:
-        if not self.prompt.is_cuda:
-            raise TrisectError("CUDA graphs need a CUDA device; leave --graphs out on a CPU.")
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                self.token.copy_(self._forward(self.token))
-        torch.cuda.current_stream().wait_stream(side)
-        self.seek(0)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.token.copy_(self._forward(self.token))
-        self._graph = graph
-        self.seek(0)
 
 
 def cache_bytes(cache: Any) -> int:

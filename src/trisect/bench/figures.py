@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trisect.bench.relate import related
+from trisect.bench.rows import related
 from trisect.support.plots import as_svg, file_name, need_matplotlib, one_plot
 
 Row = Mapping[str, Any]

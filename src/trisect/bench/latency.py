@@ -7,13 +7,14 @@ components, so each has half of its time at its own width: exact where both widt
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
-from trisect.bench.timing import Lapping, device_name, is_cuda
+from trisect.bench.measure import WARM_UP, Lapping, Work, device_name, is_cuda
 from trisect.config import DEFAULT_ALIGN
 from trisect.errors import TrisectError
 from trisect.kernels import rotate_qk
@@ -24,13 +25,10 @@ from trisect.plan.problem import grid_of
 from trisect.records.parts import COMPONENTS
 from trisect.records.shapes import LayerShape, ModelShape
 
-WARM_UP = 3
 COPIES = 8
 """Sets of operands at most: taken in turn, so that weights come from memory, not from a cache."""
 CACHE_BYTES = 256 << 20
 """Operands of one turn together, several times the last cache of today's devices."""
-
-Work = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +42,12 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Per sequence."""
+        """New ones per sequence."""
         return self.length if self.phase == "prefill" else 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class Operands:
     """Random operands of one layer's components."""
 
     layer: LayerShape
@@ -58,32 +56,30 @@ class Parts:
     dtype: torch.dtype
     generator: torch.Generator
 
-    def random(self, *shape: int) -> Tensor:
-        empty = torch.empty(*shape, dtype=self.dtype, device=self.device)
-        return empty.normal_(std=0.02, generator=self.generator)
-
     def works(self, component: str) -> dict[str, Work]:
         """What is timed for a component at the layer's width: its matrices, and attention if it has some."""
         if component == REST:
             return {"gemm": self._rest()}
-        gemm = self._mlp() if component == "mlp" else self._projections(component)
-        return {"gemm": gemm} if component == "mlp" else {"gemm": gemm, "attention": self._attention()}
+        if component == "mlp":
+            return {"gemm": self._mlp()}
+        gemm = self._query_key() if component == "qk" else self._value_output()
+        return {"gemm": gemm, "attention": self._attention()}
+
+    def _random(self, *shape: int) -> Tensor:
+        empty = torch.empty(*shape, dtype=self.dtype, device=self.device)
+        return empty.normal_(std=0.02, generator=self.generator)
 
     def _weights(self, *names: str) -> list[Tensor]:
-        return [self.random(*reversed(linear_sizes(self.layer, name))) for name in names]
+        return [self._random(*reversed(linear_sizes(self.layer, name))) for name in names]
 
-    def _rows(self) -> int:
-        return self.workload.batch * self.workload.tokens
+    def _rows(self, width: int) -> Tensor:
+        """Activations of all new tokens."""
+        return self._random(self.workload.batch * self.workload.tokens, width)
 
-    def _projections(self, component: str) -> Work:
-        layer, x = self.layer, self.random(self._rows(), self.layer.d_model)
-        if component == "ov":
-            W_v, W_o = self._weights("v", "o")
-            heads = self.random(self._rows(), W_o.shape[1])
-            return lambda: (linear(x, W_v), linear(heads, W_o))
-        W_q, W_k = self._weights("q", "k")
+    def _query_key(self) -> Work:
+        layer, x, (W_q, W_k) = self.layer, self._rows(self.layer.d_model), self._weights("q", "k")
         grid = (self.workload.batch, self.workload.tokens)
-        table = (self.random(1, grid[1], 2 * layer.pairs), self.random(1, grid[1], 2 * layer.pairs))
+        table = (self._random(1, grid[1], 2 * layer.pairs), self._random(1, grid[1], 2 * layer.pairs))
         # Every head has its own order of the frequencies, as narrow heads have their own set.
         order = torch.rand(layer.kv_heads, layer.pairs, generator=self.generator, device=self.device)
         index = order.argsort(dim=-1).to(torch.int16)
@@ -93,33 +89,45 @@ class Parts:
             k = linear(x, W_k).view(*grid, layer.kv_heads, layer.qk)
             if not layer.pairs:
                 return q, k
-            turn: dict[str, Any] = {"pairs": layer.pairs, "layout": "half", "in_place": True}
-            return rotate_qk(q, k, table=table, index=index, **turn)
+            return rotate_qk(q, k, pairs=layer.pairs, layout="half", table=table, index=index, in_place=True)
 
         return work
 
+    def _value_output(self) -> Work:
+        x, (W_v, W_o) = self._rows(self.layer.d_model), self._weights("v", "o")
+        heads = self._rows(W_o.shape[1])
+        return lambda: (linear(x, W_v), linear(heads, W_o))
+
     def _attention(self) -> Work:
         layer, load = self.layer, self.workload
-        q = self.random(load.batch, layer.heads, load.tokens, layer.qk)
-        k, v = (self.random(load.batch, layer.kv_heads, load.length, width) for width in (layer.qk, layer.vo))
+        q = self._random(load.batch, layer.heads, load.tokens, layer.qk)
+        k, v = (self._random(load.batch, layer.kv_heads, load.length, x) for x in (layer.qk, layer.vo))
         return lambda: sdpa(q, k, v, None, scale=layer.qk**-0.5)
 
     def _mlp(self) -> Work:
-        x, (W_up, W_down) = self.random(self._rows(), self.layer.d_model), self._weights("up", "down")
+        x, (W_up, W_down) = self._rows(self.layer.d_model), self._weights("up", "down")
         if not self.layer.gated:
             return lambda: linear(silu(linear(x, W_up)), W_down)
         (W_gate,) = self._weights("gate")
         return lambda: linear(silu(linear(x, W_gate)) * linear(x, W_up), W_down)
 
     def _rest(self) -> Work:
-        x, D = self.random(self._rows(), self.layer.d_model), self.layer.d_model
-        weight = self.random(D)
+        D = self.layer.d_model
+        x, weight = self._rows(D), self._random(D)
 
         def work() -> object:
             y = x + rms_norm(x, (D,), weight)
             return y + rms_norm(y, (D,), weight)
 
         return work
+
+    def copies(self) -> int:
+        """Sets of operands to take in turn. On a CPU one: its caches are part of what small models run on."""
+        if not is_cuda(self.device):
+            return 1
+        layer = self.layer
+        widest = max(layer.heads * max(layer.qk, layer.vo), layer.mlp)
+        return max(1, min(COPIES, CACHE_BYTES // max(1, widest * layer.d_model * self.dtype.itemsize)))
 
 
 def measure_latency(
@@ -136,41 +144,43 @@ def measure_latency(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LatencyTable:
     """Times of every component at every width of the grid; `known` ones are not taken again."""
-    table = known or LatencyTable(
-        seconds={},
-        device=device_name(device),
-        dtype=str(dtype).removeprefix("torch."),
-        workload=asdict(workload),
-    )
-    _check_same(table, workload, device=device, dtype=dtype)
-    points = [p for p in grid_points(shape, align=align) if p[2] not in table.seconds.get(_key(p), {})]
+    setting: dict[str, Any] = {
+        "device": device_name(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "workload": asdict(workload),
+    }
+    table = known or LatencyTable(seconds={}, **setting)
+    for name, value in setting.items():
+        if getattr(table, name) != value:
+            raise TrisectError(
+                f"{table.source} was measured with {name} {getattr(table, name)!r}, not {value!r}; "
+                "name another file with --latency-table, or remove this one."
+            )
+    points = [p for p in grid_points(shape, align=align) if p[2] not in table.seconds.get(_key(*p[:2]), {})]
     generator = torch.Generator(device).manual_seed(0)
     for number, (layer, component, width) in enumerate(points):
-        narrow = layer if component == REST else _with_width(layer, component, width)
-        parts = Parts(layer=narrow, workload=workload, device=device, dtype=dtype, generator=generator)
-        seconds = _component_seconds(parts, component, lap, repeats)
-        table = table.with_time(_key((layer, component, width)), width, seconds)
+        narrow = _with_width(layer, component, width)
+        operands = Operands(layer=narrow, workload=workload, device=device, dtype=dtype, generator=generator)
+        seconds = _component_seconds(operands, component, lap, repeats)
+        table = table.with_time(_key(layer, component), width, seconds)
         save(table)
         progress(number + 1, len(points))
     return table
 
 
 def grid_points(shape: ModelShape, *, align: int | None) -> Iterator[tuple[LayerShape, str, int]]:
-    """Every layer of its own kind, component and width to be timed, full widths included."""
-    seen: set[object] = set()
+    """Layer, component and width to be timed, full widths included; equal layers once."""
+    kinds: dict[Any, LayerShape] = {}
     for layer in shape.layers:
         for component in (*COMPONENTS, REST):
-            key = key_of(component, layer.d_model, layer.heads, layer.kv_heads)
-            if key in seen:
-                continue
-            seen.add(key)
-            if component == REST:
-                yield layer, REST, 0
-                continue
-            step = grid_of(layer, component, align=align or DEFAULT_ALIGN).step
-            full = layer.width(component)
-            yield from ((layer, component, width) for width in range(step, full, step))
-            yield layer, component, full
+            kinds.setdefault(_key(layer, component), layer)
+    for (component, *_), layer in kinds.items():
+        if component == REST:
+            yield layer, REST, 0
+            continue
+        step = grid_of(layer, component, align=align or DEFAULT_ALIGN).step
+        full = layer.width(component)
+        yield from ((layer, component, width) for width in (*range(step, full, step), full))
 
 
 def layer_seconds(table: LatencyTable, layer: LayerShape) -> float:
@@ -179,50 +189,29 @@ def layer_seconds(table: LatencyTable, layer: LayerShape) -> float:
     return (parts + table.rest(layer)) / 1e9
 
 
-def _component_seconds(parts: Parts, component: str, lap: Lapping, repeats: int) -> float:
+def _component_seconds(operands: Operands, component: str, lap: Lapping, repeats: int) -> float:
     total = 0.0
-    for name, share in (("gemm", 1.0), ("attention", 0.5)):
-        first = parts.works(component).get(name)
-        if first is None:
-            continue
-        sets = [first, *(parts.works(component)[name] for _ in range(_copies(parts) - 1))]
-        turns = cycle(sets)
-        lap(lambda turns=turns: next(turns)(), WARM_UP + len(sets))  # type: ignore[misc]
-        total += share * lap(lambda turns=turns: next(turns)(), repeats).median  # type: ignore[misc]
+    for name, first in operands.works(component).items():
+        more = [operands.works(component)[name] for _ in range(operands.copies() - 1)]
+        total += (0.5 if name == "attention" else 1.0) * _median_seconds([first, *more], lap, repeats)
     return total
 
 
-def _copies(parts: Parts) -> int:
-    """On a CPU one: its caches are part of what small models run on."""
-    if not is_cuda(parts.device):
-        return 1
-    layer = parts.layer
-    largest = max(layer.heads * max(layer.qk, layer.vo), layer.mlp) * layer.d_model * parts.dtype.itemsize
-    return max(1, min(COPIES, CACHE_BYTES // max(1, largest)))
+def _median_seconds(works: list[Work], lap: Lapping, repeats: int) -> float:
+    """One lap's time when the works take turns."""
+    turns = cycle(works)
+    lap(lambda: next(turns)(), WARM_UP + len(works))
+    return median(lap(lambda: next(turns)(), repeats))
 
 
 def _with_width(layer: LayerShape, component: str, width: int) -> LayerShape:
     """A layer for timing one component: attention takes one width for queries, keys and values."""
+    if component == REST:
+        return layer
     if component == "mlp":
         return replace(layer, mlp=width)
     return replace(layer, qk=width, vo=width, pairs=min(layer.pairs, width // 2))
 
 
-def _key(point: tuple[LayerShape, str, int]) -> tuple[str, int, int, int]:
-    layer, component, _ = point
+def _key(layer: LayerShape, component: str) -> tuple[str, int, int, int]:
     return key_of(component, layer.d_model, layer.heads, layer.kv_heads)
-
-
-def _check_same(table: LatencyTable, workload: Workload, *, device: str, dtype: torch.dtype) -> None:
-    """A table is of one device, one dtype and one workload."""
-    wanted = {
-        "device": device_name(device),
-        "dtype": str(dtype).removeprefix("torch."),
-        "workload": asdict(workload),
-    }
-    for name, value in wanted.items():
-        if getattr(table, name) != value:
-            raise TrisectError(
-                f"{table.source} was measured with {name} {getattr(table, name)!r}, not {value!r}; "
-                "name another file with --latency-table, or remove this one."
-            )

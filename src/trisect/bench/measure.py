@@ -1,23 +1,185 @@
-"""One row: a model's prefill or decoding, timed, with its memory, its work and its limits."""
+"""One row: a model's prefill or decoding, timed, with its memory, its work and the limits of the device."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+import gc
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from trisect.bench.ceilings import Ceilings
-from trisect.bench.decoding import cache_bytes, stepper
+from trisect.bench.decoding import OwnStepper, StockStepper, cache_bytes
+from trisect.bench.random_models import Variant
 from trisect.bench.rows import Case
-from trisect.bench.slices import first_layers, missing_bytes, whole_from
-from trisect.bench.timing import Lapping, PeakMemory, summary
-from trisect.bench.variants import Variant
-from trisect.bench.work import head_parameters, kv_bytes, model_flops, parameter_bytes, read_bytes, step_bytes
 from trisect.errors import TrisectError
-from trisect.plan import budget_of
+from trisect.models import family_for
+from trisect.plan.budget import Flops, bias_parameters, budget_of, layer_flops, matrix_parameters
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import ModelShape
 
-WARM_UP = 3
+WARM_UP, LAPS = 3, 10
+
+Work = Callable[[], object]
+Lapping = Callable[[Work, int], list[float]]
+"""Runs work so many times and gives the seconds of each; tests pass one that counts instead of waiting."""
+
+
+def laps_on(device: str) -> Lapping:
+    """The way to time work on a device."""
+    return _cuda_laps if is_cuda(device) else _cpu_laps
+
+
+def _cuda_laps(work: Work, count: int) -> list[float]:
+    """From the end of one lap to the end of the next, on the device, without waiting in between.
+
+    Where the host cannot keep up, the gaps that it leaves are inside: that is what a user waits for.
+    """
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    torch.cuda.synchronize()
+    marks[0].record()
+    for mark in marks[1:]:
+        work()
+        mark.record()
+    torch.cuda.synchronize()
+    return [first.elapsed_time(second) / 1000 for first, second in zip(marks, marks[1:], strict=False)]
+
+
+def _cpu_laps(work: Work, count: int) -> list[float]:
+    seconds = []
+    for _ in range(count):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def is_cuda(device: str) -> bool:
+    return torch.device(device).type == "cuda"
+
+
+def device_name(device: str) -> str:
+    """The accelerator's own name, or the processor's with its threads."""
+    if is_cuda(device):
+        return str(torch.cuda.get_device_name(torch.device(device)))
+    from trisect.support.receipt import hardware
+
+    return f"{hardware()['cpu']}, {torch.get_num_threads()} threads"
+
+
+class PeakMemory:
+    """The most memory that was held since this was made: of tensors on a GPU, of the process on a CPU."""
+
+    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+    def __init__(self, device: str):
+        self.cuda, self.known = is_cuda(device), True
+        if self.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            return
+        try:
+            self.reset.write_text("5")  # Linux: the peak becomes what is resident now
+        except OSError:
+            self.known = False
+
+    def bytes(self) -> int | None:
+        """None where the system does not say."""
+        if self.cuda:
+            return int(torch.cuda.max_memory_allocated())
+        found = re.search(r"^VmHWM:\s*(\d+)", self.status.read_text(), re.MULTILINE) if self.known else None
+        return None if found is None else 1024 * int(found[1])
+
+
+def release() -> None:
+    """Give back what the last model held, before the next one is built."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        # Every captured graph leaves 64 MiB of working space of cuBLAS behind, which is not the next model's.
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What the device can do at best, per second."""
+
+    flops: float
+    copy_bytes: float
+    """Read plus written."""
+    read_bytes: float
+    matrix: int
+    """Side of the square product that gave `flops`."""
+
+    def floor(self, *, flops: float, moved: float) -> float:
+        """Seconds below which no version of this much work can run."""
+        # Reading weights needs no writes, but a sum may not run at the memory's pace: the faster of both.
+        return max(flops / self.flops, moved / max(self.copy_bytes, self.read_bytes))
+
+
+def measure_ceilings(
+    device: str, dtype: torch.dtype, lap: Lapping, *, matrix: int | None = None, size: int | None = None
+) -> Ceilings:
+    """Rates of a large product (of side `matrix`), and of a copy and a read of `size` bytes."""
+    side = matrix or (8192 if is_cuda(device) else 1024)
+    size = size or (4 << 30 if is_cuda(device) else 1 << 28)
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=dtype, device=device).normal_(generator=generator)
+
+    def seconds(work: Work) -> float:
+        lap(work, WARM_UP)
+        return median(lap(work, LAPS))
+
+    a, b = random(side, side), random(side, side)
+    out = torch.empty_like(a)
+    product = seconds(lambda: torch.mm(a, b, out=out))
+    source = random(size // dtype.itemsize)
+    target = torch.empty_like(source)
+    copy, read = seconds(lambda: target.copy_(source)), seconds(source.sum)
+    return Ceilings(
+        flops=2 * side**3 / product, copy_bytes=2 * size / copy, read_bytes=size / read, matrix=side
+    )
+
+
+def model_flops(shape: ModelShape, *, batch: int, tokens: int, context: int, head: int = 0) -> Flops:
+    """All layers, and logits of one token per sequence by a head of `head` parameters."""
+    total = Flops(head=2 * batch * head)
+    for layer in shape.layers:
+        total += layer_flops(layer, batch=batch, tokens=tokens, context=context)
+    return total
+
+
+def head_parameters(model: Any) -> int:
+    """Elements of the matrix that makes logits."""
+    head = model.get_output_embeddings()
+    return 0 if head is None else int(head.weight.numel())
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Everything that has to be held; a shared matrix counts once."""
+    return sum(p.nbytes for p in model.parameters())
+
+
+def read_bytes(model: Any) -> int:
+    """Weights that every step must read: all except embedding tables, unless tied to the head."""
+    head = model.get_output_embeddings()
+    tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    if head is not None:
+        tables.pop(id(head.weight), None)
+    return parameter_bytes(model) - sum(table.nbytes for table in tables.values())
+
+
+def kv_bytes(shape: ModelShape, *, batch: int, context: float) -> int:
+    """Keys and values of `context` tokens in every sequence."""
+    return round(batch * context * budget_of(shape).kv_bytes_per_token)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +197,8 @@ class Effort:
             raise TrisectError("Repeats and steps are whole numbers of at least 1.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What running a model showed."""
-
-    times: dict[str, float]
-    count: int
-    peak_memory: int | None
-    cache_bytes: int
+Run = dict[str, Any]
+"""What running a model showed: `times`, `count`, `peak_memory` and `cache_bytes`."""
 
 
 def measure(
@@ -54,30 +210,24 @@ def measure(
     missing = 0
     if case.layers < case.of_layers:
         missing = missing_bytes(model, variant.shape, measured=case.layers)
-        run = _extrapolated(model, case, run, missing, lambda: runner(model, case, effort, lap))
-    tokens = case.batch * (case.length if case.phase == "prefill" else 1)
+        with first_layers(model, 1):
+            one = runner(model, case, effort, lap)
+        run = _extrapolated(case, run, one, missing)
+    shape, batch, head = variant.shape, case.batch, head_parameters(model)
+    if case.phase == "prefill":
+        tokens, cached = case.length, float(case.length)
+        flops = model_flops(shape, batch=batch, tokens=tokens, context=tokens, head=head)
+    else:  # a step with the mean context, and one token written
+        tokens, cached = 1, case.length + case.new / 2 + 1
+        flops = model_flops(shape, batch=batch, tokens=1, context=round(cached - 1), head=head)
+    moved = read_bytes(model) + missing + kv_bytes(shape, batch=batch, context=cached)
     return {
         "removed": variant.removed,
         "extrapolated": case.layers < case.of_layers,
-        "tokens_per_second": tokens / run.times["p50"],
-        **asdict(run),
+        "tokens_per_second": batch * tokens / run["times"]["p50"],
+        **run,
         "parameter_bytes": parameter_bytes(model) + missing,
-        "kv_bytes_per_token": budget_of(variant.shape).kv_bytes_per_token,
-        **_work(variant, case, ceilings, weights=read_bytes(model) + missing, head=head_parameters(model)),
-    }
-
-
-def _work(variant: Variant, case: Case, ceilings: Ceilings, *, weights: int, head: int) -> dict[str, Any]:
-    """FLOPs and bytes of one prefill, or of one step with the mean context, and the least time for them."""
-    shape, batch = variant.shape, case.batch
-    if case.phase == "prefill":
-        flops = model_flops(shape, batch=batch, tokens=case.length, context=case.length, head=head)
-        moved = weights + kv_bytes(shape, batch=batch, context=case.length)
-    else:
-        context = case.length + case.new / 2
-        flops = model_flops(shape, batch=batch, tokens=1, context=round(context), head=head)
-        moved = step_bytes(shape, weights=weights, batch=batch, context=context)
-    return {
+        "kv_bytes_per_token": budget_of(shape).kv_bytes_per_token,
         "flops": {**vars(flops), "layers": flops.layers, "total": flops.total},
         "bytes": moved,
         "floor_seconds": ceilings.floor(flops=flops.total, moved=moved),
@@ -95,46 +245,31 @@ def _prefill(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
 
     held = cache_bytes(once().past_key_values)
     lap(once, WARM_UP)
-    peak = PeakMemory(_device(ids))
-    laps = lap(once, effort.repeats)
-    return Run(times=summary(laps), count=len(laps.seconds), peak_memory=peak.bytes(), cache_bytes=held)
+    peak = PeakMemory(str(ids.device))
+    seconds = lap(once, effort.repeats)
+    return _run(seconds, peak, held)
 
 
 def _decode(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
     ids = random_tokens(model, case, effort.seed)
-    decoder = stepper(model, ids, new=case.new, mode=case.mode, stock=case.kind == "dense")
+    kind = StockStepper if case.kind == "dense" else OwnStepper
+    decoder = kind(model, ids, new=case.new, mode=case.mode)
     try:
         decoder.start()
         steps = min(effort.steps or case.new, case.new)
         decoder.seek((case.new - steps) // 2)
-        peak = PeakMemory(_device(ids))
-        laps = lap(decoder.step, steps)
-        return Run(
-            times={**summary(laps), "mean": laps.mean},
-            count=steps,
-            peak_memory=peak.bytes(),
-            cache_bytes=decoder.cache_bytes(),
-        )
+        peak = PeakMemory(str(ids.device))
+        seconds = lap(decoder.step, steps)
+        run = _run(seconds, peak, decoder.cache_bytes())
+        run["times"]["mean"] = sum(seconds) / steps
+        return run
     finally:
         decoder.close()
 
 
-def _extrapolated(model: Any, case: Case, many: Run, missing: int, again: Callable[[], Run]) -> Run:
-    """The whole model's run from that of a slice and that of one layer."""
-    with first_layers(model, 1):
-        one = again()
-    sizes = {"measured": case.layers, "layers": case.of_layers}
-    median = whole_from(many.times["p50"], one.times["p50"], **sizes)
-    held = many.cache_bytes - one.cache_bytes
-    cached = round(many.cache_bytes + (case.of_layers - case.layers) * held / (case.layers - 1))
-    peak = many.peak_memory
-    return replace(
-        many,
-        # Only medians are steady enough to go by; the others keep their distance from it.
-        times={name: median * value / many.times["p50"] for name, value in many.times.items()},
-        peak_memory=None if peak is None else peak + missing + cached - many.cache_bytes,
-        cache_bytes=cached,
-    )
+def _run(seconds: list[float], peak: PeakMemory, held: int) -> Run:
+    times = {f"p{percent}": float(np.percentile(seconds, percent)) for percent in (50, 90, 99)}
+    return {"times": times, "count": len(seconds), "peak_memory": peak.bytes(), "cache_bytes": held}
 
 
 def random_tokens(model: Any, case: Case, seed: int) -> Tensor:
@@ -145,5 +280,53 @@ def random_tokens(model: Any, case: Case, seed: int) -> Tensor:
     return ids.to(next(model.parameters()).device)
 
 
-def _device(ids: Tensor) -> str:
-    return str(ids.device)
+@contextmanager
+def first_layers(model: Any, count: int) -> Iterator[None]:
+    """Inside, the model has its first `count` decoder layers only."""
+    path = family_for(model.config).layers
+    whole, text = model.get_submodule(path), model.config.get_text_config()
+    number = text.num_hidden_layers
+    model.set_submodule(path, nn.ModuleList(list(whole)[:count]))
+    text.num_hidden_layers = count
+    try:
+        yield
+    finally:
+        model.set_submodule(path, whole)
+        text.num_hidden_layers = number
+
+
+def missing_bytes(model: Any, shape: ModelShape, *, measured: int) -> int:
+    """Parameters of the layers that a slice leaves out; their norms are those of the first layer."""
+    first = model.get_submodule(family_for(model.config).layers)[0]
+    linear = [
+        (sum(matrix_parameters(layer, part) for part in COMPONENTS) + bias_parameters(layer))
+        * shape.bytes_per_element
+        for layer in shape.layers
+    ]
+    norms = parameter_bytes(first) - linear[0]
+    return sum(size + norms for size in linear[measured:])
+
+
+def whole_from(many: float, one: float, *, measured: int, layers: int) -> float:
+    """Time of all layers from those of `measured` layers and of one: every further layer costs the same."""
+    if many <= one:
+        raise TrisectError(
+            f"{measured} layers were not slower than one ({many:.3g} s and {one:.3g} s), so nothing follows "
+            "for all of them: use more --layers or --repeats, or a quieter machine."
+        )
+    return many + (layers - measured) * (many - one) / (measured - 1)
+
+
+def _extrapolated(case: Case, many: Run, one: Run, missing: int) -> Run:
+    """The whole model's run from that of a slice and that of one layer."""
+    p50, peak = many["times"]["p50"], many["peak_memory"]
+    whole = whole_from(p50, one["times"]["p50"], measured=case.layers, layers=case.of_layers)
+    held = many["cache_bytes"] - one["cache_bytes"]
+    cached = round(many["cache_bytes"] + (case.of_layers - case.layers) * held / (case.layers - 1))
+    return {
+        **many,
+        # Only medians are steady enough to go by; the others keep their distance from it.
+        "times": {name: whole * value / p50 for name, value in many["times"].items()},
+        "peak_memory": None if peak is None else peak + missing + cached - many["cache_bytes"],
+        "cache_bytes": cached,
+    }

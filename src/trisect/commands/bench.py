@@ -1,18 +1,18 @@
 """`trisect bench`: how fast a model is at some widths, beside what its FLOPs and bytes allow."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trisect.commands import _options as options
-from trisect.commands._bench import measure, show, time_components
 from trisect.commands._names import completed, model_names, one_of
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:
+    from trisect.bench.random_models import Subject
     from trisect.bench.rows import Rows
-    from trisect.bench.subject import Subject
+    from trisect.bench.sweep import Sweep
 
 PANEL = "Measure"
 EXAMPLES = (
@@ -21,8 +21,8 @@ EXAMPLES = (
     ("Times for --budget latency", "trisect bench small --latency-table times.json --phase decode"),
 )
 FAILED_ROWS = 1
-ROWS = "rows.json"
-"""In an output folder: what was measured."""
+ROWS, CSV, PAGE, FIGURES = "rows.json", "rows.csv", "table.md", "figures"
+"""What an output folder holds."""
 
 
 def run(
@@ -97,16 +97,19 @@ def run(
 ) -> None:
     """Time random models of a shape: dense, narrow and factored, with the limits beside each figure."""
     from trisect.bench.measure import Effort
+    from trisect.bench.random_models import variants_of
     from trisect.bench.rows import Rows
-    from trisect.bench.run import Sweep
+    from trisect.bench.sweep import DTYPES, Sweep, run_sweep
+    from trisect.commands._screen import quiet_libraries, stderr
     from trisect.config import parse_align
     from trisect.support.files import check_writable
 
     if no_run:
-        show(_rows_to_show(out), out, json=json, figures=not no_figures, quiet=quiet)
+        if out is None or not (out / ROWS).exists():
+            raise TrisectError("--no-run shows rows that are there: name their folder with -o.")
+        _show(Rows.open(out / ROWS), out, json=json, figures=not no_figures, quiet=quiet)
         return
     subject = _subject(model, shape, trust_remote_code)
-    chosen_dtype = dtype or ("bfloat16" if device.startswith("cuda") else "float32")
     sweep = Sweep(
         phases=_names(phase),
         batches=_numbers(batch, "--batch"),
@@ -116,30 +119,37 @@ def run(
         modes=("plain",) if not (graphs or compile) else ("graphs",) * graphs + ("compile",) * compile,
         layers=layers,
         device=device,
-        dtype=chosen_dtype,
+        dtype=dtype or ("bfloat16" if device.startswith("cuda") else "float32"),
     )
     if latency_table is not None:
-        time_components(subject, sweep, latency_table, align=parse_align(align), repeats=repeats, quiet=quiet)
+        _time_components(
+            subject, sweep, latency_table, align=parse_align(align), repeats=repeats, quiet=quiet
+        )
         return
     if out is not None:
         check_writable(out / ROWS)
-    cut = {
-        "ratios": _fractions(ratio),
-        "widths": _names(widths),
-        "align": parse_align(align),
-        "folded": folded,
-        "kinds": _names(variants),
-    }
     rows = Rows.open(None if out is None else out / ROWS)
-    effort = Effort(repeats=repeats, steps=steps, seed=seed)
-    failed = measure(subject, sweep, rows, cut, effort, keep_errors=keep_errors, quiet=quiet)
-    show(rows, out, json=json, figures=not no_figures, quiet=quiet)
-    if failed:
+    effort, say = Effort(repeats=repeats, steps=steps, seed=seed), stderr(quiet=quiet)
+    with quiet_libraries():
+        models = variants_of(
+            subject.dense_shape(DTYPES[sweep.dtype]),
+            kinds=_names(variants),
+            ratios=_fractions(ratio),
+            widths=_names(widths),
+            narrowed=subject.narrowed,
+            align=parse_align(align),
+            folded=folded,
+        )
+        subject.sliced(layers)  # refuses a number of layers that the model does not have
+        tally = run_sweep(subject, models, sweep, rows, effort=effort, keep_errors=keep_errors, say=say.print)
+    say.print(f"{tally.measured} rows measured, {tally.done} there before, {tally.failed} failed")
+    _show(rows, out, json=json, figures=not no_figures, quiet=quiet)
+    if tally.failed:
         raise typer.Exit(code=FAILED_ROWS)
 
 
 def _subject(model: str | None, shape: str | None, trust_remote_code: bool) -> "Subject":
-    from trisect.bench.subject import subject_of_model, subject_of_shape
+    from trisect.bench.random_models import subject_of_model, subject_of_shape
     from trisect.commands._screen import quiet_libraries
 
     if (model is None) == (shape is None):
@@ -152,12 +162,89 @@ def _subject(model: str | None, shape: str | None, trust_remote_code: bool) -> "
         return subject_of_model(str(model), trust_remote_code=trust_remote_code)
 
 
-def _rows_to_show(out: Path | None) -> "Rows":
-    from trisect.bench.rows import Rows
+def _time_components(
+    subject: "Subject", sweep: "Sweep", path: Path, *, align: int | None, repeats: int, quiet: bool
+) -> None:
+    """Write a table of measured times; one that is there is completed."""
+    from trisect.bench.latency import Workload, layer_seconds, measure_latency
+    from trisect.bench.measure import laps_on
+    from trisect.bench.sweep import DTYPES
+    from trisect.commands._screen import of_stage, progress, quiet_libraries, quoted, say_next, stdout
+    from trisect.plan import read_latency
+    from trisect.support.files import check_writable, write_json
 
-    if out is None or not (out / ROWS).exists():
-        raise TrisectError("--no-run shows rows that are there: name their folder with -o.")
-    return Rows.open(out / ROWS)
+    check_writable(path)
+    if len(sweep.batches) > 1 or len(sweep.lengths) > 1:
+        raise TrisectError("A latency table is of one batch and one length; give one of each.")
+    # The default is both phases; a table has one workload, so the first.
+    load = Workload(phase=sweep.phases[0], batch=sweep.batches[0], length=sweep.lengths[0])
+    dtype = DTYPES[sweep.dtype]
+    with quiet_libraries(), progress(quiet=quiet) as report:
+        shape = subject.dense_shape(dtype)
+        table = measure_latency(
+            shape,
+            load,
+            device=sweep.device,
+            dtype=dtype,
+            lap=laps_on(sweep.device),
+            align=align,
+            repeats=repeats,
+            known=read_latency(path) if path.exists() else None,
+            save=lambda made: write_json(path, made.to_dict()),
+            progress=of_stage(report, "timing components"),
+        )
+    stdout().print(
+        f"{path}: {sum(map(len, table.seconds.values()))} times of {subject.name} on {table.device}, "
+        f"{load.phase} {load.batch} x {load.length}; a dense layer comes to "
+        f"{1000 * layer_seconds(table, shape.layers[0]):.3f} ms.",
+        soft_wrap=True,
+    )
+    say_next(f"trisect plan MODEL --ratio 0.25 --budget latency --latency-table {quoted(path)}", quiet=quiet)
+
+
+def _show(rows: "Rows", out: Path | None, *, json: Path | None, figures: bool, quiet: bool) -> None:
+    """Tables on the screen and in the folder, and the figures."""
+    from trisect.bench.rows import Case, failures, notes_for, page, related, to_csv
+    from trisect.commands._screen import keep_measurement, say_next, say_saved, stdout
+    from trisect.support.files import atomic_write_bytes, atomic_write_text
+
+    console, notes = stdout(), notes_for(rows.rows)
+    _print_tables(console, rows.rows)
+    failed = [
+        f"failed: {Case(**r['case']).describe()}: {r['error'].splitlines()[0]}" for r in failures(rows.rows)
+    ]
+    for line in [*failed, *notes]:
+        console.print(line, soft_wrap=True, markup=False)
+    measured = {**rows.to_dict(), "rows": related(rows.rows), "notes": notes}
+    keep_measurement(json, measured)
+    if out is None:
+        say_next("-o DIR keeps the rows, and measures only what it lacks", quiet=quiet or json is not None)
+        return
+    atomic_write_text(out / CSV, to_csv(measured["rows"]))
+    atomic_write_text(out / PAGE, page(rows.rows, notes=notes))
+    if figures and rows.rows:
+        from trisect.bench.figures import draw
+
+        for name, picture in draw(rows.rows).items():
+            atomic_write_bytes(out / FIGURES / name, picture)
+    say_saved(out)
+
+
+def _print_tables(console: Any, rows: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Column, Table
+
+    from trisect.bench.rows import PHASES, TABLES, cells
+
+    for phase in PHASES:
+        for name, chosen in TABLES.items():
+            header, lines = cells(rows, phase, chosen)
+            columns = [Column(title, justify="left" if i < 3 else "right") for i, title in enumerate(header)]
+            table = Table(*columns, title=f"{phase}, {name}", box=SIMPLE, padding=(0, 1, 0, 0))
+            for line in lines:
+                table.add_row(*line)
+            if lines:
+                console.print(table)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

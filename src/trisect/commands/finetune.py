@@ -45,15 +45,6 @@ def run(
     epochs: Annotated[int, typer.Option(help="Times that every example is seen.")] = 2,
     max_steps: Annotated[int | None, typer.Option(help="Stop after so many steps.")] = None,
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-4,
-    schedule: Annotated[
-        str,
-        typer.Option(
-            metavar="cosine|linear|constant",
-            help="How the learning rate comes down.",
-            autocompletion=one_of("cosine", "linear", "constant"),
-        ),
-    ] = "cosine",
-    warmup: Annotated[float, typer.Option(help="Share of the steps in which it rises.")] = 0.03,
     batch_size: Annotated[int, typer.Option(help="Examples per forward pass.")] = 4,
     accumulate: Annotated[int, typer.Option(help="Forward passes per step.")] = 4,
     length: Annotated[int, typer.Option(help="Tokens of an example, or of a window of text.")] = 512,
@@ -65,8 +56,6 @@ def run(
             autocompletion=one_of("response", "all"),
         ),
     ] = "response",
-    weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = 0.0,
-    clip: Annotated[float, typer.Option(help="Longest gradient.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of adapters and order.")] = 0,
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Less memory, a third more time.")
@@ -101,14 +90,10 @@ def run(
         epochs=epochs,
         max_steps=max_steps,
         lr=lr,
-        schedule=schedule,
-        warmup=warmup,
         batch_size=batch_size,
         accumulate=accumulate,
         length=length,
         loss=loss,
-        weight_decay=weight_decay,
-        clip=clip,
         seed=seed,
         gradient_checkpointing=gradient_checkpointing,
     )

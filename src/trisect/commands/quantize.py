@@ -7,6 +7,7 @@ import typer
 
 from trisect.commands import _options as options
 from trisect.commands._names import completed, data_names, one_of
+from trisect.errors import TrisectError
 
 PANEL = "Recover and shrink further"
 EXAMPLES = (
@@ -72,12 +73,14 @@ def run(
     from trisect.data import load_tokens
     from trisect.models import save_model
     from trisect.quantize import QuantizeConfig
-    from trisect.quantize.weights import parse_group_size, require
+    from trisect.quantize.weights import require
     from trisect.support.files import check_new_folder
 
+    if group_size != "auto" and not (group_size.isascii() and group_size.isdigit()):
+        raise TrisectError(f"A group size is a number such as 64, or auto; got {group_size!r}.")
     config = QuantizeConfig(
         bits=bits,
-        group_size=parse_group_size(group_size),
+        group_size=None if group_size == "auto" else int(group_size),
         backend=backend,
         parts=tuple(part.strip() for part in parts.split(",")),
         lm_head=lm_head,
@@ -123,7 +126,7 @@ def _carry_out(loaded: "Loaded", config: "QuantizeConfig", *, tokens: Any, quiet
     after = count_bits(loaded.model)
     _show(config, (before, after), measures)
     receipt = build_receipt(
-        {"model": loaded.name, "fingerprint": was, "quantize": config.to_dict()},
+        {"model": loaded.name, "fingerprint": was, "quantize": asdict(config)},
         seed=0,
         token_hash=None if tokens is None else tokens.hash,
         timings={"quantise": seconds},

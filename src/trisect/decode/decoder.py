@@ -40,7 +40,7 @@ def drawn(*, temperature: float = 1.0, vocabulary: int | None = None) -> Pick:
     return draw
 
 
-def settled(mode: str, model: Any, device: torch.device) -> str:
+def resolved_mode(mode: str, model: Any, device: torch.device) -> str:
     """The mode that will run: graphs need a GPU, and a rotation that asks nothing of the host."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     # transformers compares the length with a number on the host to switch tables.
@@ -73,7 +73,7 @@ def all_ended(found: list[Tensor], eos: int) -> bool:
     return bool((torch.stack(found, dim=1) == eos).any(dim=1).all())
 
 
-def filled_up(new: Tensor, eos: int, pad: int) -> Tensor:
+def padded_after_end(new: Tensor, eos: int, pad: int) -> Tensor:
     """Pad behind each text's first end, and cut where every text has ended."""
     ended = (new == eos).cumsum(dim=1)
     behind = ended - (new == eos).long() > 0
@@ -186,7 +186,7 @@ class Decoder:
             )
         self.model, self.batch, self.max_length = model.eval(), batch, max_length
         self.device = next(model.parameters()).device
-        self.mode = settled(mode, model, self.device)
+        self.mode = resolved_mode(mode, model, self.device)
         self._views = layer_views(model)
         if prepare:
             prepare_for_inference(model)
@@ -246,7 +246,7 @@ class Decoder:
         else:
             self._graph(live).replay()
         self._seen += 1
-        return self._told()
+        return self._new_tokens()
 
     def seek(self, length: int) -> None:
         """Go on as if each text had `length` tokens in the cache, whatever is there: for measuring a step."""
@@ -268,7 +268,7 @@ class Decoder:
     ) -> Tensor:
         """Prompts and what follows, (b, t + new_tokens), fewer if every text has reached `eos_token_id`.
 
-        As transformers' generate(do_sample=False), unless `pick` draws: texts that ended early are filled up
+        As transformers' generate(do_sample=False), unless `pick` draws: texts that ended early are padded
         with `pad_token_id`.
         """
         if ids.shape[1] + new_tokens > self.max_length + 1:
@@ -283,7 +283,7 @@ class Decoder:
             found.append(self.step())
         new = torch.stack(found[:new_tokens], dim=1)
         if eos_token_id is not None:
-            new = filled_up(new, eos_token_id, pad_token_id)
+            new = padded_after_end(new, eos_token_id, pad_token_id)
         return torch.cat([ids.to(self.device), new], dim=1)
 
     def _check_prompt(self, ids: Tensor, attention_mask: Tensor | None) -> None:
@@ -324,9 +324,9 @@ class Decoder:
         clock.slot.fill_(length)
         self._positions.add_(length - self._seen)
         self._seen = length
-        return self._told()
+        return self._new_tokens()
 
-    def _told(self) -> Tensor:
+    def _new_tokens(self) -> Tensor:
         token = self.tokens.clone()
         if self._switch is not None and self._seen <= self._switch:
             self._text.append(token[:, None])
@@ -382,19 +382,31 @@ class Decoder:
     def _recorded(self) -> Any:
         state = self.tokens, self._positions, self.cache.clock.slot
         before = [x.clone() for x in state]
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(WARM_UP):  # workspaces, plans and compilations come into being here
-                self._advance()
-                for x, value in zip(state, before, strict=True):
-                    x.copy_(value)
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._advance()
+
+        def rewind() -> None:
+            for x, value in zip(state, before, strict=True):
+                x.copy_(value)
+
+        graph = record_graph(self._advance, rewind=rewind, pool=self._pool)
         self._pool = graph.pool()
         return graph
+
+
+def record_graph(
+    step: Callable[[], None], *, rewind: Callable[[], None], pool: Any = None
+) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of one step; `rewind` undoes the steps before it, which allocate and compile."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            step()
+            rewind()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        step()
+    return graph
 
 
 def decode(model: Any, ids: Tensor, new_tokens: int, *, mode: Mode = "auto", **settings: Any) -> Tensor:

@@ -1,8 +1,6 @@
 """LoRA adapters on the decoder's own linear maps: attach, and merge into the narrow weights."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import peft
@@ -19,8 +17,8 @@ from trisect.quantize import QuantizeConfig
 from trisect.quantize.weights import quantized_linear
 
 
-class DressedUp(nn.Linear):
-    """A quantised map that passes for a linear module without a weight."""
+class QuantizedBase(nn.Linear):
+    """A quantised map as the linear module, without a weight, that peft puts an adapter on."""
 
     def __init__(self, held: QuantizedLinear):
         nn.Module.__init__(self)  # not Linear's own, which makes a weight
@@ -38,42 +36,6 @@ class DressedUp(nn.Linear):
         return self.held(x)
 
 
-def dress_up(model: nn.Module, modules: dict[str, nn.Module]) -> None:
-    """Put the quantised ones of these modules into their dress."""
-    for path, module in modules.items():
-        if isinstance(module, QuantizedLinear):
-            model.set_submodule(path, DressedUp(module))
-
-
-def merge_quantized(adapted: Any) -> None:
-    """Replace every adapted quantised map by its sum with the adapter, in the same bits and groups.
-
-    What the adapter adds below half a step between two levels is rounded away again.
-    """
-    model = adapted.get_base_model()
-    layers = {
-        path: layer
-        for path, layer in model.named_modules()
-        if isinstance(getattr(layer, "base_layer", None), DressedUp)
-    }
-    for path, layer in layers.items():
-        held = layer.base_layer.held
-        model.set_submodule(path, _sum(held, layer.get_delta_weight("default")))
-    if layers:
-        mark_quantized(model, backend=model.config.trisect["quantization"]["backend"])
-
-
-@torch.no_grad()
-def _sum(held: QuantizedLinear, delta: Tensor) -> QuantizedLinear:
-    plain = nn.Linear(held.in_features, held.out_features, bias=False, device="meta")
-    plain.weight = nn.Parameter(held.dequantized() + delta.float(), requires_grad=False)
-    if held.bias is not None:
-        plain.bias = nn.Parameter(held.bias, requires_grad=False)
-    backend = "torchao" if held.packing.symmetric else "hqq"
-    config = QuantizeConfig(bits=held.packing.bits, backend=backend)
-    return quantized_linear(plain.train(held.training), config, held.packing.group_size)
-
-
 def target_modules(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str, nn.Module]:
     """Module name -> module of the chosen maps, in the model's order.
 
@@ -85,12 +47,8 @@ def target_modules(model: nn.Module, targets: tuple[str, ...] | None) -> dict[st
     for name in targets or ():
         if name not in known:
             raise unknown_name("linear map", name, known)
-    inside = {
-        id(module)
-        for view in views
-        for name in (known if targets is None else targets)
-        for module in view.module(name).modules()
-    }
+    wanted = known if targets is None else targets
+    inside = {id(m) for view in views for name in wanted for m in view.module(name).modules()}
     return {
         name: module
         for name, module in model.named_modules()
@@ -111,8 +69,12 @@ def attach(model: Any, config: TuneConfig) -> Any:
         target_modules=list(modules),
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in modules.values()),
     )
-    dress_up(model, modules)
-    with _mixed_layouts_allowed():
+    for path, module in modules.items():
+        if isinstance(module, QuantizedLinear):
+            model.set_submodule(path, QuantizedBase(module))
+    with warnings.catch_warnings():
+        # peft takes each layer's own layout and warns that the one in its config does not fit them all.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
         adapted = peft.get_peft_model(model, lora)
     found = sum(name.endswith(".lora_A") for name, _ in adapted.named_modules())
     if found != len(modules):
@@ -123,17 +85,36 @@ def attach(model: Any, config: TuneConfig) -> Any:
     return adapted
 
 
-def adapter_parameters(adapted: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> parameter of everything that trains."""
-    return {name: p for name, p in adapted.named_parameters() if p.requires_grad}
-
-
 def merge(adapted: Any) -> Any:
-    """The model itself, no adapter left: each W is W + alpha / rank B A, quantised again if it was."""
-    merge_quantized(adapted)
+    """The model itself, no adapter left: each W is W + alpha / rank B A, quantised again if it was.
+
+    Where it was, what the adapter adds below half a step between two levels is rounded away.
+    """
+    model = adapted.get_base_model()
+    quantized = {
+        path: layer
+        for path, layer in model.named_modules()
+        if isinstance(getattr(layer, "base_layer", None), QuantizedBase)
+    }
+    for path, layer in quantized.items():
+        model.set_submodule(path, _sum(layer.base_layer.held, layer.get_delta_weight("default")))
+    if quantized:
+        mark_quantized(model, backend=model.config.trisect["quantization"]["backend"])
     model = adapted.merge_and_unload()
     model.requires_grad_(True)
     return model
+
+
+@torch.no_grad()
+def _sum(held: QuantizedLinear, delta: Tensor) -> QuantizedLinear:
+    """A quantised map plus a change of its weight, in the same bits and groups."""
+    plain = nn.Linear(held.in_features, held.out_features, bias=False, device="meta")
+    plain.weight = nn.Parameter(held.dequantized() + delta.float(), requires_grad=False)
+    if held.bias is not None:
+        plain.bias = nn.Parameter(held.bias, requires_grad=False)
+    backend = "torchao" if held.packing.symmetric else "hqq"
+    config = QuantizeConfig(bits=held.packing.bits, backend=backend)
+    return quantized_linear(plain.train(held.training), config, held.packing.group_size)
 
 
 @torch.no_grad()
@@ -142,11 +123,3 @@ def logits_of(model: Any, ids: Tensor) -> Tensor:
     model.eval()
     logits: Tensor = model(input_ids=ids, use_cache=False).logits
     return logits.float().cpu()
-
-
-@contextmanager
-def _mixed_layouts_allowed() -> Iterator[None]:
-    """peft takes each layer's own layout and warns that the one in its config does not fit them all."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
-        yield

@@ -1,4 +1,4 @@
-"""What a user chose about a tuning run, checked once."""
+"""The settings of a tuning run, checked once."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -7,7 +7,8 @@ from typing import Any
 from trisect.errors import TrisectError, option_name, unknown_name
 
 LOSSES = ("response", "all")
-SCHEDULES = ("cosine", "linear", "constant")
+LEAST = {"rank": 1, "alpha": 1, "epochs": 1, "max_steps": 1, "batch_size": 1, "accumulate": 1, "length": 2}
+LEAST["seed"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +24,6 @@ class TuneConfig:
     max_steps: int | None = None
     """Stops earlier; the learning rate then comes down over these steps."""
     lr: float = 2e-4
-    schedule: str = "cosine"
-    warmup: float = 0.03
-    """Share of the steps in which the learning rate rises."""
     batch_size: int = 4
     accumulate: int = 4
     """Batches whose gradients make one step."""
@@ -33,43 +31,21 @@ class TuneConfig:
     """Tokens of an example at most, or of a window of text."""
     loss: str = "response"
     """Tokens of instruction data that are learned: of the "response", or "all". Text is learned whole."""
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    """Gradients longer than this are shortened to it."""
     seed: int = 0
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("rank", "alpha", "epochs", "batch_size", "accumulate"):
-            _check_count(name, getattr(self, name), 1)
-        _check_count("length", self.length, 2)
-        _check_count("seed", self.seed, 0)
-        if self.max_steps is not None:
-            _check_count("max_steps", self.max_steps, 1)
-        for name in ("lr", "clip"):
-            _check_number(name, getattr(self, name), positive=True)
-        _check_number("weight_decay", self.weight_decay, positive=False)
-        _check_number("warmup", self.warmup, positive=False)
-        if self.warmup >= 1:
-            raise TrisectError(f"warmup is a share of the steps, less than 1, not {self.warmup!r}.")
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            absent = name == "max_steps" and value is None
+            if not absent and (type(value) is not int or value < least):
+                option = option_name(name)
+                raise TrisectError(f"{option} must be a whole number of {least} or more, not {value!r}.")
+        if type(self.lr) not in (int, float) or not 0 < self.lr < math.inf:
+            raise TrisectError(f"--lr must be a number above 0, not {self.lr!r}.")
         if self.loss not in LOSSES:
             raise unknown_name("loss", str(self.loss), LOSSES)
-        if self.schedule not in SCHEDULES:
-            raise unknown_name("schedule", str(self.schedule), SCHEDULES)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON has them."""
-        settings = asdict(self)
-        return {**settings, "targets": None if self.targets is None else list(self.targets)}
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise TrisectError(f"{option_name(name)} must be a whole number of {least} or more, not {value!r}.")
-
-
-def _check_number(name: str, value: Any, *, positive: bool) -> None:
-    fits = type(value) in (int, float) and math.isfinite(value) and (value > 0 if positive else value >= 0)
-    if not fits:
-        kind = "above 0" if positive else "of 0 or more"
-        raise TrisectError(f"{option_name(name)} must be a number {kind}, not {value!r}.")
+        return {**asdict(self), "targets": None if self.targets is None else list(self.targets)}

@@ -1,25 +1,23 @@
-"""Which examples make which step, and how they lie in a batch. The seed alone decides."""
+"""What is learned: instructions or windows of text as tokens, and how they lie in a batch."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from trisect.data import load_tokens
 from trisect.data.files import TEXT_FIELDS, parsed, read_text
 from trisect.data.load import parse_mixture
 from trisect.errors import TrisectError
-from trisect.finetune.config import TuneConfig
 
 SUFFIXES = (".json", ".jsonl")
-REQUIRED = ("instruction", "output")
 FORM = '{"instruction": "...", "input": "...", "output": "..."}, where input may be left out'
 
 
@@ -66,15 +64,17 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
 def _instruction(record: Any, *, where: str) -> Instruction:
     if not isinstance(record, dict):
         raise TrisectError(f"{where}: {type(record).__name__} in place of an object; the form is {FORM}.")
-    for key in REQUIRED:
-        if key not in record:
-            names = ", ".join(map(str, record)) or "none"
-            raise TrisectError(f"{where}: the field {key!r} is missing (found: {names}); the form is {FORM}.")
-    fields = {"input": "", **record}
-    values = {name: fields[name] for name in (*REQUIRED, "input")}
-    for name, value in values.items():
+    values: dict[str, str] = {}
+    for name in ("instruction", "input", "output"):
+        if name not in record and name != "input":
+            found = ", ".join(map(str, record)) or "none"
+            raise TrisectError(
+                f"{where}: the field {name!r} is missing (found: {found}); the form is {FORM}."
+            )
+        value = record.get(name, "")
         if not isinstance(value, str):
             raise TrisectError(f"{where}: the field {name!r} is {type(value).__name__}, not a string.")
+        values[name] = value
     return Instruction(**values)
 
 
@@ -88,13 +88,6 @@ WITHOUT_INPUT = (
     "Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Response:\n"
 )
-
-
-def prompt_of(record: Instruction) -> str:
-    """All that stands before the response."""
-    if record.input:
-        return WITH_INPUT.format(instruction=record.instruction, input=record.input)
-    return WITHOUT_INPUT.format(instruction=record.instruction)
 
 
 @dataclass(frozen=True)
@@ -173,24 +166,21 @@ def instruction_examples(
             f"{source} is text, and the model came without a tokenizer: put the tokenizer's files into the "
             "model's folder."
         )
-    start = _start_ids(tokenizer)
-    whole = [_example(record, tokenizer, start=start, loss=loss) for record in records]
-    pairs = [
-        (item, Example(item.ids[:length], item.first))
-        for item, record in zip(whole, records, strict=True)
-        if record.output and item.first < length
-    ]
-    if not pairs:
+    bos = tokenizer("a")["input_ids"][:1]  # the token before every text, for tokenizers that have one
+    start = bos if bos == [tokenizer.bos_token_id] else []
+    whole = [_example(record, tokenizer, start=start, loss=loss) for record in records if record.output]
+    fitting = [item for item in whole if item.first < length]
+    if not fitting:
         raise TrisectError(
             f"No response of {source} begins within --length {length} tokens; give a greater length, or data "
             "with outputs that are not empty."
         )
     return Examples(
-        items=tuple(short for _, short in pairs),
+        items=tuple(Example(item.ids[:length], item.first) for item in fitting),
         source=source,
         kind="instructions",
-        cut=sum(len(item.ids) > length for item, _ in pairs),
-        left_out=len(records) - len(pairs),
+        cut=sum(len(item.ids) > length for item in fitting),
+        left_out=len(records) - len(fitting),
     )
 
 
@@ -200,7 +190,7 @@ def _example(record: Instruction, tokenizer: Any, *, start: list[int], loss: str
     A token that holds the prompt's last and the response's first letters is therefore learned: the model has
     to say it.
     """
-    prompt = prompt_of(record)
+    prompt = (WITH_INPUT if record.input else WITHOUT_INPUT).format(**vars(record))
     alone, both = (
         tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         for text in (prompt, prompt + record.output)
@@ -211,59 +201,27 @@ def _example(record: Instruction, tokenizer: Any, *, start: list[int], loss: str
     return Example((*start, *both, *end), max(first, 1))
 
 
-def _start_ids(tokenizer: Any) -> list[int]:
-    """The token that this tokenizer puts before every text, where it does."""
-    added = tokenizer("a")["input_ids"][:1]
-    return added if added and added[0] == tokenizer.bos_token_id else []
-
-
 IGNORED = -100
 """The label of a token that does not count."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Examples side by side, (b, t), the shorter ones filled up at their end."""
+class Batch(NamedTuple):
+    """Examples side by side, (b, t), the shorter ones padded at their end."""
 
     ids: Tensor
     mask: Tensor | None
-    """None where nothing was filled up."""
+    """None where nothing was padded."""
     labels: Tensor
 
-    def to(self, device: torch.device) -> "Batch":
-        mask = None if self.mask is None else self.mask.to(device)
-        return Batch(self.ids.to(device), mask, self.labels.to(device))
 
-
-def count_steps(num_examples: int, config: TuneConfig) -> int:
-    """Steps in all: every example once per epoch, unless `max_steps` ends it."""
-    steps = math.ceil(config.epochs * num_examples / (config.batch_size * config.accumulate))
-    return steps if config.max_steps is None else min(steps, config.max_steps)
-
-
-def step_batches(examples: Sequence[Example], order: Tensor, step: int, config: TuneConfig) -> list[Batch]:
-    """The batches of one step. Examples of like length share a batch, to have little to fill up."""
-    size = config.batch_size * config.accumulate
-    chosen = [examples[i] for i in order[step * size : (step + 1) * size].tolist()]
-    chosen.sort(key=lambda example: len(example.ids))
-    return [collate(chosen[i : i + config.batch_size]) for i in range(0, len(chosen), config.batch_size)]
-
-
-def shuffled(num_examples: int, config: TuneConfig) -> Tensor:
-    """Indices of examples for all epochs in a row, each epoch in its own order."""
-    generator = torch.Generator().manual_seed(config.seed)
-    return torch.cat([torch.randperm(num_examples, generator=generator) for _ in range(config.epochs)])
-
-
-def collate(examples: Sequence[Example]) -> Batch:
-    """One batch. Filling is at the end, so that every token keeps its position."""
-    lengths = [len(example.ids) for example in examples]
-    longest = max(lengths)
-    ids = torch.zeros(len(examples), longest, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    labels = torch.full_like(ids, IGNORED)
-    for row, (example, length) in enumerate(zip(examples, lengths, strict=True)):
-        ids[row, :length] = torch.tensor(example.ids)
-        mask[row, :length] = 1
-        labels[row, example.first : length] = ids[row, example.first : length]
-    return Batch(ids, None if min(lengths) == longest else mask, labels)
+def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
+    """One batch. Padding is at the end, so that every token keeps its position."""
+    rows = [torch.tensor(example.ids, device=device) for example in examples]
+    ids = pad_sequence(rows, batch_first=True)
+    labels = pad_sequence(rows, batch_first=True, padding_value=IGNORED)
+    for label, example in zip(labels, examples, strict=True):
+        label[: example.first] = IGNORED
+    if len({len(row) for row in rows}) == 1:
+        return Batch(ids, None, labels)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    return Batch(ids, mask, labels)

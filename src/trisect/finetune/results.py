@@ -1,6 +1,5 @@
 """Write what was tuned: the same kind of folder that was read, with one more entry in its receipt."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,12 @@ from trisect.data import Tokens, load_tokens
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import evaluating, exponential, input_device, perplexity
 from trisect.finetune.examples import Examples, collate, holds_instructions, load_examples
-from trisect.finetune.training import Tuned, summed_loss
+from trisect.finetune.training import Progress, Tuned, summed_loss
 from trisect.models import save_model
 from trisect.models.compressed import CompressedModel
 from trisect.support.files import check_disk_space, new_file, new_folder, write_json
 
 HeldOut = Tokens | Examples
-Progress = Callable[[int, int], None]
 
 
 def load_held_out(
@@ -40,7 +38,7 @@ def measure(model: Any, held_out: HeldOut, *, progress: Progress | None = None) 
     total, device = 0.0, input_device(model)
     with evaluating(model):
         for done, example in enumerate(held_out.items, start=1):
-            total += summed_loss(model, collate([example]).to(device)).item()
+            total += summed_loss(model, collate([example], device)).item()
             if progress is not None:
                 progress(done, len(held_out.items))
     nll = total / held_out.learned

@@ -1,7 +1,6 @@
 """finetune(): attach adapters, train, merge. The model that comes back is an ordinary one again."""
 
 import json
-import logging
 import math
 import signal
 import threading
@@ -20,262 +19,22 @@ from torch import Tensor
 
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import check_positions, input_device
-from trisect.finetune.adapters import adapter_parameters, attach, logits_of, merge
+from trisect.finetune.adapters import attach, logits_of, merge
 from trisect.finetune.config import TuneConfig
-from trisect.finetune.examples import (
-    IGNORED,
-    Batch,
-    Example,
-    Examples,
-    collate,
-    count_steps,
-    shuffled,
-    step_batches,
-)
+from trisect.finetune.examples import IGNORED, Batch, Example, Examples, collate
 from trisect.methods import METHODS
 from trisect.models import fingerprint
 from trisect.models.fingerprint import check_finite, check_tokens
 from trisect.support.files import new_file
 from trisect.support.receipt import build_receipt, package_version
 
-
-def rate_at(step: int, total: int, *, schedule: str, warmup: float) -> float:
-    """Share of the full learning rate for a step, counted from 0: a linear rise, then down to almost 0."""
-    rise = math.ceil(warmup * total)
-    if step < rise:
-        return (step + 1) / (rise + 1)
-    left = 1 - (step - rise) / max(1, total - rise)  # 1 at the first step after the rise, 1/n at the last
-    if schedule == "constant":
-        return 1.0
-    return left if schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
-
-
-@contextmanager
-def stop_asked() -> Iterator[Callable[[], bool]]:
-    """Yield a question: was Ctrl-C or a request to end heard? The second one has its usual effect."""
-    heard: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # Python gives signals to the main thread only
-        return
-    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def listen(number: int, frame: Any) -> None:
-        heard.append(number)
-        _restore(usual)
-
-    for number in usual:
-        signal.signal(number, listen)
-    try:
-        yield lambda: bool(heard)
-    finally:
-        _restore(usual)
-
-
-def _restore(handlers: dict[signal.Signals, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
-    """Refuse models and data that tuning would spoil or that would fail half-way."""
-    if model.dtype == torch.float16:
-        raise TrisectError(
-            "Gradients vanish in float16; give --dtype float32 or --dtype bfloat16 (the result is saved so)."
-        )
-    _refuse_masked(model)
-    if config.gradient_checkpointing and not model.supports_gradient_checkpointing:
-        raise TrisectError(
-            f"{type(model).__name__} has no gradient checkpointing in transformers; leave it out."
-        )
-    longest = max(examples.items, key=lambda item: len(item.ids))
-    check_tokens(model, torch.tensor([max(max(item.ids) for item in examples.items), *longest.ids]))
-    check_positions(model, length=len(longest.ids))
-    check_finite(model)
-
-
-def _refuse_masked(model: Any) -> None:
-    method = (getattr(model.config, "trisect", None) or {}).get("method")
-    if method in METHODS and METHODS[method].masks:
-        raise TrisectError(
-            f"{method} saved zeros, and merging an adapter would fill them in again; tune the dense model "
-            "before it is masked, or compress with a method that changes shapes (`trisect ls methods`)."
-        )
-
-
-class Training:
-    """An adapted model on its way: parameters, optimiser, and the step it is at."""
-
-    def __init__(self, adapted: Any, examples: Sequence[Example], config: TuneConfig):
-        self.adapted, self.examples, self.config = adapted, examples, config
-        self.parameters = adapter_parameters(adapted)
-        self.optimizer = torch.optim.AdamW(
-            self.parameters.values(), lr=config.lr, weight_decay=config.weight_decay
-        )
-        self.order = shuffled(len(examples), config)
-        self.total = count_steps(len(examples), config)
-        self.device = input_device(adapted)
-        self.step = 0
-        self.losses: list[float] = []
-        """Mean loss of a learned token, step by step."""
-
-    def run(
-        self, *, after_step: Callable[[], None] = lambda: None, stop: Callable[[], bool] = lambda: False
-    ) -> bool:
-        """Train to the end: True; or to the last whole step before `stop` says so: False."""
-        self.adapted.train()
-        while self.step < self.total:
-            if not self._take_step(stop):
-                return False
-            after_step()
-        return True
-
-    def _take_step(self, stop: Callable[[], bool]) -> bool:
-        before = random_state(self.device)
-        batches = step_batches(self.examples, self.order, self.step, self.config)
-        learned = sum(int((batch.labels[:, 1:] != IGNORED).sum()) for batch in batches)
-        total = 0.0
-        for batch in batches:
-            if stop():
-                # As if this step had not begun: the next run will begin it with the same random numbers.
-                self.optimizer.zero_grad(set_to_none=True)
-                set_random_state(before, self.device)
-                return False
-            loss = summed_loss(self.adapted, batch.to(self.device)) / learned
-            loss.backward()
-            total += loss.item()
-        self._check_finite(total)
-        torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), self.config.clip)
-        share = rate_at(self.step, self.total, schedule=self.config.schedule, warmup=self.config.warmup)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * share
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        self.losses.append(total)
-        return True
-
-    def _check_finite(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise TrisectError(
-                f"The loss is {loss} at step {self.step + 1}; no model was written. Start again with a "
-                "smaller --lr, or with --dtype float32."
-            )
-
-
-def summed_loss(model: Any, batch: Batch) -> Tensor:
-    """Negative log-likelihood of all learned tokens of a batch, in nats."""
-    logits = model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).logits
-    targets = batch.labels[:, 1:]
-    learned = targets != IGNORED
-    return F.cross_entropy(logits[:, :-1][learned].float(), targets[learned], reduction="sum")
-
-
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """State of the generators that dropout draws from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
-
-
-RECORD = "trisect_tuning"
-FORMAT = 1
+WARM_UP = 0.03
+"""Share of the steps in which the learning rate rises."""
+LONGEST_GRADIENT = 1.0
+"""Longer ones are shortened to it."""
+RECORD, FORMAT = "trisect_tuning", 1
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps for every parameter."""
-
-
-def state_path(out: str | Path) -> Path:
-    """Where the run that makes `out` keeps its state."""
-    out = Path(out)
-    return out.with_name(out.name + ".tuning.safetensors")
-
-
-def save_state(path: Path, training: Training, identity: dict[str, Any], *, seconds: float) -> None:
-    """Replace the file by one for the step that was just finished; readers see the old or the new one."""
-    record = {
-        "format": FORMAT,
-        "step": training.step,
-        "losses": training.losses,
-        "seconds": seconds,
-        "identity": identity,
-    }
-    with new_file(path) as partial:
-        save_file(_tensors(training), partial, metadata={RECORD: json.dumps(record)})
-
-
-def load_state(path: Path, training: Training, identity: dict[str, Any]) -> float:
-    """Put a fresh run where the saved one was; returns the seconds that one had taken."""
-    record, tensors = _read(path)
-    _check_identity(path, record["identity"], identity)
-    states = random_state(training.device)
-    kinds = [f"optimizer/{kind}" for kind in MOMENTS] if record["step"] else []
-    shapes = {
-        f"{kind}/{name}": torch.Size() if kind == "optimizer/step" else parameter.shape
-        for kind in ("adapter", *kinds)
-        for name, parameter in training.parameters.items()
-    } | {f"random/{kind}": state.shape for kind, state in states.items()}
-    if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
-        raise _damaged(path, "its tensors are not those of this run")
-    for name, parameter in training.parameters.items():
-        parameter.data.copy_(tensors[f"adapter/{name}"])
-        if kinds:
-            training.optimizer.state[parameter] = _moments(name, tensors, parameter.device)
-    set_random_state({kind: tensors[f"random/{kind}"] for kind in states}, training.device)
-    training.step, training.losses = record["step"], record["losses"]
-    return float(record["seconds"])
-
-
-def _tensors(training: Training) -> dict[str, Tensor]:
-    tensors = {f"adapter/{name}": p.detach() for name, p in training.parameters.items()}
-    for name, parameter in training.parameters.items():
-        for kind, value in training.optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer/{kind}/{name}"] = value
-    for kind, state in random_state(training.device).items():
-        tensors[f"random/{kind}"] = state
-    return {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-
-
-def _moments(name: str, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """AdamW's state of one parameter; it counts its steps on the CPU wherever the parameter is."""
-    found = {kind: tensors[f"optimizer/{kind}/{name}"] for kind in MOMENTS}
-    return {kind: value if kind == "step" else value.to(device) for kind, value in found.items()}
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.is_file():
-        raise TrisectError(f"There is nothing to resume: no {path}; leave --resume out to start.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            record = json.loads((file.metadata() or {}).get(RECORD, "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise _damaged(path, f"it holds no tuning state of format {FORMAT}")
-    return record, tensors
-
-
-def _check_identity(path: Path, saved: dict[str, Any], identity: dict[str, Any]) -> None:
-    """The run that goes on must be the one that stopped."""
-    names = [name for name in {**saved, **identity} if saved.get(name) != identity.get(name)]
-    if names:
-        apart = "; ".join(f"{name} was {saved.get(name)!r}, is {identity.get(name)!r}" for name in names)
-        raise TrisectError(
-            f"{path} is of another run: {apart}. Give what was given then, or remove the file to start anew."
-        )
-
-
-def _damaged(path: Path, why: str) -> TrisectError:
-    return TrisectError(f"{path} cannot be resumed from ({why}); remove it and start anew without --resume.")
-
-
-log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -307,9 +66,9 @@ def finetune(
     state: Path | None = None,
     save_every: int = 50,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Tuned:
-    """Tune a model in place, compressed or dense. With `state`, a file, an interrupted run can go on.
+    """Tune a model in place, compressed or dense. With `state`, a file, an interrupted run can be resumed.
 
     Torch's own random numbers are the same afterwards as before. An interruption leaves the model adapted.
     """
@@ -326,7 +85,7 @@ def finetune(
             started -= load_state(state, training, identity)
         first = training.step
         _train(training, identity, state=state, save_every=save_every, started=started, progress=progress)
-    ids = collate([min(examples.items, key=lambda item: -item.learned)]).ids.to(device)
+    ids = collate([max(examples.items, key=lambda item: item.learned)], device).ids
     apart = logits_of(training.adapted, ids)
     merge(training.adapted)
     merged = logits_of(model, ids)
@@ -338,8 +97,30 @@ def finetune(
     return Tuned(model=model, losses=training.losses, receipt=receipt)
 
 
+def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
+    """Refuse models and data that tuning would spoil or that would fail half-way."""
+    if model.dtype == torch.float16:
+        raise TrisectError(
+            "Gradients vanish in float16; give --dtype float32 or --dtype bfloat16 (the result is saved so)."
+        )
+    method = (getattr(model.config, "trisect", None) or {}).get("method")
+    if method in METHODS and METHODS[method].masks:
+        raise TrisectError(
+            f"{method} saved zeros, and merging an adapter would fill them in again; tune the dense model "
+            "before it is masked, or compress with a method that changes shapes (`trisect ls methods`)."
+        )
+    if config.gradient_checkpointing and not model.supports_gradient_checkpointing:
+        raise TrisectError(
+            f"{type(model).__name__} has no gradient checkpointing in transformers; leave it out."
+        )
+    longest = max(examples.items, key=lambda item: len(item.ids))
+    check_tokens(model, torch.tensor([max(max(item.ids) for item in examples.items), *longest.ids]))
+    check_positions(model, length=len(longest.ids))
+    check_finite(model)
+
+
 def identify(model: Any, examples: Examples, config: TuneConfig) -> dict[str, Any]:
-    """What must be the same for a run to go on."""
+    """What must be the same for a run to be resumed."""
     return {
         "model": fingerprint(model),
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -349,47 +130,39 @@ def identify(model: Any, examples: Examples, config: TuneConfig) -> dict[str, An
 
 
 def _train(
-    training: Training,
+    training: "Training",
     identity: dict[str, Any],
     *,
     state: Path | None,
     save_every: int,
     started: float,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:
-    """Run to the end, the state saved every few steps, at the end, and when somebody interrupts."""
+    """Run to the end, the state saved every few steps, at the end, and on an interruption."""
 
     def keep() -> None:
         if state is not None:
             save_state(state, training, identity, seconds=time.perf_counter() - started)
 
-    def after_step() -> None:
-        if training.step % save_every == 0 or training.step == training.total:
-            keep()
-        if progress is not None:
-            progress(training.step, training.total)
-
-    if progress is not None:
-        progress(training.step, training.total)
+    progress(training.step, training.total)
     if training.config.gradient_checkpointing:
         # Not re-entrant: the re-entrant kind wants inputs that need gradients, and embeddings are frozen.
         training.adapted.gradient_checkpointing_enable({"use_reentrant": False})
-    with stop_asked() as stop:
-        finished = training.run(after_step=after_step, stop=stop)
+    with stop_requested() as stop:
+        while training.step < training.total and training.take_step(stop):
+            if training.step % save_every == 0 or training.step == training.total:
+                keep()
+            progress(training.step, training.total)
     if training.config.gradient_checkpointing:
         training.adapted.gradient_checkpointing_disable()
-    if not finished:
+    if training.step < training.total:
         keep()
         raise Stopped(training.step, training.total, state)
 
 
-def _receipt(training: Training, examples: Examples, *, seconds: float) -> dict[str, Any]:
-    receipt = build_receipt(
-        training.config.to_dict(),
-        seed=training.config.seed,
-        token_hash=examples.hash,
-        timings={"finetune": seconds},
-    )
+def _receipt(training: "Training", examples: Examples, *, seconds: float) -> dict[str, Any]:
+    config, timings = training.config, {"finetune": seconds}
+    receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=examples.hash, timings=timings)
     receipt["versions"]["peft"] = package_version("peft")
     return {
         **receipt,
@@ -399,3 +172,182 @@ def _receipt(training: Training, examples: Examples, *, seconds: float) -> dict[
         "trained_parameters": sum(p.numel() for p in training.parameters.values()),
         "losses": training.losses,
     }
+
+
+class Training:
+    """An adapted model in training: parameters, optimiser, order of the examples, and the step it is at."""
+
+    def __init__(self, adapted: Any, examples: Sequence[Example], config: TuneConfig):
+        self.adapted, self.examples, self.config = adapted.train(), examples, config
+        self.parameters = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr, weight_decay=0.0)
+        generator = torch.Generator().manual_seed(config.seed)
+        epochs = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
+        self.order = torch.cat(epochs).tolist()
+        steps = math.ceil(len(self.order) / (config.batch_size * config.accumulate))
+        self.total = min(steps, config.max_steps or steps)
+        self.device = input_device(adapted)
+        self.step = 0
+        self.losses: list[float] = []
+        """Mean loss of a learned token, step by step."""
+
+    def take_step(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """One step: True; or, where `stop` says so between two batches, none of it: False."""
+        before = random_state(self.device)
+        batches = self._batches()
+        learned = sum(int((batch.labels[:, 1:] != IGNORED).sum()) for batch in batches)
+        total = 0.0
+        for batch in batches:
+            if stop():
+                # As if this step had not begun: the next run will begin it with the same random numbers.
+                self.optimizer.zero_grad(set_to_none=True)
+                set_random_state(before, self.device)
+                return False
+            loss = summed_loss(self.adapted, batch) / learned
+            loss.backward()
+            total += loss.item()
+        if not math.isfinite(total):
+            raise TrisectError(
+                f"The loss is {total} at step {self.step + 1}; no model was written. Start again with a "
+                "smaller --lr, or with --dtype float32."
+            )
+        torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), LONGEST_GRADIENT)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * rate_at(self.step, self.total)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.losses.append(total)
+        return True
+
+    def _batches(self) -> list[Batch]:
+        """The batches of this step. Examples of like length share a batch, for little padding."""
+        size = self.config.batch_size
+        start, count = self.step * size * self.config.accumulate, size * self.config.accumulate
+        chosen = [self.examples[i] for i in self.order[start : start + count]]
+        chosen.sort(key=lambda example: len(example.ids))
+        return [collate(chosen[i : i + size], self.device) for i in range(0, len(chosen), size)]
+
+
+def rate_at(step: int, total: int) -> float:
+    """Share of the learning rate at a step, counted from 0: a linear rise, then a cosine to almost 0."""
+    rise = math.ceil(WARM_UP * total)
+    if step < rise:
+        return (step + 1) / (rise + 1)
+    left = 1 - (step - rise) / max(1, total - rise)  # 1 at the first step after the rise, 1/n at the last
+    return 0.5 * (1 - math.cos(math.pi * left))
+
+
+def summed_loss(model: Any, batch: Batch) -> Tensor:
+    """Negative log-likelihood of all learned tokens of a batch, in nats."""
+    logits = model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).logits
+    targets = batch.labels[:, 1:]
+    learned = targets != IGNORED
+    return F.cross_entropy(logits[:, :-1][learned].float(), targets[learned], reduction="sum")
+
+
+@contextmanager
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """Yield a question: did SIGINT (Ctrl-C) or SIGTERM come? The second one has its usual effect."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # Python gives signals to the main thread only
+        return
+    came: list[int] = []
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: Any) -> None:
+        came.append(number)
+        restore()
+
+    for number in usual:
+        signal.signal(number, handle)
+    try:
+        yield lambda: bool(came)
+    finally:
+        restore()
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """State of the generators that dropout draws from."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def state_path(out: str | Path) -> Path:
+    """Where the run that makes `out` keeps its state."""
+    out = Path(out)
+    return out.with_name(out.name + ".tuning.safetensors")
+
+
+def save_state(path: Path, training: Training, identity: dict[str, Any], *, seconds: float) -> None:
+    """Replace the file by one for the step that was just finished; readers see the old or the new one."""
+    tensors = {f"adapter/{name}": p.detach() for name, p in training.parameters.items()}
+    for name, parameter in training.parameters.items():
+        for kind, value in training.optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer/{kind}/{name}"] = value
+    tensors |= {f"random/{kind}": state for kind, state in random_state(training.device).items()}
+    record = {"format": FORMAT, "step": training.step, "losses": training.losses, "seconds": seconds}
+    metadata = {RECORD: json.dumps({**record, "identity": identity})}
+    with new_file(path) as partial:
+        save_file({name: x.contiguous().cpu() for name, x in tensors.items()}, partial, metadata=metadata)
+
+
+def load_state(path: Path, training: Training, identity: dict[str, Any]) -> float:
+    """Put a fresh run where the saved one was; returns the seconds that one had taken."""
+    record, tensors = _read_state(path)
+    saved = record["identity"]
+    names = [name for name in {**saved, **identity} if saved.get(name) != identity.get(name)]
+    if names:
+        apart = "; ".join(f"{name} was {saved.get(name)!r}, is {identity.get(name)!r}" for name in names)
+        raise TrisectError(
+            f"{path} is of another run: {apart}. Give what was given then, or remove the file to start anew."
+        )
+    states = random_state(training.device)
+    moments = MOMENTS if record["step"] else ()
+    shapes = {f"random/{kind}": state.shape for kind, state in states.items()}
+    for name, parameter in training.parameters.items():
+        shapes[f"adapter/{name}"] = parameter.shape
+        for kind in moments:
+            shapes[f"optimizer/{kind}/{name}"] = torch.Size() if kind == "step" else parameter.shape
+    if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
+        raise _damaged(path, "its tensors are not those of this run")
+    for name, parameter in training.parameters.items():
+        parameter.data.copy_(tensors[f"adapter/{name}"])
+    if moments:
+        kept = [{kind: tensors[f"optimizer/{kind}/{n}"] for kind in moments} for n in training.parameters]
+        groups = training.optimizer.state_dict()["param_groups"]
+        training.optimizer.load_state_dict({"state": dict(enumerate(kept)), "param_groups": groups})
+    set_random_state({kind: tensors[f"random/{kind}"] for kind in states}, training.device)
+    training.step, training.losses = record["step"], record["losses"]
+    return float(record["seconds"])
+
+
+def _read_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise TrisectError(f"There is nothing to resume: no {path}; leave --resume out to start.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            record = json.loads((file.metadata() or {}).get(RECORD, "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(path, str(error)) from error
+    parts = {"step", "losses", "seconds", "identity"}
+    if not isinstance(record, dict) or record.get("format") != FORMAT or not parts <= record.keys():
+        raise _damaged(path, f"it holds no tuning state of format {FORMAT}")
+    return record, tensors
+
+
+def _damaged(path: Path, why: str) -> TrisectError:
+    return TrisectError(f"{path} cannot be resumed from ({why}); remove it and start anew without --resume.")

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from trisect.kernels.operators import beside_its_data, has_triton, register, unwatched, wants_kernel
+from trisect.kernels.operators import has_triton, may_launch, on_its_device, register, wants_kernel
 
 
 def gated(y: Tensor) -> Tensor:
     """silu(gate) * up of a product (..., 2 i) that holds [gate | up]: (..., i)."""
     if not wants_kernel("gate", y):
         return plain_gated(y)
-    found: Tensor = _gated_here(y) if unwatched(y) else torch.ops.trisect.gated(y)
+    found: Tensor = _gated_here(y) if may_launch(y) else torch.ops.trisect.gated(y)
     return found
 
 
@@ -35,7 +35,7 @@ def _gated(y: Tensor) -> Tensor:
     return out.copy_(plain_gated(y))
 
 
-_gated_here = beside_its_data(_gated)
+_gated_here = on_its_device(_gated)
 
 
 def _half(y: Tensor) -> Tensor:

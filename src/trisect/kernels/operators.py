@@ -20,7 +20,7 @@ def nothing(*arguments: Any) -> None:
     """The twin of an operator that writes into its arguments and gives nothing back."""
 
 
-def beside_its_data(function: Callable[..., Any]) -> Callable[..., Any]:
+def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run `function` with its first tensor's GPU as the current one: Triton launches on that one alone."""
 
     @wraps(function)
@@ -31,10 +31,10 @@ def beside_its_data(function: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def unwatched(x: Tensor) -> bool:
+def may_launch(x: Tensor) -> bool:
     """Whether a kernel may run without its operator, which takes the host longer than the launch itself.
 
-    Operators are for who looks on: compilers, autograd, and whoever traces or counts what is called.
+    Compilers, autograd and tools that trace or count calls need the operator.
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
@@ -56,7 +56,7 @@ def register(
     """
     if hasattr(torch.ops.trisect, name):
         return
-    operator = torch.library.custom_op(f"trisect::{name}", beside_its_data(function), mutates_args=mutates)
+    operator = torch.library.custom_op(f"trisect::{name}", on_its_device(function), mutates_args=mutates)
     operator.register_fake(fake)
     if backward is not None:
         operator.register_autograd(backward, setup_context=remember)

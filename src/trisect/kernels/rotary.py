@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trisect.kernels.operators import beside_its_data, has_triton, register, unwatched, wants_kernel
+from trisect.kernels.operators import has_triton, may_launch, on_its_device, register, wants_kernel
 
 Layout = Literal["half", "adjacent"]
 """Which channels make a pair: (i, i + p) of the first 2p, or (2i, 2i + 1)."""
@@ -109,7 +109,7 @@ def rotate_qk(
         return plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout)
     arguments = (q, k, cos, sin, index, rates, positions, pairs, adjacent, False)
     if in_place and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
-        if unwatched(q):
+        if may_launch(q):
             _turn_in_place(*arguments)
         else:
             torch.ops.trisect.rotate_(*arguments)
@@ -178,7 +178,7 @@ def _rotate_in_place(
     _turn((q, k), q, k, (cos, sin, index, rates, positions), pairs, adjacent, inverse)
 
 
-_turn_in_place = beside_its_data(_rotate_in_place)
+_turn_in_place = on_its_device(_rotate_in_place)
 
 
 def _turn(

@@ -1,10 +1,11 @@
-"""A KV cache in fewer bits, on top of narrow heads; and what a cache really weighs."""
+"""A KV cache in fewer bits, on top of narrow heads; and the bytes that a cache really takes."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from trisect.errors import TrisectError
@@ -12,6 +13,8 @@ from trisect.models.quantized import BITS, pack, unpack
 from trisect.quantize.weights import hqq_levels, require
 
 # b = batch, k = key/value heads, t = tokens, d = width
+
+LARGEST_GROUP = 64
 
 
 class PackedLayer(DynamicLayer):
@@ -30,23 +33,24 @@ class PackedLayer(DynamicLayer):
         self.keys, self.values = _no_tokens(key_states), _no_tokens(value_states)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Take new tokens, give back all; what has just come is only read rounded if nothing stays whole."""
+        """Add new tokens and return all; new ones are returned unrounded unless `residual_length` is 0."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.keys = torch.cat([self.keys, key_states], dim=-2)
         self.values = torch.cat([self.values, value_states], dim=-2)
         if self.residual_length == 0:
-            self._put_away()
-        everything = self._everything()
+            self._pack_recent()
+        keys, values = (
+            torch.cat([self._unpacked(side, recent.dtype), recent], dim=-2) if side else recent
+            for side, recent in zip(self.packed, (self.keys, self.values), strict=True)
+        )
         if self.keys.shape[-2] > self.residual_length:
-            self._put_away()
-        return everything
+            self._pack_recent()
+        return keys, values
 
     def get_seq_length(self) -> int:
-        if not self.is_initialized:
-            return 0
-        packed = self.packed[0]
-        return int(self.keys.shape[-2]) + (packed[0].shape[-2] if packed else 0)
+        packed = self.packed[0][0].shape[-2] if self.packed[0] else 0
+        return packed + int(self.keys.shape[-2]) if self.is_initialized else 0
 
     def reset(self) -> None:
         self.packed = [[], []]
@@ -61,29 +65,17 @@ class PackedLayer(DynamicLayer):
     def batch_select_indices(self, indices: Tensor) -> None:
         self._change_batch(lambda x: x[indices.to(x.device)])
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
+    reorder_cache = batch_select_indices
 
     def _change_batch(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.is_initialized:
             self.keys, self.values = change(self.keys), change(self.values)
             self.packed = [[change(x) for x in side] for side in self.packed]
 
-    def _everything(self) -> tuple[Tensor, Tensor]:
-        keys, values = (
-            torch.cat([self._unpacked(side, recent.dtype), recent], dim=-2) if side else recent
-            for side, recent in zip(self.packed, (self.keys, self.values), strict=True)
-        )
-        return keys, values
-
-    def _put_away(self) -> None:
-        """Quantise the recent tokens."""
+    def _pack_recent(self) -> None:
         for number, recent in enumerate((self.keys, self.values)):
-            made = self._quantized(recent, self.group_sizes[number])
-            old = self.packed[number]
-            self.packed[number] = (
-                [torch.cat(both, dim=-2) for both in zip(old, made, strict=True)] if old else made
-            )
+            new, old = self._quantized(recent, self.group_sizes[number]), self.packed[number]
+            self.packed[number] = [torch.cat(x, dim=-2) for x in zip(old, new, strict=True)] if old else new
         self.keys, self.values = _no_tokens(self.keys), _no_tokens(self.values)
 
     def _quantized(self, x: Tensor, group_size: int) -> list[Tensor]:
@@ -105,45 +97,28 @@ def _no_tokens(x: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:2], 0, x.shape[3]))
 
 
-LARGEST_GROUP = 64
-
-
 def quantized_cache(
     model: Any, *, bits: int = 4, group_size: int | None = None, residual_length: int = 128
-) -> Any:
+) -> Cache:
     """An empty cache for `model.generate(..., past_key_values=cache)`, quantised by HQQ.
 
     Channels of one head of one token share a scale: `group_size` of them, or by default the most that divide
     the head's width, 64 at most. The last tokens, up to `residual_length`, are held as they are.
     """
-    from transformers import Cache
-
     if bits not in BITS:
         raise TrisectError(f"Cannot hold a KV cache in {bits} bits; use one of {', '.join(map(str, BITS))}.")
     if residual_length < 0:
         raise TrisectError(f"residual_length must be 0 or more, got {residual_length}.")
     require("hqq")
+    seen = DynamicCache()  # of one token, for the widths that each layer caches
+    with torch.no_grad():
+        token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        model(input_ids=token, past_key_values=seen, use_cache=True)
     layers = []
-    for index, (keys, values) in enumerate(_cached_widths(model)):
-        sizes = _fitting(index, keys, group_size), _fitting(index, values, group_size)
-        layers.append(PackedLayer(bits=bits, group_sizes=sizes, residual_length=residual_length))
+    for index, layer in enumerate(seen.layers):
+        keys, values = (_fitting(index, x.shape[-1], group_size) for x in (layer.keys, layer.values))
+        layers.append(PackedLayer(bits=bits, group_sizes=(keys, values), residual_length=residual_length))
     return Cache(layers=layers)
-
-
-def cache_bytes(cache: Any) -> int:
-    """Bytes of the tensors that a cache holds at this moment, scales and offsets included."""
-    return sum(_bytes(value) for layer in cache.layers for value in vars(layer).values())
-
-
-@torch.no_grad()
-def _cached_widths(model: Any) -> list[tuple[int, int]]:
-    """Per layer: the width of what it caches as a key and as a value, seen on one token."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache()
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    model(input_ids=token, past_key_values=cache, use_cache=True)
-    return [(layer.keys.shape[-1], layer.values.shape[-1]) for layer in cache.layers]
 
 
 def _fitting(index: int, width: int, asked: int | None) -> int:
@@ -158,10 +133,15 @@ def _fitting(index: int, width: int, asked: int | None) -> int:
             f"Groups of {asked} do not divide the cached heads of layer {index}, {width} wide; "
             f"use {', '.join(map(str, sizes))}, or leave group_size out."
         )
-    return sizes[0] if asked is None else asked
+    return asked or sizes[0]
+
+
+def cache_bytes(cache: Any) -> int:
+    """Bytes of the tensors that a cache holds at this moment, scales and offsets included."""
+    return sum(_bytes(value) for layer in cache.layers for value in vars(layer).values())
 
 
 def _bytes(value: Any) -> int:
     if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
+        return value.nbytes
     return sum(map(_bytes, value)) if isinstance(value, tuple | list) else 0

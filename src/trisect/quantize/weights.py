@@ -1,6 +1,6 @@
-"""Quantise a model in place."""
+"""Quantise a model in place, and count the bits that it really takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.models import layer_views, mark_compressed, original_widths
+from trisect.models import layer_views, mark_compressed, original_shape, original_widths, shape_of
 from trisect.models.compressed import CompressedModel, mark_quantized
 from trisect.models.linear import bias_of, sizes_of, weight_of
 from trisect.models.quantized import BITS, Levels, Packing, QuantizedLinear
 from trisect.models.view import LayerView
+from trisect.plan import budget_of
 from trisect.records.parts import COMPONENTS, LINEARS
 
 BACKENDS = ("hqq", "torchao")
@@ -33,17 +34,14 @@ class QuantizeConfig:
     lm_head: bool = False
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise unknown_name("backend", self.backend, BACKENDS)
-        if self.bits not in BITS:
-            raise TrisectError(
-                f"Cannot quantise to {self.bits} bits; use one of {', '.join(map(str, BITS))}."
-            )
-        for part in self.parts:
-            if part not in COMPONENTS:
-                raise unknown_name("part", part, COMPONENTS)
+        for kind, names, known in (("backend", (self.backend,), BACKENDS), ("part", self.parts, COMPONENTS)):
+            for name in names:
+                if name not in known:
+                    raise unknown_name(kind, name, known)
         if not self.parts:
             raise TrisectError(f"No part was named to quantise; use some of {','.join(COMPONENTS)}.")
+        if self.bits not in BITS:
+            raise TrisectError(f"Cannot quantise to {self.bits} bits; use one of {_listed(BITS)}.")
         if self.backend == "torchao" and (self.bits != 8 or self.group_size is not None):
             raise TrisectError(
                 "torchao quantises to 8 bits with one scale per output here; type --backend torchao --bits 8 "
@@ -54,23 +52,22 @@ class QuantizeConfig:
                 f"A group size must be a multiple of 8, got {self.group_size}; try 64, or auto."
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
+def _library(backend: str) -> tuple[Any, Any]:
+    """The function that quantises, and its settings."""
+    if backend == "hqq":
+        from hqq.core.quantize import BaseQuantizeConfig, Quantizer
 
-def parse_group_size(text: str) -> int | None:
-    """`auto` or a number."""
-    if text == "auto":
-        return None
-    if not text.isascii() or not text.isdigit():
-        raise TrisectError(f"A group size is a number such as 64, or auto; got {text!r}.")
-    return int(text)
+        return Quantizer.quantize, BaseQuantizeConfig
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    return quantize_, Int8WeightOnlyConfig
 
 
 def require(backend: str) -> None:
     """Refuse before the work, if the library is not installed."""
     try:
-        _hqq() if backend == "hqq" else _torchao()
+        _library(backend)
     except ImportError as error:
         raise TrisectError(
             f"Quantising with {backend} needs packages that are not installed ({error}); "
@@ -80,9 +77,9 @@ def require(backend: str) -> None:
 
 def hqq_levels(weight: Tensor, *, bits: int, group_size: int) -> tuple[Levels, Packing]:
     """HQQ with its own defaults, groups along the inputs; weight is (out, in)."""
-    quantizer, base_config = _hqq()
-    settings = base_config(nbits=bits, group_size=group_size, axis=1)["weight_quant_params"]
-    values, meta = quantizer.quantize(weight.float(), **settings, bitpack=False, device=str(weight.device))
+    quantize, config = _library("hqq")
+    settings = config(nbits=bits, group_size=group_size, axis=1)["weight_quant_params"]
+    values, meta = quantize(weight.float(), **settings, bitpack=False, device=str(weight.device))
     out, groups = len(weight), weight.shape[1] // group_size
     scale, zero = (meta[name].view(out, groups) for name in ("scale", "zero"))
     # HQQ keeps scales and zeros in 16 bits; far from zero, a group of almost equal weights can exceed them.
@@ -93,7 +90,7 @@ def hqq_levels(weight: Tensor, *, bits: int, group_size: int) -> tuple[Levels, P
 
 def torchao_levels(weight: Tensor) -> tuple[Levels, Packing]:
     """torchao's int8 weights: symmetric, one float32 scale per output; weight is (out, in)."""
-    quantize, config = _torchao()
+    quantize, config = _library("torchao")
     linear = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
     linear.weight = nn.Parameter(weight.float(), requires_grad=False)
     # Its settings for torch.compile are for the whole process, which is not ours to configure.
@@ -104,19 +101,7 @@ def torchao_levels(weight: Tensor) -> tuple[Levels, Packing]:
     return Levels(values=values, scale=held.scale.view(-1, 1), zero=None), packing
 
 
-def _hqq() -> tuple[Any, Any]:
-    from hqq.core.quantize import BaseQuantizeConfig, Quantizer
-
-    return Quantizer, BaseQuantizeConfig
-
-
-def _torchao() -> tuple[Any, Any]:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    return quantize_, Int8WeightOnlyConfig
-
-
-def chosen_modules(model: nn.Module, config: QuantizeConfig) -> dict[str, nn.Module]:
+def chosen_modules(model: Any, config: QuantizeConfig) -> dict[str, nn.Module]:
     """Path -> module, in the order of the model; refuses a model that is quantised already."""
     for path, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
@@ -125,7 +110,12 @@ def chosen_modules(model: nn.Module, config: QuantizeConfig) -> dict[str, nn.Mod
             )
     wanted = [module for view in layer_views(model) for module in _projections(view, config.parts)]
     if config.lm_head:
-        wanted.append(_head(model))
+        head = model.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            raise TrisectError(
+                f"The model's head is no plain linear layer ({type(head).__name__}): no --lm-head."
+            )
+        wanted.append(head)
     chosen = {id(module) for module in wanted}
     return {path: module for path, module in model.named_modules() if id(module) in chosen}
 
@@ -170,23 +160,13 @@ def _projections(view: LayerView, parts: tuple[str, ...]) -> list[nn.Module]:
     return [m for m in inside.values() if type(m) is nn.Linear or isinstance(m, Conv1D)]
 
 
-def _head(model: Any) -> nn.Module:
-    head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:
-        raise TrisectError(
-            f"The model's head is no plain linear layer ({type(head).__name__}): no --lm-head."
-        )
-    return head
-
-
-def _listed(sizes: Any) -> str:
+def _listed(sizes: Iterable[int]) -> str:
     return ", ".join(map(str, sizes))
 
 
-Progress = Callable[[int, int], None]
-
-
-def quantize_model(model: Any, config: QuantizeConfig, *, progress: Progress | None = None) -> Any:
+def quantize_model(
+    model: Any, config: QuantizeConfig, *, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Any:
     """Replace the linear modules of the decoder layers by quantised ones; the model is changed and returned.
 
     What can be refused is refused before anything is changed. A stock model becomes a trisect one of full
@@ -200,12 +180,12 @@ def quantize_model(model: Any, config: QuantizeConfig, *, progress: Progress | N
             raise TrisectError(f"{path} holds NaN or inf; the checkpoint is damaged. Nothing was written.")
     if not isinstance(model, CompressedModel):
         mark_compressed(model, original=original_widths(model), method="none", ratio=0.0)
-    if config.lm_head:
-        _untie(model)
+    if config.lm_head:  # it cannot share the embedding's weight any more
+        model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
+        model.all_tied_weights_keys = {}
     for done, (path, module) in enumerate(modules.items()):
         model.set_submodule(path, quantized_linear(module, config, sizes[path]))
-        if progress is not None:
-            progress(done + 1, len(modules))
+        progress(done + 1, len(modules))
     mark_quantized(model, backend=config.backend)
     return model
 
@@ -225,8 +205,63 @@ def quantized_linear(old: nn.Module, config: QuantizeConfig, group_size: int) ->
     return new.train(old.training)
 
 
-def _untie(model: Any) -> None:
-    """A quantised head cannot share the embedding's weight."""
-    for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
-        config.tie_word_embeddings = False
-    model.all_tied_weights_keys = {}
+@dataclass(frozen=True, kw_only=True)
+class Bits:
+    """What a model takes, and what that comes to per weight."""
+
+    decoder_bytes: int
+    """All matrices of the decoder layers, quantised or not, with scales and zeros; no biases."""
+    decoder_weights: int
+    original_decoder_weights: int
+    """Before any compression."""
+    model_bytes: int
+    """Every tensor that is saved, embeddings and norms included."""
+    parameters: int
+
+    @property
+    def per_weight(self) -> float:
+        return 8 * self.decoder_bytes / self.decoder_weights
+
+    @property
+    def per_original_weight(self) -> float:
+        """Compression and quantisation together: what one weight of the dense decoder costs."""
+        return 8 * self.decoder_bytes / self.original_decoder_weights
+
+    @property
+    def per_parameter(self) -> float:
+        """Of the whole model, embeddings included."""
+        return 8 * self.model_bytes / self.parameters
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts and quotients, ready for JSON."""
+        names = ("per_weight", "per_original_weight", "per_parameter")
+        return {**asdict(self), **{name: getattr(self, name) for name in names}}
+
+
+def count_bits(model: Any) -> Bits:
+    """Count a model as it stands, quantised or not."""
+    now, before = budget_of(shape_of(model)), budget_of(original_shape(model))
+    maps = [view.module(name) for view in layer_views(model) for name in view.linears()]
+    # By id, because a fused matrix is the module of several maps.
+    matrices = {id(x): x for module in maps for part in module.modules() for x in _matrices(part)}
+    # By place, because what is shared is saved once.
+    saved = {(x.data_ptr(), x.shape): x for x in model.state_dict().values()}
+    head = model.get_output_embeddings()
+    # A quantised head is no parameter, so that the budget does not count it.
+    extra = head.in_features * head.out_features if isinstance(head, QuantizedLinear) else 0
+    return Bits(
+        decoder_bytes=sum(x.nbytes for x in matrices.values()),
+        decoder_weights=now.linear_parameters,
+        original_decoder_weights=before.linear_parameters,
+        model_bytes=sum(x.nbytes for x in saved.values()),
+        parameters=now.parameters + extra,
+    )
+
+
+def _matrices(module: nn.Module) -> list[Tensor]:
+    """The tensors that stand for a module's own weight."""
+    quantized = isinstance(module, QuantizedLinear)
+    held = [
+        getattr(module, name, None) for name in (("packed", "scale", "zero") if quantized else ("weight",))
+    ]
+    return [x for x in held if isinstance(x, Tensor)]

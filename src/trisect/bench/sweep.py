@@ -8,13 +8,19 @@ from typing import Any
 
 import torch
 
-from trisect.bench.build import build
-from trisect.bench.ceilings import Ceilings, measure_ceilings
-from trisect.bench.measure import Effort, measure
+from trisect.bench.measure import (
+    Ceilings,
+    Effort,
+    Lapping,
+    device_name,
+    is_cuda,
+    laps_on,
+    measure,
+    measure_ceilings,
+    release,
+)
+from trisect.bench.random_models import Subject, Variant, build
 from trisect.bench.rows import MODES, PHASES, Case, Rows
-from trisect.bench.subject import Subject
-from trisect.bench.timing import Lapping, device_name, is_cuda, laps_on, release
-from trisect.bench.variants import Variant
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.checkpoint import DTYPES
 from trisect.plan import budget_of
@@ -23,9 +29,7 @@ from trisect.support.receipt import build_receipt
 ATTENTIONS = ("eager", "sdpa")
 TRACEBACK_LINES = 12
 LARGE = 10_000_000
-"""Parameters of a model that is not left to Python to free when it likes."""
-
-Say = Callable[[str], None]
+"""Parameters of a model that is freed at once: collecting garbage takes time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,18 @@ class Sweep:
             raise TrisectError("CUDA graphs need a CUDA device: add --device cuda, or leave --graphs out.")
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that is not there."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise TrisectError(f"Unknown device {device!r}; use cpu, cuda or cuda:1.") from error
+    if kind not in ("cpu", "cuda"):
+        raise TrisectError(f"Times are taken on cpu and cuda, not on {device!r}.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise TrisectError("This machine has no CUDA device that torch can use; leave --device out.")
+
+
 @dataclass(kw_only=True)
 class Tally:
     """What a sweep did, in rows."""
@@ -70,16 +86,6 @@ class Tally:
     failed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stand:
-    """Where and how models are measured."""
-
-    device: str
-    lap: Lapping
-    effort: Effort
-    ceilings: Ceilings
-
-
 def run_sweep(
     subject: Subject,
     variants: Sequence[Variant],
@@ -88,7 +94,7 @@ def run_sweep(
     *,
     effort: Effort | None = None,
     keep_errors: bool = False,
-    say: Say = lambda text: None,
+    say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
     lap: Lapping | None = None,
     ceilings: Ceilings | None = None,
@@ -96,27 +102,35 @@ def run_sweep(
     """Measure what is missing; a case that fails has its error for a row, and the others go on.
 
     Several sweeps on one device run model by model, so that each is built once. `stop` is asked before every
-    case, for who has no time to lose.
+    case.
     """
     sweeps = (sweeps,) if isinstance(sweeps, Sweep) else tuple(sweeps)
-    sweep = sweeps[0]
-    effort, lap, tally = effort or Effort(), lap or laps_on(sweep.device), Tally()
-    if torch.device(sweep.device).index is not None:
-        torch.cuda.set_device(sweep.device)
+    device, dtype = sweeps[0].device, DTYPES[sweeps[0].dtype]
+    effort, lap, tally = effort or Effort(), lap or laps_on(device), Tally()
+    if torch.device(device).index is not None:
+        torch.cuda.set_device(device)
     waiting: list[tuple[Variant, list[Case]]] = []
     for variant in variants:
-        cases = [case for each in sweeps for case in cases_of(subject, variant, each)]
+        cases = [case for sweep in sweeps for case in cases_of(subject, variant, sweep)]
         missing = [case for case in cases if not rows.done(case, keep_errors=keep_errors)]
         tally.done += len(cases) - len(missing)
         waiting.append((variant, missing))
     if not any(missing for _, missing in waiting):
         return tally
-    limits = ceilings or measure_ceilings(sweep.device, DTYPES[sweep.dtype], lap)
+    ceilings = ceilings or measure_ceilings(device, dtype, lap)
     release()  # operands as large as a small model
-    stand = Stand(device=sweep.device, lap=lap, effort=effort, ceilings=limits)
-    rows.begin(_receipt(subject, sweeps, stand))
+    recipe = {
+        "bench": subject.name,
+        "sweeps": [asdict(sweep) for sweep in sweeps],
+        **asdict(effort),
+        "ceilings": asdict(ceilings),
+        "threads": torch.get_num_threads(),
+        "weights": "random: right for speed, wrong for accuracy",
+    }
+    rows.receipts.append(build_receipt(recipe, seed=effort.seed, token_hash=None, timings={}))
+    settings = {"effort": effort, "ceilings": ceilings, "lap": lap}
     for variant, missing in waiting:
-        for case, measured in _measured(subject, variant, missing, stand, stop):
+        for case, measured in _measured(subject, variant, missing, device, settings, stop):
             row = rows.add(case, measured)
             tally.failed += "error" in row
             tally.measured += "error" not in row
@@ -152,7 +166,12 @@ def cases_of(subject: Subject, variant: Variant, sweep: Sweep) -> Iterator[Case]
 
 
 def _measured(
-    subject: Subject, variant: Variant, cases: Sequence[Case], stand: Stand, stop: Callable[[], bool]
+    subject: Subject,
+    variant: Variant,
+    cases: Sequence[Case],
+    device: str,
+    settings: dict[str, Any],
+    stop: Callable[[], bool],
 ) -> Iterator[tuple[Case, dict[str, Any]]]:
     """Build the model once and run its cases; whatever goes wrong becomes the row."""
     model: Any = None
@@ -162,11 +181,10 @@ def _measured(
         try:
             if model is None:
                 sliced = subject.sliced(case.layers if case.layers < case.of_layers else None)
-                dtype = DTYPES[case.dtype]
-                model = build(sliced, variant, device=stand.device, dtype=dtype, seed=stand.effort.seed)
+                dtype, seed = DTYPES[case.dtype], settings["effort"].seed
+                model = build(sliced, variant, device=device, dtype=dtype, seed=seed)
             use_attention(model, case.attention)
-            settings = {"effort": stand.effort, "ceilings": stand.ceilings, "lap": stand.lap}
-            measured = measure(model, variant, case, **settings)  # type: ignore[arg-type]
+            measured = measure(model, variant, case, **settings)
         except Exception as error:  # one model that does not fit must not take the others' rows with it
             lines = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
             measured = {"error": f"{type(error).__name__}: {error}", "traceback": lines}
@@ -177,7 +195,6 @@ def _measured(
 
 
 def _make_room(variant: Variant) -> None:
-    """Free what is no longer used, where it is large enough to matter: collecting takes its time."""
     if budget_of(variant.shape).parameters >= LARGE:
         release()
 
@@ -188,30 +205,6 @@ def use_attention(model: Any, name: str) -> None:
         model.set_attn_implementation(name)
     elif name != "eager":
         raise TrisectError(f"{type(model).__name__} has one attention of its own; use --attention eager.")
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that is not there."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise TrisectError(f"Unknown device {device!r}; use cpu, cuda or cuda:1.") from error
-    if kind not in ("cpu", "cuda"):
-        raise TrisectError(f"Times are taken on cpu and cuda, not on {device!r}.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise TrisectError("This machine has no CUDA device that torch can use; leave --device out.")
-
-
-def _receipt(subject: Subject, sweeps: Sequence[Sweep], stand: Stand) -> dict[str, Any]:
-    recipe = {
-        "bench": subject.name,
-        "sweeps": [asdict(sweep) for sweep in sweeps],
-        **asdict(stand.effort),
-        "ceilings": stand.ceilings.to_dict(),
-        "threads": torch.get_num_threads(),
-        "weights": "random: right for speed, wrong for accuracy",
-    }
-    return build_receipt(recipe, seed=stand.effort.seed, token_hash=None, timings={})
 
 
 def _figure(row: dict[str, Any]) -> str:
