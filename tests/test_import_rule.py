@@ -79,6 +79,7 @@ ALLOWED = {
         "trisect.records.shapes",
         "trisect.support.receipt",
         "trisect.support.files",
+        "trisect.support.plots",
         "trisect.support.checks",
         "trisect.errors",
     },

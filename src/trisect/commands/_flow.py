@@ -57,7 +57,7 @@ class Outcome:
 
     def show(self) -> None:
         """Print the final table, and what the solver wants the user to know."""
-        from trisect.report.table import compression_table
+        from trisect.report.terminal import compression_table
 
         rows = self.perplexities
         table = compression_table(self.before, self.after, losses=self.compressed.losses, perplexities=rows)
