@@ -9,7 +9,7 @@ import own_words_tables as own_words
 from tables import read
 
 from trisect.compare.figures import MARKERS
-from trisect.support.plots import as_svg, file_name, one_plot, two_plots
+from trisect.support.plots import STYLE, as_svg, file_name, one_plot
 
 STAGE_COLOURS = {stage: f"C{number}" for number, stage in enumerate(machine.STAGES)}
 
@@ -93,7 +93,7 @@ def _stacked(rows: Sequence[tuple[str, Mapping[str, Any]]], label: str) -> bytes
 
 def growth_pictures() -> dict[str, bytes]:
     """Seconds and memory against each size, relative to the smallest, with the fitted powers."""
-    figure, axes = two_plots()
+    figure, axes = _two_plots()
     styles = {"a3": "-", "a3+": "--"}
     for at, (size, methods) in enumerate(read(machine.GROWTH)["growth"].items()):
         for method, entry in methods.items():
@@ -109,3 +109,15 @@ def growth_pictures() -> dict[str, bytes]:
         plot.set_title(f"{word}, times that of the smallest")
         plot.legend(frameon=False, fontsize=6)
     return {"cost-growth.svg": as_svg(figure)}
+
+
+def _two_plots() -> tuple[Any, Any]:
+    """A figure with two pairs of axes, side by side."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(10.4, 3.6))
+        figure.subplots_adjust(left=0.06, right=0.985, bottom=0.13, top=0.92, wspace=0.14)
+        axes = figure.subplots(1, 2)
+    return figure, axes

@@ -166,7 +166,7 @@ def test_the_page_renders_and_its_controls_work(chromium: str, three_runs: str, 
     assert seen["hidden"] == ["none", "false"]
     assert seen["shown"] == [True, "true"]
     assert seen["layer"] == ["layer 0", "none"]
-    assert seen["channel"].startswith("layer 0, channel 1 of 16: ")
+    assert seen["channel"].startswith("layer 0: rank (% of the channels) 3.125, ")
     assert seen["first"].startswith("layer 0, QK: ")
     assert seen["second"].startswith("layer 1, QK: ")
     assert seen["pointed"] == seen["first"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,33 +10,42 @@ import pytest
 from report_runs import Page
 
 from trisect.cli import main
-from trisect.report.drawing import Figure
-from trisect.report.write import file_names
 
 
 def test_a_page_its_figures_and_where_they_are(
-    real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    pytest.importorskip("matplotlib")
     page, figures = tmp_path / "new" / "report.html", tmp_path / "figures"
     assert main(["report", str(real_run), "-o", str(page), "--figures", str(figures)]) == 0
-    said = capsys.readouterr().out
-    assert f"Saved to {page}" in said
-    assert "pip install 'trisect[plots]'" in said
-    names = ["losses-run", "plan-run", *(f"spectra-{part}-run" for part in ("mlp", "ov", "qk")), "time"]
-    assert sorted(path.name for path in figures.iterdir()) == [f"{name}.svg" for name in names]
-    drawn = Page.of(page.read_text(encoding="utf-8")).all("svg")
-    assert len(drawn) == len(names)
-    assert (figures / "time.svg").read_text() in f"{page.read_text()}\n".replace("</svg>", "</svg>\n")
+    assert f"Saved to {page}" in capsys.readouterr().out
+    names = ["plan-run", "losses-run", *(f"spectra-{part}-run" for part in ("qk", "ov", "mlp")), "time"]
+    files = [f"{n:02}-{name}.{kind}" for n, name in enumerate(names, start=1) for kind in ("png", "svg")]
+    assert sorted(path.name for path in figures.iterdir()) == files
+    assert len(Page.of(page.read_text(encoding="utf-8")).all("svg")) == len(names)
+    assert (figures / "06-time.png").read_bytes().startswith(b"\x89PNG")
     assert list(page.parent.iterdir()) == [page]
 
 
-def test_figures_are_png_too_where_matplotlib_is(real_run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    figures = tmp_path / "figures"
-    assert main(["report", str(real_run), "-o", str(tmp_path / "r.html"), "--figures", str(figures)]) == 0
-    assert (figures / "time.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list(figures.iterdir())) == 12
+def test_without_matplotlib_the_page_has_tables_and_figures_are_refused(
+    real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "report.html"
+    assert main(["report", str(real_run), "-o", str(out), "--figures", str(tmp_path / "figures")]) == 2
+    assert "pip install 'trisect[plots]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main(["report", str(real_run), "-o", str(out)]) == 0
+    page = Page.of(out.read_text(encoding="utf-8"))
+    assert not page.all("svg")
+    assert page.text.count("pip install 'trisect[plots]'") == 1
+    losses = [
+        loss["loss"] / loss["total"] for loss in json.loads((real_run / "receipt.json").read_text())["losses"]
+    ]
+    assert {repr(value) for value in losses} <= {cell.attributes.get("data-value") for cell in page.all("td")}
+    assert (
+        sum("open" in element.attributes for element in page.all("details")) == len(page.all("figure")) == 6
+    )
 
 
 def test_samples_are_what_the_models_generate(real_run: Path, tmp_path: Path) -> None:
@@ -129,10 +139,3 @@ def test_an_earlier_page_stays_where_the_next_one_fails(real_run: Path, tmp_path
     first = page.read_bytes()
     assert main(["report", str(tmp_path / "nothing"), "-o", str(page)]) == 2
     assert page.read_bytes() == first
-
-
-def test_files_of_figures_have_plain_names_none_twice() -> None:
-    names = ["plan-a/b", "plan-a b", "PLAN-A-B", "../..", "time", "plan-" + 300 * "x"]
-    found = file_names([Figure(name=name, title="") for name in names])
-    assert found[:5] == ["plan-a-b", "plan-a-b-2", "PLAN-A-B-3", "figure", "time"]
-    assert all(len(name) <= 84 and "/" not in name for name in found)

@@ -14,14 +14,22 @@ from report_runs import HOSTILE, perplexity_entry
 from trisect.plan.budget import budget_of
 from trisect.plan.curves import Curves
 from trisect.records.shapes import LinearShape
-from trisect.report.collect import read_runs
-from trisect.report.drawing import Bars, Chart, Figure, HeatMap, Point, Series
-from trisect.report.facts import with_facts
-from trisect.report.figures import loss_map, plan_map, time_bars, trial_chart, tuning_chart
-from trisect.report.png import png
-from trisect.report.records import Run
-from trisect.report.relations import curve_charts, fits, pareto_charts, predicted_rise, prediction_chart
-from trisect.report.svg import svg
+from trisect.report.charts import (
+    curve_charts,
+    fits,
+    loss_map,
+    pareto_charts,
+    plan_map,
+    predicted_rise,
+    prediction_chart,
+    time_bars,
+    trial_chart,
+    tuning_chart,
+)
+from trisect.report.collect import read_runs, with_facts
+from trisect.report.page import Section, write_figures
+from trisect.report.records import Run, Tuning
+from trisect.support.plots import Bars, Cell, Chart, Figure, HeatMap, Series, file_name, png, svg
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -41,25 +49,29 @@ def curves_of(run: Run) -> Curves:
     return Curves(points=points, fingerprint="f", token_hash="t", method=run.method)
 
 
+def with_losses(run: Run, losses: list[Any]) -> Run:
+    return replace(run, receipts=(run.receipts[0].model_copy(update={"losses": losses}),))
+
+
 def test_the_plan_shows_every_width(run: Run) -> None:
-    heat = plan_map(run)
-    assert heat.rows == ("QK", "OV", "MLP")
-    for row, component in zip(heat.cells, ("qk", "ov", "mlp"), strict=True):
+    heat = plan_map(run.before, run.after)
+    assert list(heat.rows) == ["QK", "OV", "MLP"]
+    for row, component in zip(heat.rows.values(), ("qk", "ov", "mlp"), strict=True):
         for cell, old, new in zip(row, run.before.layers, run.after.layers, strict=True):
             assert cell is not None
             assert cell.value == new.width(component) / old.width(component)
-            assert f"width {old.width(component)} to {new.width(component)}" in cell.tip
+            assert f"width {old.width(component)} to {new.width(component)}" in cell.note
 
 
 def test_factored_maps_are_shown_by_the_parameters_they_keep(run: Run) -> None:
     first, *others = run.before.layers
     factored = replace(first, linears=(LinearShape(name="up", rank=4), LinearShape(name="down", rank=4)))
-    heat = plan_map(replace(run, after=replace(run.before, layers=(factored, *others))))
-    cell = heat.cells[2][0]
+    heat = plan_map(run.before, replace(run.before, layers=(factored, *others)))
+    cell = heat.rows["MLP"][0]
     assert cell is not None
     kept = first.d_model * first.mlp + 2 * 4 * (first.d_model + first.mlp)
     assert cell.value == pytest.approx(kept / (3 * first.d_model * first.mlp))
-    assert cell.tip.endswith("of its parameters kept")
+    assert "parameters" in heat.unit
     assert "parameters" in heat.caption
 
 
@@ -68,31 +80,33 @@ def test_the_loss_map_shows_the_shares_of_the_receipt(run: Run) -> None:
     assert heat is not None
     shown = {
         (layer, name.lower()): cell.value
-        for name, row in zip(heat.rows, heat.cells, strict=True)
+        for name, row in heat.rows.items()
         for layer, cell in enumerate(row)
         if cell is not None
     }
-    entries = run.receipts[0]["losses"]
+    entries = run.receipts[0].whole["losses"]
     assert shown == {(e["layer"], e["component"]): e["loss"] / e["total"] for e in entries}
     assert heat.warmth(max(shown.values())) == 1
 
 
 def test_a_part_that_was_not_touched_has_no_cell(run: Run) -> None:
-    some = tuple(replace(loss, total=0.0) if loss.layer == 1 else loss for loss in run.losses)
-    heat = loss_map(replace(run, losses=some))
+    losses = run.compression.losses
+    some = [loss.model_copy(update={"total": 0.0}) if loss.layer == 1 else loss for loss in losses]
+    heat = loss_map(with_losses(run, some))
     assert heat is not None
-    assert [row[1] for row in heat.cells] == [None] * 3
-    assert loss_map(replace(run, losses=())) is None
+    assert [row[1] for row in heat.rows.values()] == [None] * 3
+    assert loss_map(with_losses(run, [])) is None
 
 
 def test_bars_are_the_timings_of_the_receipt_without_their_sum(run: Run) -> None:
     bars = time_bars([run])
     assert bars is not None
-    timings = dict(run.receipts[0]["timings"])
+    timings = dict(run.receipts[0].whole["timings"])
     total = timings.pop("compress")
-    assert bars.rows == ((run.name, timings),)
-    assert sum(bars.rows[0][1].values()) == pytest.approx(total, abs=0.01)
-    assert time_bars([replace(run, timings={})]) is None
+    assert bars.rows == {run.name: timings}
+    assert sum(bars.rows[run.name].values()) == pytest.approx(total, abs=0.01)
+    silent = run.receipts[0].model_copy(update={"timings": {}})
+    assert time_bars([replace(run, receipts=(silent,))]) is None
 
 
 def test_curves_carry_the_widths_that_were_chosen(run: Run) -> None:
@@ -105,8 +119,7 @@ def test_curves_carry_the_widths_that_were_chosen(run: Run) -> None:
         assert chosen.label == run.name
         for point, old, new in zip(chosen.points, run.before.layers, run.after.layers, strict=True):
             gone = old.width(component) - new.width(component)
-            assert point.x == pytest.approx(100 * new.width(component) / old.width(component))
-            assert point.y == pytest.approx(0.01 * gone)
+            assert point == pytest.approx((100 * new.width(component) / old.width(component), 0.01 * gone))
 
 
 def test_the_prediction_is_the_sum_over_components_and_the_measurement_a_logarithm(run: Run) -> None:
@@ -119,8 +132,7 @@ def test_the_prediction_is_the_sum_over_components_and_the_measurement_a_logarit
     assert predicted_rise(curves, run) == pytest.approx(0.01 * gone)
     chart = prediction_chart(curves, [run])
     assert chart is not None
-    point = chart.series[0].points[0]
-    assert (point.x, point.y) == (pytest.approx(0.01 * gone), pytest.approx(math.log(25 / 20)))
+    assert chart.series[0].points == [pytest.approx((0.01 * gone, math.log(25 / 20)))]
 
 
 def test_nothing_is_predicted_where_curves_end_or_where_more_was_done_than_narrowing(run: Run) -> None:
@@ -128,8 +140,8 @@ def test_nothing_is_predicted_where_curves_end_or_where_more_was_done_than_narro
     shallow = replace(curves, points={key: dict(list(p.items())[:1]) for key, p in curves.points.items()})
     assert predicted_rise(shallow, run) is None
     assert predicted_rise(replace(curves, points={(0, "qk"): curves.points[0, "qk"]}), run) is None
-    tuned = replace(run, receipts=({**run.receipts[0], "tuning": [{"losses": [1.0]}]},))
-    assert predicted_rise(curves, tuned) is None
+    tuned = run.receipts[0].model_copy(update={"tuning": [Tuning(losses=[1.0])]})
+    assert predicted_rise(curves, replace(run, receipts=(tuned,))) is None
     assert predicted_rise(replace(curves, method="a3+"), run) is None
     other = replace(curves, points={(0, "qk"): {17: 0.0}})
     assert not fits(other, run)
@@ -149,14 +161,10 @@ def test_pareto_points_are_sizes_and_perplexities_and_the_front_is_what_nothing_
     assert [chart.x_label for chart in charts] == ["parameters (millions)", "bits per dense parameter"]
     dense, good, bad, front = charts[0].series
     parameters = budget_of(runs[0].after).parameters / 1e6
-    assert [(point.x, point.y) for point in good.points + bad.points] == [
-        (parameters, 24.0),
-        (parameters, 30.0),
-    ]
-    assert dense.points[0].y == 20.0
-    assert front.points == (*good.points, *dense.points)
-    bits = charts[1].series[0].points[0]
-    assert bits.x == 32
+    assert [*good.points, *bad.points] == [(parameters, 24.0), (parameters, 30.0)]
+    assert dense.points[0][1] == 20.0
+    assert front.points == [*good.points, *dense.points]
+    assert charts[1].series[0].points[0][0] == 32
     assert pareto_charts(runs[:1]) == []
 
 
@@ -197,8 +205,11 @@ def test_trials_and_tuning_are_shown_as_they_were(copied: Callable[..., Path]) -
     trial, tuning = trial_chart(run), tuning_chart(run)
     assert trial is not None
     assert tuning is not None
-    assert [[(p.x, p.y) for p in series.points] for series in trial.series] == [[(20, 0.01)], [(40, 0.2)]]
-    assert [(p.x, p.y) for p in tuning.series[0].points] == [(1, 2.0), (2, 1.5)]
+    assert {each.label: each.points for each in trial.series} == {
+        "inside the bound": [(20, 0.01)],
+        "outside": [(40, 0.2)],
+    }
+    assert tuning.series[0].points == [(1, 2.0), (2, 1.5)]
 
 
 EXAMPLES: list[Figure] = [
@@ -207,65 +218,118 @@ EXAMPLES: list[Figure] = [
         title=HOSTILE,
         caption=HOSTILE,
         x_label="x $1$",
-        y_label="y",
-        series=(
-            Series(label=f"_{HOSTILE}", points=(Point(x=0, y=1, tip=HOSTILE), Point(x=10, y=3, tip="$"))),
-            Series(label="deep", depth=1.0, points=(Point(x=5, y=2, tip="b"),)),
-        ),
+        y_label="y \x00",
+        series=[
+            Series(label=f"_{HOSTILE}\x1b", points=[(0, 1), (5, 2), (10, 3)]),
+            Series(label="deep", depth=1.0, points=[(5, 2)]),
+        ],
     ),
-    HeatMap(name="heat", title="$a_b", rows=(HOSTILE,), cells=((None,),), unit="u", coldest=0, hottest=0),
+    HeatMap(
+        name="heat",
+        title="$a_b",
+        rows={HOSTILE: [None, Cell(0.5, HOSTILE)]},
+        unit="u",
+        coldest=0,
+        hottest=0,
+    ),
     Bars(
         name="bars",
-        title="t",
+        title="\u6f22",
         unit="seconds",
-        rows=((HOSTILE, {"$a": 3.0, "b": 1.0}), ("short", {"b": 0.5})),
-        names=("$a", "b"),
+        rows={HOSTILE: {"$a": 3.0, "b": 1.0}, "short": {"b": 0.5}},
     ),
 ]
+each_example = pytest.mark.parametrize("figure", EXAMPLES, ids=lambda figure: figure.name)
 
 
-@pytest.mark.parametrize("figure", EXAMPLES, ids=lambda figure: figure.name)
+@pytest.fixture(autouse=True)
+def _matplotlib() -> None:
+    pytest.importorskip("matplotlib")
+
+
+@each_example
 def test_a_figure_is_xml_without_scripts_whatever_its_names(figure: Figure) -> None:
     drawn = svg(figure)
     assert drawn == svg(figure)
     root = ET.fromstring(drawn)
     names = {element.tag.removeprefix(NAMESPACE) for element in root.iter()}
-    assert names <= {"svg", "g", "rect", "path", "text", "title"}
-    attributes = {name for element in root.iter() for name in element.attrib}
-    assert not {name for name in attributes if name.startswith("on") or "href" in name}
+    assert names <= {"svg", "g", "defs", "use", "path", "text", "title", "clipPath", "rect"}
+    attributes = [entry for element in root.iter() for entry in element.attrib.items()]
+    assert not [name for name, _ in attributes if name.startswith("on")]
+    assert all(value.startswith("#") for name, value in attributes if name.endswith("href"))
+    assert not [element for element in root.iter(f"{NAMESPACE}g") if "id" in element.attrib]
+    assert "var(--" not in drawn
+    assert "var(--ink)" in svg(figure, themed=True)
 
 
-@pytest.mark.parametrize("figure", EXAMPLES, ids=lambda figure: figure.name)
+@each_example
 def test_a_picture_is_a_png_and_always_the_same(figure: Figure) -> None:
-    pytest.importorskip("matplotlib")
     drawn = png(figure)
     assert drawn.startswith(b"\x89PNG\r\n\x1a\n")
     assert drawn == png(figure)
 
 
+def tips(figure: Figure) -> dict[str, ET.Element]:
+    """The marks of a figure by what they say."""
+    found = {}
+    for mark in ET.fromstring(svg(figure)).iter():
+        title = mark.find(f"{NAMESPACE}title")
+        if title is not None and title.text is not None:
+            assert mark.attrib["class"] == "mark"
+            found[title.text] = mark
+    return found
+
+
 def test_marks_lie_where_their_values_are() -> None:
     """Equal steps in the data are equal steps on the paper, and up is more."""
-    root = ET.fromstring(svg(EXAMPLES[0]))
-    places = {}
-    for path in root.iter(f"{NAMESPACE}path"):
-        title = path.find(f"{NAMESPACE}title")
-        if title is not None and title.text is not None:
-            found = re.match(r"translate\(([\d.]+),([\d.]+)\)", path.attrib["transform"])
-            assert found is not None
-            places[title.text] = tuple(map(float, found.groups()))
-    first, middle, last = places[HOSTILE], places["b"], places["$"]
-    assert middle[0] == pytest.approx((first[0] + last[0]) / 2, abs=0.2)
-    assert middle[1] == pytest.approx((first[1] + last[1]) / 2, abs=0.2)
+    places = [(float(mark.attrib["x"]), float(mark.attrib["y"])) for mark in tips(EXAMPLES[0]).values()]
+    first, middle, last, deep = places
+    assert middle == pytest.approx(((first[0] + last[0]) / 2, (first[1] + last[1]) / 2), abs=0.01)
+    assert deep == pytest.approx(middle, abs=0.01)
     assert last[0] > first[0]
     assert last[1] < first[1]
 
 
+def test_marks_say_what_they_show() -> None:
+    assert f"_{HOSTILE}\ufffd: x $1$ 5, y \ufffd 2" in tips(EXAMPLES[0])
+    assert list(tips(EXAMPLES[1])) == [f"layer 1, {HOSTILE}: 50.00% u{HOSTILE}"]
+    assert f"{HOSTILE}, $a: 3 seconds, 75.0%" in tips(EXAMPLES[2])
+
+
 def test_segments_are_as_long_as_their_values_and_every_bar_is_a_whole() -> None:
-    root = ET.fromstring(svg(EXAMPLES[2]))
-    wide = [
-        float(rect.attrib["width"])
-        for rect in root.iter(f"{NAMESPACE}rect")
-        if "mark" in rect.attrib.get("class", "")
-    ]
+    wide = []
+    for mark in tips(EXAMPLES[2]).values():
+        path = mark.find(f"{NAMESPACE}path")
+        assert path is not None
+        across = [float(x) for x in re.findall(r"[ML] ([\d.]+) ", path.attrib["d"])]
+        wide.append(max(across) - min(across))
     assert wide[0] == pytest.approx(3 * wide[1], rel=0.01)
     assert wide[2] == pytest.approx(wide[0] + wide[1], rel=0.01)
+
+
+@pytest.mark.parametrize(("highest", "log"), [(15.0, False), (100.0, True), (1e9, True)])
+def test_an_axis_is_logarithmic_where_its_values_need_it(highest: float, log: bool) -> None:
+    points = [(0.0, 1.0), (1.0, highest**0.5), (2.0, highest)]
+    chart = Chart(
+        name="c", title="", x_label="", y_label="", series=[Series(label="a", points=points)], log_y=True
+    )
+    first, middle, last = (float(mark.attrib["y"]) for mark in tips(chart).values())
+    assert (abs(middle - (first + last) / 2) < 0.01) == log
+
+
+def test_a_long_line_has_a_few_marks_and_a_very_long_one_none() -> None:
+    for length, marks in ((10, 10), (64, 16), (1000, 0)):
+        series = [Series(label="a", points=[(n, n) for n in range(length)])]
+        assert len(tips(Chart(name="c", title="", x_label="", y_label="", series=series))) == marks
+
+
+def test_figures_of_runs_with_strange_names_have_plain_file_names_none_twice(tmp_path: Path) -> None:
+    names = ["plan-a/b", "plan-a b", "PLAN-A-B", "../..", "plan-" + 300 * "x"]
+    section = Section("", figures=[replace(EXAMPLES[2], name=name) for name in names])
+    written = write_figures(tmp_path, {"time": section})
+    assert len(set(written)) == 2 * len(names)
+    assert {path.parent for path in written} == {tmp_path}
+
+
+def test_names_of_files_hold_what_every_system_can_write() -> None:
+    assert file_name("A b/c", "d+e.1") == "a-b-c-d+e.1.svg"

@@ -81,7 +81,7 @@ def test_a_quantised_run_is_not_given_the_perplexity_from_before_quantising(
     run = read_runs([folder])[0]
     assert sides(run, "perplexity") == {"perplexity, text.txt": (20.0, None)}
     assert run.source == str(real_run.parent / "dense")
-    assert len(run.losses) == 9
+    assert len(run.compression.losses) == 9
     assert run.timings["quantise"] == 1.0
     assert set(inner["timings"]) - {"compress"} < set(run.timings)
     both = {"before": perplexity_entry(25.0), "after": perplexity_entry(26.0)}
@@ -142,6 +142,7 @@ def test_a_missing_or_damaged_receipt_is_named(copied: Callable[..., Path]) -> N
         {"timings": {"qk": "fast"}},
         {"tuning": [7]},
         {"target": {"trials": [{"ratio": None, "rise": 1}]}},
+        {"target": {"trials": [{"ratio": 0.1, "rise": 1, "inside": "yes"}]}},
         {"perplexity": {"after": 7}},
         {"perplexity": {"after": {"perplexity": "low", "data": "x", "token_hash": "y"}}},
     ],

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trisect.bench.rows import related
-from trisect.support.plots import as_svg, file_name, need_matplotlib, one_plot
+from trisect.support.plots import as_svg, colour_legend, file_name, need_matplotlib, one_plot
 
 Row = Mapping[str, Any]
 BAR = 0.8
@@ -63,14 +63,9 @@ def _bars(axes: Any, rows: Sequence[Row], height: Any) -> list[tuple[float, floa
             places[id(row)] = (left, left + width)
     axes.set_xticks(range(len(groups)), groups, fontsize=7)
     axes.margins(y=0.15)
-    _legend(axes, list(dict.fromkeys(row["case"]["kind"] for row in rows)))
+    kinds = dict.fromkeys(row["case"]["kind"] for row in rows)
+    colour_legend(axes, {kind: COLOURS[kind] for kind in kinds}, fontsize=7)
     return [places[id(row)] for row in rows]
-
-
-def _legend(axes: Any, kinds: Sequence[str]) -> None:
-    from matplotlib.patches import Patch
-
-    axes.legend(handles=[Patch(color=COLOURS[kind], label=kind) for kind in kinds], frameon=False, fontsize=7)
 
 
 def _setting(row: Row) -> str:

@@ -18,7 +18,7 @@ NOTABLE_MISS = 0.01
 
 def show_result(result: "Result") -> None:
     """Print the final table, and what the solver wants the user to know."""
-    from trisect.report.table import compression_table
+    from trisect.report.terminal import compression_table
 
     console = stdout()
     console.print(

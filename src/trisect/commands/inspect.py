@@ -23,7 +23,7 @@ def run(
     """Show a model's widths, parameters, cache and FLOPs; no weights are read."""
     from trisect.commands._screen import keep_measurement, quiet_libraries, quoted, say_next, stdout
     from trisect.models import read_shape
-    from trisect.report.table import compression_table
+    from trisect.report.terminal import compression_table
 
     with quiet_libraries():
         current, original, info = read_shape(model, trust_remote_code=trust_remote_code)

@@ -66,13 +66,15 @@ def show_plan(
     from trisect.pipeline.planning import plan_from_shape
     from trisect.pipeline.run import with_method_defaults
     from trisect.plan import apply_plan, outlook
-    from trisect.report.heatmap import check_heatmap, heat_tables, write_heatmap
-    from trisect.report.table import compression_table
+    from trisect.report.charts import plan_map
+    from trisect.report.terminal import compression_table, heat_tables
     from trisect.support.files import check_writable
+    from trisect.support.plots import need_matplotlib, picture_format, write_figure
 
     config = with_method_defaults(config)
     if heatmap is not None:
-        check_heatmap(heatmap)
+        picture_format(heatmap)
+        need_matplotlib("leave --heatmap out: the plan is shown as text")
         check_writable(heatmap)
     with quiet_libraries():
         shape, _, _ = read_shape(model, trust_remote_code=load_options["trust_remote_code"])
@@ -91,7 +93,7 @@ def show_plan(
     if heatmap is not None:
         removed = f"{facts['ratio']:.1%} of the decoder removed"
         title = f"{Path(model).name}: {config.method}, {config.allocate}, {removed}"
-        write_heatmap(heatmap, shape, after, title=title)
+        write_figure(heatmap, plan_map(shape, after, title=title))
     keep_measurement(json, {"model": model, **facts})
     say_next(
         f"trisect compress {quoted(model)} -o OUT {_goal_options(config)}, other options as here",

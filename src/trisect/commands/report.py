@@ -54,9 +54,7 @@ def run(
     sample_tokens: Annotated[int, typer.Option(help="New tokens of each sample.")] = 64,
     figures: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Also every figure as SVG, and as PNG where matplotlib is installed."
-        ),
+        typer.Option(metavar="DIR", help="Also every figure as SVG and PNG (pip install 'trisect[plots]')."),
     ] = None,
     device: options.Device = "cpu",
     quiet: options.Quiet = False,
@@ -65,9 +63,9 @@ def run(
     from trisect.commands._screen import quiet_libraries, quoted, say_next, say_saved, stdout
     from trisect.plan import read_curves
     from trisect.report.collect import read_runs
-    from trisect.report.page import all_figures, render, report_sections
+    from trisect.report.page import check_outputs, render, report_sections, write_figures
     from trisect.report.samples import check_samples
-    from trisect.report.write import check_outputs, write_figures, write_page
+    from trisect.support.files import atomic_write_text
 
     check_outputs(out, figures)
     check_samples(sample or [], sample_tokens)
@@ -79,12 +77,10 @@ def run(
         texts = _samples(found, sample or [], sample_tokens, device=device, quiet=quiet)
     sections = report_sections(found, curves=known, samples=texts, layers=shown)
     page = render(found, sections)
-    drawn = [] if figures is None else write_figures(figures, all_figures(sections))
-    write_page(out, page)
-    console = stdout()
     if figures is not None:
-        png = "" if any(path.suffix == ".png" for path in drawn) else " (PNG: pip install 'trisect[plots]')"
-        console.print(f"{len(drawn)} figures in {figures}{png}", soft_wrap=True, markup=False)
+        drawn = write_figures(figures, sections)
+        stdout().print(f"{len(drawn)} files of figures in {figures}", soft_wrap=True, markup=False)
+    atomic_write_text(out, page)
     say_saved(out)
     say_next(f"open {quoted(out)} in a browser", quiet=quiet)
 
@@ -99,7 +95,7 @@ def _layers(text: str, runs: "list[Run]") -> tuple[int, ...]:
 
 
 def _check_curves(curves: "Curves | None", runs: "list[Run]", path: Path | None) -> None:
-    from trisect.report.relations import fits
+    from trisect.report.charts import fits
 
     if curves is not None and not any(fits(curves, run) for run in runs):
         raise TrisectError(

@@ -11,11 +11,10 @@ from typing import Any
 from trisect.compare.markdown import Diagnostic, diagnostics
 from trisect.compare.outcomes import ModelOutcome, Row
 from trisect.compare.recipe import Drawing, Recipe
-from trisect.support.plots import as_svg, file_name, need_matplotlib, one_plot
+from trisect.support.plots import MARKERS, as_svg, colour_legend, file_name, need_matplotlib, one_plot
 
 LOG_RANGE = 10.0
 """A figure whose largest value is this many times its smallest has a logarithmic axis."""
-MARKERS = "osD^vP*X<>h"
 
 
 def draw(recipe: Recipe, models: Sequence[ModelOutcome]) -> dict[str, bytes]:
@@ -104,7 +103,7 @@ def _bars(model: ModelOutcome, number: int, drawing: Drawing) -> bytes | None:
     axes.set_xticks([place for place, _ in ticks], [group for _, group in ticks])
     axes.set_ylabel(f"increase in perplexity, {model.model.evaluations[number].name}")
     axes.set_title(f"{model.model.name}, {100 * ratio:g}% removed")
-    _colour_legend(axes, labels)
+    colour_legend(axes, {label: f"C{number % 10}" for number, label in enumerate(labels)})
     return as_svg(figure)
 
 
@@ -134,10 +133,3 @@ def _scale(axes: Any, values: Sequence[float]) -> None:
     """Logarithmic where the values ask for it and allow it."""
     if min(values) > 0 and max(values) / min(values) > LOG_RANGE:
         axes.set_yscale("log")
-
-
-def _colour_legend(axes: Any, labels: Sequence[str]) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=f"C{number % 10}", label=label) for number, label in enumerate(labels)]
-    axes.legend(handles=handles, frameon=False)

@@ -11,7 +11,8 @@ from trisect.finetune.examples import Examples, collate, holds_instructions, loa
 from trisect.finetune.training import Progress, Tuned, summed_loss
 from trisect.models import save_model
 from trisect.models.compressed import CompressedModel
-from trisect.support.files import check_disk_space, new_file, new_folder, write_json
+from trisect.support.files import check_disk_space, new_folder, write_json
+from trisect.support.plots import Chart, Series, has_matplotlib, write_figure
 
 HeldOut = Tokens | Examples
 
@@ -60,29 +61,17 @@ SPAN = 0.1
 def write_curve(folder: Path, losses: list[float], *, title: str) -> list[Path]:
     """Write the curve beside the weights; the files that were written."""
     write_json(folder / JSON_NAME, {"unit": "nats per learned token", "loss": losses})
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
+    if not has_matplotlib():
         return [folder / JSON_NAME]
-    draw(folder / PICTURE_NAME, losses, title=title)
-    return [folder / JSON_NAME, folder / PICTURE_NAME]
-
-
-def draw(path: Path, losses: list[float], *, title: str) -> None:
-    """The loss of each step, and its running mean; the same losses give the same bytes."""
-    from matplotlib.figure import Figure
-
-    steps = range(1, len(losses) + 1)
-    figure = Figure(figsize=(6.0, 3.2), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    axes.plot(steps, losses, color="#9db4cc", linewidth=0.8, label="step")
-    axes.plot(steps, running_mean(losses), color="#b2182b", linewidth=1.6, label="running mean")
-    axes.set_xlabel("step")
-    axes.set_ylabel("nats per learned token")
-    axes.set_title(title, fontsize=9)
-    axes.legend(frameon=False, fontsize=8)
-    with new_file(path) as partial:
-        figure.savefig(partial, format="png", metadata={"Software": None})
+    lines = {"step": losses, "running mean": running_mean(losses)}
+    chart = Chart(
+        name="loss",
+        title=title,
+        x_label="step",
+        y_label="nats per learned token",
+        series=[Series(label=label, points=[*enumerate(line, start=1)]) for label, line in lines.items()],
+    )
+    return [folder / JSON_NAME, write_figure(folder / PICTURE_NAME, chart)]
 
 
 def running_mean(losses: list[float]) -> list[float]:

@@ -1,40 +1,69 @@
-"""The page: one HTML file that needs nothing else, and runs no script but its own."""
+"""The page: one HTML file that needs nothing else, and runs no script but its own.
+
+Sections are plain data; `assets/page.html` turns them into markup and escapes every text.
+"""
 
 import base64
 import hashlib
-from collections.abc import Collection, Sequence
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from trisect.errors import TrisectError
+from trisect.plan.budget import budget_of, compare
 from trisect.plan.curves import Curves
-from trisect.report import figures, relations, sections
-from trisect.report.cells import plain_table, prose
-from trisect.report.drawing import Bars, Chart, Figure, HeatMap
-from trisect.report.headline import headline
-from trisect.report.markup import Markup, tag
-from trisect.report.records import Run, Sample
-from trisect.report.spectra import spectrum_charts
-from trisect.report.svg import svg
+from trisect.report import charts
+from trisect.report.collect import FLOPS, KV_CACHE, PARAMETERS
+from trisect.report.records import Fact, Kind, Quantity, Receipt, Run, Sample
+from trisect.report.terminal import byte_count, count, short
+from trisect.support import plots
+from trisect.support.files import check_writable
+from trisect.support.plots import Chart, Figure
 
-TOGGLED = 10
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+HINTS = {
+    Kind.PERPLEXITY: (
+        "perplexity",
+        "`trisect eval MODEL --data wikitext2 --json F` for the run and its original",
+    ),
+    Kind.TASK: ("tasks", "`trisect eval MODEL --tasks quick --json F` for the run and its original"),
+    Kind.SPEED: ("speed", "`trisect bench RUN --json F`"),
+}
+"""How to measure what was not."""
+LEADING_SIZES = (PARAMETERS, KV_CACHE, FLOPS)
+CERTAIN = 2.0
+"""Standard errors that a difference must exceed before it is called better or worse."""
+MOST_TOGGLES = 10
 """Series that are worth a button each."""
-
-
-NARROW = 14
-"""Layers of a heat map that fit into half of the page."""
+CALIBRATION = ("source", "samples", "length", "sampling", "seed")
+PROVENANCE = ("date", "trisect", "commit", "python", "token_hash")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
-    """A part of the page with its own heading."""
+class Change:
+    """How a quantity moved, in words, and whether that is for the better."""
 
-    key: str
-    """Of its link."""
+    text: str
+    css: str
+    """better or worse; open where it may be chance."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with its own heading; the template says what to write where it has nothing."""
+
     title: str
-    figures: tuple[Figure, ...] = ()
-    text: Markup | None = None
-    missing: str = ""
-    """What to say where there is nothing to show."""
+    content: Any = None
+    """What the template shows below the figures."""
+    figures: Sequence[Figure] = ()
 
 
 def report_sections(
@@ -43,99 +72,131 @@ def report_sections(
     curves: Curves | None = None,
     samples: Sequence[Sample] = (),
     layers: Collection[int] | None = None,
-) -> list[Section]:
-    """All that the page has to say, in order; `layers` are those whose spectra are shown."""
-    maps = [drawn for run in runs for drawn in (figures.plan_map(run), figures.loss_map(run))]
-    searched = [drawn for run in runs for drawn in (figures.trial_chart(run), figures.tuning_chart(run))]
-    predicted = None if curves is None else relations.prediction_chart(curves, runs)
-    several = len(runs) > 1
-    return [
-        Section(key="headline", title="Before and after", text=headline(runs)),
-        *([Section(key="runs", title="Runs", text=sections.run_table(runs))] if several else []),
-        Section(key="plan", title="The plan", figures=_there(maps), text=sections.notes(runs)),
-        Section(
-            key="spectra",
-            title="Spectra",
-            figures=tuple(chart for run in runs for chart in spectrum_charts(run, layers)),
-            missing="The receipts have no spectra: only solvers that cut by one record it.",
-        ),
-        Section(
-            key="curves",
-            title="Loss curves",
-            figures=() if curves is None else tuple(relations.curve_charts(curves, runs)),
-            missing="No loss curves were given. `trisect compress --allocate balanced --curves FILE` "
-            "measures them, and `trisect report --curves FILE` shows them.",
-        ),
-        Section(
-            key="prediction",
-            title="Predicted and measured",
-            figures=_there([predicted]),
-            missing="This needs loss curves (--curves FILE) that reach down to the widths of a run, and the "
-            "perplexity of that run and of the dense model on the same text.",
-        ),
-        *(
-            [Section(key="search", title="Search and tuning", figures=found)]
-            if (found := _there(searched))
-            else []
-        ),
-        Section(
-            key="time",
-            title="Time",
-            figures=_there([figures.time_bars(runs)]),
-            missing="The receipts have no times.",
-        ),
-        *(
-            [
-                Section(
-                    key="pareto",
-                    title="What is worth its size",
-                    figures=tuple(relations.pareto_charts(runs)),
-                    missing="Fewer than two runs have perplexities on the same text.",
-                )
-            ]
-            if several
-            else []
-        ),
-        Section(
-            key="samples",
-            title="Samples",
-            text=sections.samples(samples) if samples else None,
-            missing="No prompts were given: `trisect report --sample PROMPT` lets the models go on from one.",
-        ),
-        Section(key="calibration", title="Calibration and provenance", text=sections.calibration(runs)),
-        Section(key="receipts", title="Receipts", text=sections.receipts(runs)),
-    ]
+) -> dict[str, Section]:
+    """All that the page has to say, by the name of its link; `layers` are those whose spectra are shown."""
+    maps: list[Figure | None] = []
+    for run in runs:
+        title = f"{run.name}: what each layer keeps"
+        plan = charts.plan_map(run.before, run.after, name=f"plan-{run.name}", title=title)
+        maps += [plan, charts.loss_map(run)]
+    spectra = [chart for run in runs for chart in charts.spectrum_charts(run, layers)]
+    search = [figure for run in runs for figure in (charts.trial_chart(run), charts.tuning_chart(run))]
+    measured = [] if curves is None else charts.curve_charts(curves, runs)
+    predicted = None if curves is None else charts.prediction_chart(curves, runs)
+    losses = [(run.name, loss) for run in runs for loss in run.compression.losses if loss.note]
+    notes = [(name, loss.layer, loss.component.upper(), loss.note) for name, loss in losses]
+    found = {
+        "headline": Section("Before and after", runs),
+        "runs": Section("Runs", runs),
+        "plan": Section("The plan", notes, _there(maps)),
+        "spectra": Section("Spectra", figures=spectra),
+        "curves": Section("Loss curves", figures=measured),
+        "prediction": Section("Predicted and measured", figures=_there([predicted])),
+        "search": Section("Search and tuning", figures=_there(search)),
+        "time": Section("Time", figures=_there([charts.time_bars(runs)])),
+        "pareto": Section("What is worth its size", figures=charts.pareto_charts(runs)),
+        "samples": Section("Samples", samples),
+        "calibration": Section("Calibration and provenance", _provenance(runs)),
+        "receipts": Section("Receipts", runs),
+    }
+    left_out = set() if found["search"].figures else {"search"}
+    left_out |= set() if len(runs) > 1 else {"runs", "pareto"}
+    return {key: section for key, section in found.items() if key not in left_out}
 
 
-def all_figures(found: Sequence[Section]) -> list[Figure]:
-    return [figure for section in found for figure in section.figures]
+def _there(figures: Sequence[Figure | None]) -> list[Figure]:
+    return [figure for figure in figures if figure is not None]
 
 
-def render(runs: Sequence[Run], found: Sequence[Section]) -> str:
+def render(runs: Sequence[Run], sections: Mapping[str, Section]) -> str:
     """The whole page; the same input gives the same bytes."""
-    style, script = (_asset(name) for name in ("page.css", "page.js"))
-    title = f"trisect report: {', '.join(run.name for run in runs)}"
-    links = [tag("li", tag("a", section.title, href=f"#{section.key}")) for section in found]
-    page = tag(
-        "html",
-        tag(
-            "head",
-            tag("meta", charset="utf-8"),
-            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            tag("meta", http_equiv="Content-Security-Policy", content=content_policy(script)),
-            tag("title", title),
-            tag("style", style),
-        ),
-        tag(
-            "body",
-            tag("a", "Skip to the report", href="#headline", class_="skip"),
-            tag("header", tag("h1", title), tag("nav", tag("ul", *links), aria_label="Sections"), id="top"),
-            tag("main", *map(_section, found)),
-            tag("script", script),
-        ),
-        lang="en",
+    from markupsafe import Markup
+
+    style, script = (Markup(_asset(name)) for name in ("page.css", "page.js"))
+    quantities = list(dict.fromkeys(fact.quantity for run in runs for fact in run.facts))
+    text = _template().render(
+        title=f"trisect report: {', '.join(run.name for run in runs)}",
+        policy=content_policy(script),
+        style=style,
+        script=script,
+        runs=runs,
+        sections=sections,
+        quantities=[quantity for quantity in quantities if quantity.kind != Kind.LATENCY],
+        hints=[hint for kind, hint in HINTS.items() if kind not in {each.kind for each in quantities}],
+        compared=_compared(runs, quantities),
+        has_figures=plots.has_matplotlib(),
+        drawing=lambda figure: Markup(plots.svg(figure, themed=True)),
     )
-    return f"<!doctype html>\n{page}\n"
+    return f"{text.strip()}\n"
+
+
+def change_of(fact: Fact) -> Change | None:
+    """Sizes by how much went, scores by their difference, the others by a factor."""
+    if fact.before is None or fact.after is None or fact.before == 0:
+        return None
+    kind, difference = fact.quantity.kind, fact.after - fact.before
+    rises = kind in (Kind.TASK, Kind.SPEED)
+    css = "better" if (difference >= 0 if rises else difference <= 0) else "worse"
+    if kind == Kind.SIZE:
+        return Change(text=f"{100 * (fact.after / fact.before - 1):+.1f}%", css=css)
+    if kind != Kind.TASK:
+        return Change(text=f"x{fact.after / fact.before:.3f}", css=css)
+    if fact.error is None:
+        return Change(text=f"{difference:+.4f}", css=css)
+    certain = abs(difference) > CERTAIN * fact.error
+    return Change(text=f"{difference:+.4f}", css=css if certain else "open", error=f"+-{fact.error:.4f}")
+
+
+def leading_facts(run: Run) -> list[Fact]:
+    """The sizes that people pay for, the first text, the tasks' average (or the only task), the speeds."""
+    kinds = {kind: [fact for fact in run.facts if fact.quantity.kind == kind] for kind in (*HINTS, Kind.SIZE)}
+    sizes = [fact for fact in kinds[Kind.SIZE] if fact.quantity in LEADING_SIZES]
+    facts = [*sizes, *kinds[Kind.PERPLEXITY][:1], *kinds[Kind.TASK][-1:], *kinds[Kind.SPEED]]
+    return [fact for fact in facts if change_of(fact) is not None]
+
+
+def shown_value(value: float, quantity: Quantity) -> str:
+    """A number in the digits that its kind is read in."""
+    if quantity.kind == Kind.PERPLEXITY:
+        return f"{value:,.3f}"
+    if quantity.kind == Kind.TASK:
+        return f"{value:.4f}"
+    if quantity.unit in ("tokens/s", "ms"):
+        return f"{value:,.1f} {quantity.unit}"
+    if quantity.unit == "B":
+        return byte_count(value)
+    return count(value) if value >= 1e3 else short(value)
+
+
+def _compared(runs: Sequence[Run], quantities: Sequence[Quantity]) -> list[Quantity]:
+    """What two runs or more were measured by; of many tasks only the last, which is their average."""
+    known = [each for each in quantities if sum(run.fact(each).after is not None for run in runs) > 1]
+    tasks = [quantity for quantity in known if quantity.kind == Kind.TASK]
+    return [each for each in known if each.kind not in (Kind.SIZE, Kind.LATENCY) and each not in tasks[:-1]]
+
+
+def _provenance(runs: Sequence[Run]) -> list[list[str]]:
+    """What the solvers saw, and what ran: rows of a name and a value per run."""
+    rows: dict[str, list[str]] = {}
+    for number, run in enumerate(runs):
+        receipt = run.compression
+        chosen = receipt.recipe.get("calibration")
+        data = chosen if isinstance(chosen, dict) else {}
+        values: dict[str, Any] = {f"calibration {key}": data.get(key) for key in CALIBRATION}
+        values |= {key.replace("_", " "): receipt.whole.get(key) for key in PROVENANCE}
+        values |= {**receipt.versions, **receipt.hardware}
+        values["fine-tuned"] = f"{len(run.tunings)} times" if run.tunings else None
+        for key, value in values.items():
+            if value is not None:
+                rows.setdefault(key, ["-"] * len(runs))[number] = str(value)
+    return [[key, *values] for key, values in rows.items()]
+
+
+def receipt_text(receipt: Receipt) -> str:
+    """JSON with a line for every entry, and one line for a list of numbers."""
+    text = json.dumps(receipt.whole, indent=2)
+    # A line break in a text is written as two letters, so this one is never inside of it.
+    return re.sub(r"\[\n[-+.,\w\s]*\]", lambda found: " ".join(found[0].split()), text)
 
 
 def content_policy(script: str) -> str:
@@ -147,50 +208,56 @@ def content_policy(script: str) -> str:
     )
 
 
-def _section(section: Section) -> Markup:
-    nothing = section.text is None and not section.figures
-    return tag(
-        "section",
-        tag("h2", section.title),
-        tag("p", *prose(section.missing), class_="none") if nothing else None,
-        tag("div", *map(_figure, section.figures), class_="grid") if section.figures else None,
-        section.text,
-        id=section.key,
-    )
+def check_outputs(page: Path, figures: Path | None) -> None:
+    """Refuse outputs that cannot be written, or that would put a page over something else."""
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise TrisectError(
+            f"The report is a page, so {page.name!r} should end in .html: -o {page.stem}.html."
+        )
+    check_writable(page)
+    if figures is not None:
+        plots.need_matplotlib("leave --figures out: the page has the tables")
+        if figures.exists() and not figures.is_dir():
+            raise TrisectError(f"{figures} is a file; name a folder with --figures.")
+        check_writable(figures / "figure.svg")
 
 
-def _figure(figure: Figure) -> Markup:
-    assert isinstance(figure, Chart | HeatMap | Bars)
-    header, rows = figure.table()
-    data = tag("details", tag("summary", "Data"), plain_table(header, rows))
-    return tag(
-        "figure",
-        tag("div", svg(figure), class_="drawing", tabindex="0"),
-        _toggles(figure),
-        tag("figcaption", figure.caption),
-        data,
-        data_name=figure.name,
-        class_="wide" if isinstance(figure, HeatMap) and figure.columns > NARROW else None,
-    )
-
-
-def _toggles(figure: Figure) -> Markup | None:
-    """A button per series; without scripts they stay hidden."""
-    labels: Sequence[str] = ()
-    if isinstance(figure, Chart):
-        labels = [series.label for series in figure.series if series.depth is None]
-    if not 2 <= len(labels) <= TOGGLED:
-        return None
-    buttons = [
-        tag("button", label, type="button", aria_pressed="true", data_toggle=number)
-        for number, label in enumerate(labels)
+def write_figures(folder: Path, sections: Mapping[str, Section]) -> list[Path]:
+    """Every figure as SVG and as PNG, numbered as on the page."""
+    figures = [figure for section in sections.values() for figure in section.figures]
+    names = [plots.file_name(f"{n:02}", figure.name[:80]) for n, figure in enumerate(figures, start=1)]
+    return [
+        plots.write_figure((folder / name).with_suffix(suffix), figure)
+        for name, figure in zip(names, figures, strict=True)
+        for suffix in (".svg", ".png")
     ]
-    return tag("div", *buttons, class_="toggles", role="group", aria_label="Show or hide", hidden="")
 
 
-def _asset(name: str) -> Markup:
-    return Markup(files("trisect.report").joinpath("assets", name).read_text(encoding="utf-8"))
+def _toggles(figure: Figure) -> list[tuple[int, str]]:
+    """Number and label of the series that have a button."""
+    series = enumerate(figure.series) if isinstance(figure, Chart) else ()
+    found = [(number, each.label) for number, each in series if each.depth is None]
+    return found if 2 <= len(found) <= MOST_TOGGLES else []
 
 
-def _there(found: Sequence[Figure | None]) -> tuple[Figure, ...]:
-    return tuple(figure for figure in found if figure is not None)
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_writable, trim_blocks=True, lstrip_blocks=True
+    )
+    functions = (change_of, count, leading_facts, receipt_text, short, shown_value)
+    environment.globals |= {function.__name__: function for function in functions}
+    environment.globals |= {"budget_of": budget_of, "compare": compare, "toggles": _toggles}
+    return environment.from_string(_asset("page.html"))
+
+
+def _writable(value: Any) -> Any:
+    """Text without what HTML cannot hold."""
+    plain = isinstance(value, str) and not hasattr(value, "__html__")
+    return plots.UNWRITABLE.sub("\ufffd", value) if plain else value
+
+
+def _asset(name: str) -> str:
+    return files("trisect.report").joinpath("assets", name).read_text(encoding="utf-8")

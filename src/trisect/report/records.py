@@ -1,21 +1,42 @@
-"""What the report knows of a run: plain records, read once, shown in many ways."""
+"""What the report knows of a run, and the parts of receipts and measurements that it reads.
 
+Anybody may have written a receipt: the pydantic models take exactly what is declared and refuse the rest.
+"""
+
+import math
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from trisect.records.parts import Spectrum
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trisect.records.parts import even_ranks
 from trisect.records.shapes import ModelShape
 
-SIZE, PERPLEXITY, TASK, SPEED, LATENCY = "size", "perplexity", "task", "speed", "latency"
 BEFORE, AFTER = "before", "after"
+SUMS = ("compress",)
+"""Timings that are the sum of the others."""
+
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+Layer = Annotated[int, Field(ge=0, lt=10_000)]
+
+
+class Kind(StrEnum):
+    """Of quantities."""
+
+    SIZE = "size"
+    PERPLEXITY = "perplexity"
+    TASK = "task"
+    SPEED = "speed"
+    LATENCY = "latency"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
     """What is measured. Two runs can be compared where theirs are equal."""
 
-    kind: str
+    kind: Kind
     name: str
     detail: str = ""
     """What it was measured on."""
@@ -40,40 +61,206 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A quantity on both sides of the cut; None where nobody measured it."""
+    """A quantity before and after compression; None where nobody measured it."""
 
     quantity: Quantity
-    before: float | None
-    after: float | None
+    before: float | None = None
+    after: float | None = None
     error: float | None = None
     """Standard error of the difference, where it is known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loss:
+class Entry(BaseModel):
+    """A part of a JSON file: no text is taken for a number, and no key that is not declared is read."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Spectrum(Entry):
+    """What the channels or neurons of a part carry, the largest first, as shares of all energy."""
+
+    of: str
+    length: Count
+    values: Annotated[list[float], Field(min_length=1, max_length=1000)]
+
+    @model_validator(mode="after")
+    def _shares_that_fall(self) -> Self:
+        later = [*self.values[1:], 0.0]
+        falls = all(after <= share <= 1 for share, after in zip(self.values, later, strict=True))
+        if len(self.values) > self.length or not falls:
+            raise ValueError("a spectrum has shares that fall from 1 to 0, at most one per channel")
+        return self
+
+    @property
+    def ranks(self) -> list[int]:
+        """The place of each value, from 0."""
+        return even_ranks(self.length, len(self.values))
+
+
+class Loss(Entry):
     """What a solver says of one component (or linear map) of one layer."""
 
-    layer: int
+    layer: Layer
     component: str
-    width: int
+    width: Count
     loss: float
     total: float
-    note: str
+    note: str = ""
     spectrum: Spectrum | None = None
 
     @property
     def share(self) -> float | None:
-        """Of the objective; None for an untouched part, which has nothing at stake."""
+        """Of the objective; None for an untouched part, which has nothing to lose."""
         return self.loss / self.total if self.total > 0 else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(Entry):
     """One try of a search for the smallest model within a bound."""
 
     ratio: float
     rise: float
-    inside: bool
+    inside: bool = False
+
+
+class Target(Entry):
+    """The search for a bound on perplexity."""
+
+    trials: list[Trial] = []
+
+
+class Perplexity(Entry):
+    """Perplexity of one model on one text."""
+
+    perplexity: float | None
+    data: str
+    token_hash: str
+    windows: Any = None
+    length: Any = None
+
+    def reading(self, model: str = "", side: str | None = None) -> Reading:
+        """The number; JSON has no infinity, so a perplexity beyond every float is null."""
+        size = "" if self.windows is None else f"{self.windows} windows of {self.length} tokens"
+        name = f"perplexity, {Path(self.data).name}"
+        quantity = Quantity(kind=Kind.PERPLEXITY, name=name, detail=size, key=self.token_hash)
+        value = math.inf if self.perplexity is None else self.perplexity
+        return Reading(model=model, quantity=quantity, value=value, side=side)
+
+
+class Sides(Entry):
+    """Perplexity before and after something was done to a model."""
+
+    before: Perplexity | None = None
+    after: Perplexity | None = None
+
+    def readings(self, **models: str) -> list[Reading]:
+        """Those of the sides that are named, with their models, e.g. before="smollm2-135m"."""
+        found = ((getattr(self, side), model, side) for side, model in models.items())
+        return [entry.reading(model, side) for entry, model, side in found if entry is not None]
+
+
+class Record(Entry):
+    """A whole record of trisect: null means that there is nothing."""
+
+    perplexity: float | Sides | None = None
+    """Of the only text."""
+    perplexities: list[Sides] = []
+    """One entry per text."""
+
+    @property
+    def texts(self) -> list[Sides]:
+        """Perplexity before and after, one entry per text."""
+        return self.perplexities or ([self.perplexity] if isinstance(self.perplexity, Sides) else [])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None}
+
+
+class Tuning(Record):
+    """One fine-tuning of a model."""
+
+    losses: list[float] = []
+    held_out: list[Sides] = []
+    timings: dict[str, float] = {}
+
+
+class Receipt(Record):
+    """How a model was made."""
+
+    recipe: dict[str, Any] = {}
+    timings: dict[str, float] = {}
+    versions: dict[str, Any] = {}
+    hardware: dict[str, Any] = {}
+    target: Target = Target()
+    plan: dict[str, Any] | None = None
+    losses: list[Loss] = []
+    tuning: list[Tuning] = []
+    source: Any = None
+    model: Any = None
+    made_from: Any = None
+    whole: dict[str, Any]
+    """As it was written."""
+
+
+class Score(Entry):
+    """A model's score in one task."""
+
+    metric: str
+    value: float
+    stderr: float | None = None
+    shots: Any = None
+    questions: Any = None
+
+
+class Tasks(Entry):
+    """Scores by task, and their mean."""
+
+    scores: dict[str, Score]
+    average: float
+    average_stderr: float | None = None
+
+
+class BenchCase(Entry):
+    """What one row of `trisect bench` timed."""
+
+    kind: str
+    asked: str
+    subject: str
+    phase: str
+    attention: str
+    mode: str
+    dtype: str
+    device: str
+    batch: Count
+    length: Count
+    new: Count
+
+
+class BenchRow(Entry):
+    """One row of `trisect bench`: its times, or why there are none."""
+
+    case: BenchCase
+    error: Any = None
+    times: dict[str, float] = {}
+    tokens_per_second: float = 0.0
+
+    @model_validator(mode="after")
+    def _times_or_an_error(self) -> Self:
+        if self.error is None and ("p50" not in self.times or not self.tokens_per_second):
+            raise ValueError("a row of bench has times with a p50 and tokens_per_second, or an error")
+        return self
+
+
+class Measurement(Record):
+    """What `--json` of compress, eval, quantize or bench wrote."""
+
+    model: Any = None
+    out: Any = None
+    tasks: Tasks | None = None
+    rows: list[BenchRow] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,27 +282,39 @@ class Run:
     source: str | None
     """The model it was made from, as it was typed."""
     method: str
-    ratio: float
-    """Asked for."""
     before: ModelShape
     after: ModelShape
     weight_bytes: int
     """Of the weight files."""
-    receipts: tuple[dict[str, Any], ...]
+    receipts: tuple[Receipt, ...]
     """The folder's own, then those of the models it was made from."""
-    losses: tuple[Loss, ...]
-    trials: tuple[Trial, ...]
-    timings: dict[str, float]
     facts: tuple[Fact, ...] = ()
 
-    def fact(self, quantity: Quantity) -> Fact | None:
-        return next((fact for fact in self.facts if fact.quantity == quantity), None)
+    def fact(self, quantity: Quantity) -> Fact:
+        """What is known of a quantity, perhaps nothing."""
+        return next((fact for fact in self.facts if fact.quantity == quantity), Fact(quantity=quantity))
 
     @property
-    def compression(self) -> dict[str, Any]:
+    def source_name(self) -> str:
+        """The model it was made from, for people: the last part of its path."""
+        return Path(self.source).name if self.source else "the dense model"
+
+    @property
+    def compression(self) -> Receipt:
         """The receipt of the compression itself: quantising puts its own on top."""
-        return next((receipt for receipt in self.receipts if "plan" in receipt), self.receipts[0])
+        return next((receipt for receipt in self.receipts if receipt.plan is not None), self.receipts[0])
 
     @property
-    def tunings(self) -> list[dict[str, Any]]:
-        return [entry for receipt in self.receipts for entry in receipt.get("tuning") or []]
+    def tunings(self) -> list[Tuning]:
+        return [tuning for receipt in self.receipts for tuning in receipt.tuning]
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds by stage, of everything that was done to the model; nothing is counted twice."""
+        seconds: dict[str, float] = {}
+        for receipt in self.receipts:
+            for timings in (receipt.timings, *(tuning.timings for tuning in receipt.tuning)):
+                for stage, spent in timings.items():
+                    if stage not in SUMS or len(timings) == 1:
+                        seconds[stage] = seconds.get(stage, 0.0) + spent
+        return seconds

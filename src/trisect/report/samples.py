@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.report.figures import name_of
 from trisect.report.records import Run, Sample
 
 Load = Callable[[str], Any]
@@ -16,7 +15,7 @@ def draw_samples(runs: Sequence[Run], prompts: Sequence[str], *, new_tokens: int
     """The dense models first, where they are on this machine, then the runs."""
     columns: list[tuple[str, list[str]]] = []
     for source in dict.fromkeys(run.source for run in runs if run.source is not None):
-        columns.append((f"{name_of(source)} (dense)", _of_source(source, prompts, new_tokens, load)))
+        columns.append((f"{Path(source).name} (dense)", _of_source(source, prompts, new_tokens, load)))
     for run in runs:
         columns.append((run.name, _continue(load(str(run.folder)), prompts, new_tokens)))
     return [

@@ -1,25 +1,216 @@
-"""What figures share: one style, the same bytes for the same numbers.
+"""Figures: plain numbers and words first, then drawn by matplotlib as SVG or PNG.
 
-No dates, no random ids, text left as text.
+The same figure gives the same bytes: no dates, no random ids, text left as text. matplotlib is the extra
+`plots`; the records and their tables need nothing.
 """
 
 import io
+import math
 import re
-from typing import Any
+import warnings
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from trisect.errors import TrisectError
+from trisect.support.files import atomic_write_bytes
 
 STYLE: Any = {"svg.hashsalt": "trisect", "svg.fonttype": "none", "font.size": 9.0, "axes.spines.right": False}
+INK, SOFT, FAINT, PAPER = "#1c2128", "#57606a", "#d8dde3", "#ffffff"
+COLOURS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #7f7f7f #8c564b #a09000 #5e4fa2".split()
+"""Okabe and Ito's, which colour-blind people can tell apart, and three more."""
+MARKERS = "osD^vP*X<>h"
+SHALLOW, DEEP = (168, 168, 168), (150, 70, 180)
+"""The first and the last layer, where lines are layers."""
+COLD, HOT = (232, 240, 248), (178, 24, 43)
+"""Untouched, and cut to nothing."""
+VARIABLES = {INK: "ink", SOFT: "soft", FAINT: "faint"}
+VARIABLES |= {colour: f"c{number}" for number, colour in enumerate(COLOURS)}
+"""Colour -> the CSS variable that a page sets in its place."""
+FIGURE_STYLE: Any = {
+    **STYLE,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "axes.edgecolor": SOFT,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "figure.facecolor": PAPER,
+    "font.sans-serif": ["DejaVu Sans", "sans-serif"],
+    "grid.color": FAINT,
+    "text.parse_math": False,  # names may hold anything
+}
+
+UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+"""What neither XML nor UTF-8 can hold, and what a terminal would obey."""
+LONGEST_TITLE, LONGEST_LABEL = 76, 40
+"""Letters that are drawn: folders may have any name."""
+LINE_OF_LEGEND = 90
+"""Letters that fit beside each other above a plot."""
+LOG_RANGE = 20.0
+"""An axis whose largest value is so many times its smallest is logarithmic where it may be."""
+MOST_MARKS, MOST_MARKED = 16, 100
+"""Marks of one line, and points of a line that has any."""
+WIDTH, DPI = 5.8, 120
+"""Inches, and dots per inch of a PNG."""
+
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+Point = tuple[float, float]
+Row = tuple[str | float, ...]
+Table = tuple[tuple[str, ...], list[Row]]
+"""Header and rows."""
 
 
-def need_matplotlib() -> None:
-    """Or the line that says how to get it."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise TrisectError(
-            "Figures need matplotlib: pip install 'trisect[plots]', or --no-figures for the tables alone."
-        ) from error
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points that belong together: one colour, one entry of the legend."""
+
+    label: str
+    points: Sequence[Point]
+    line: bool = True
+    guide: bool = False
+    """A line to compare with, that is nobody's data: dashed, without marks."""
+    depth: float | None = None
+    """From 0 to 1 for one of many layers: its colour goes by depth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What every figure has: a name for its file, a title, words below it."""
+
+    name: str
+    title: str
+    caption: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart(Figure):
+    """Series over two axes."""
+
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    log_y: bool = False
+    """Logarithmic where the values need it."""
+
+    def table(self) -> Table:
+        """A row per point."""
+        rows: list[Row] = [(series.label, *point) for series in self.series for point in series.points]
+        return ("series", self.x_label, self.y_label), rows
+
+
+class Cell(NamedTuple):
+    """One field of a heat map: a share, and what else hovering over it says."""
+
+    value: float
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap(Figure):
+    """Rows of cells, one column per layer; the hotter the colour, the more is gone."""
+
+    rows: Mapping[str, Sequence[Cell | None]]
+    unit: str
+    coldest: float
+    hottest: float
+
+    @property
+    def columns(self) -> int:
+        return max(map(len, self.rows.values()))
+
+    def warmth(self, value: float) -> float:
+        """0 cold, 1 hot."""
+        span = self.hottest - self.coldest
+        return 0.0 if span == 0 else min(1.0, max(0.0, (value - self.coldest) / span))
+
+    def table(self) -> Table:
+        """A row per layer."""
+        columns = enumerate(zip(*self.rows.values(), strict=True))
+        rows: list[Row] = [
+            (layer, *(cell.value if cell else "" for cell in cells)) for layer, cells in columns
+        ]
+        return ("layer", *(f"{label}, {self.unit}" for label in self.rows)), rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars(Figure):
+    """One bar per row made of named segments; every bar is as long as the others."""
+
+    unit: str
+    rows: Mapping[str, Mapping[str, float]]
+
+    def table(self) -> Table:
+        """A row per segment."""
+        rows: list[Row] = [(label, *segment) for label, bar in self.rows.items() for segment in bar.items()]
+        return ("run", "stage", self.unit), rows
+
+
+def has_matplotlib() -> bool:
+    """Whether figures can be drawn."""
+    return find_spec("matplotlib") is not None
+
+
+def need_matplotlib(instead: str = "--no-figures for the tables alone") -> None:
+    """Refuse where figures cannot be drawn, with what to install and what to type instead."""
+    if not has_matplotlib():
+        raise TrisectError(f"Figures need matplotlib: pip install 'trisect[plots]', or {instead}.")
+
+
+def picture_format(path: str | Path) -> str:
+    """The format that a file name asks for: png or svg."""
+    kind = Path(path).suffix.removeprefix(".").lower()
+    if kind not in ("png", "svg"):
+        raise TrisectError(f"Cannot draw a figure as {Path(path).name!r}; name a .png or .svg file.")
+    return kind
+
+
+def write_figure(path: str | Path, figure: Figure) -> Path:
+    """Draw a figure as its file's name says."""
+    kind = picture_format(path)
+    need_matplotlib("leave the figure out")
+    data = png(figure) if kind == "png" else f"{svg(figure)}\n".encode()
+    atomic_write_bytes(path, data)
+    return Path(path)
+
+
+def svg(figure: Figure, *, themed: bool = False) -> str:
+    """A figure as an SVG element with a tooltip on every mark; `themed` takes a page's colours."""
+    canvas, tips = _draw(figure)
+    canvas.patch.set_visible(not themed)
+    root = ET.fromstring(as_svg(canvas, style=FIGURE_STYLE))
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.rpartition("}")[2] in ("metadata", "style"):
+                parent.remove(child)
+    for element in root.iter():
+        # Several figures share a page: names are kept only where something refers to them.
+        name = element.attrib.pop("id") if element.tag == f"{{{SVG}}}g" and "id" in element.attrib else ""
+        if name.startswith("series-"):
+            element.set("data-series", name.removeprefix("series-"))
+        marks = list(element.iter(f"{{{SVG}}}use")) or [element]
+        for mark, tip in zip(marks, tips.get(name, ()), strict=False):
+            mark.set("class", "mark")
+            ET.SubElement(mark, f"{{{SVG}}}title").text = UNWRITABLE.sub("\ufffd", tip)
+        if themed and "style" in element.attrib:
+            element.set("style", _with_variables(element.attrib["style"]))
+    root.attrib |= {
+        "role": "img",
+        "aria-label": UNWRITABLE.sub("\ufffd", f"{figure.title}. {figure.caption}"),
+    }
+    root.attrib |= {"stroke-linejoin": "round"}
+    ET.register_namespace("", SVG)
+    ET.register_namespace("xlink", XLINK)
+    return ET.tostring(root, encoding="unicode")
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as PNG."""
+    canvas, _ = _draw(figure)
+    out = io.BytesIO()
+    _save(canvas, out, style=FIGURE_STYLE, format="png", dpi=DPI, metadata={"Software": None})
+    return out.getvalue()
 
 
 def file_name(*words: str) -> str:
@@ -28,7 +219,7 @@ def file_name(*words: str) -> str:
 
 
 def one_plot() -> tuple[Any, Any]:
-    """A figure with one pair of axes."""
+    """A matplotlib figure with one pair of axes, for drawings that the records above cannot describe."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -41,27 +232,191 @@ def one_plot() -> tuple[Any, Any]:
     return figure, axes
 
 
-def two_plots() -> tuple[Any, Any]:
-    """A figure with two pairs of axes, side by side."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+def colour_legend(axes: Any, colours: Mapping[str, str], **settings: Any) -> None:
+    """A legend of label -> colour, for bars."""
+    from matplotlib.patches import Patch
 
-    with rc_context(STYLE):
-        figure = Figure(figsize=(10.4, 3.6))
-        figure.subplots_adjust(left=0.06, right=0.985, bottom=0.13, top=0.92, wspace=0.14)
-        axes = figure.subplots(1, 2)
-    return figure, axes
+    handles = [Patch(color=colour, label=label) for label, colour in colours.items()]
+    axes.legend(handles=handles, frameon=False, **settings)
 
 
-def as_svg(figure: Any) -> bytes:
-    """The figure as a file."""
-    from matplotlib import rc_context
+def as_svg(figure: Any, *, style: Any = STYLE) -> bytes:
+    """A matplotlib figure as a file."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     out = io.BytesIO()
-    with rc_context(STYLE):
-        FigureCanvasSVG(figure)
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": "trisect"})
+    FigureCanvasSVG(figure)
+    _save(figure, out, style=style, format="svg", metadata={"Date": None, "Creator": "trisect"})
     # matplotlib ends some lines in blanks, which editors and hooks like to take off.
     lines = out.getvalue().decode("utf-8").splitlines()
     return ("\n".join(line.rstrip() for line in lines) + "\n").encode()
+
+
+def heat_colours(share: float) -> tuple[str, str]:
+    """Of a share kept: its colour, and the ink that can be read on it."""
+    mixed = _mixed(HOT, COLD, min(1.0, max(0.0, share)))
+    return _hex(mixed), "white" if sum(mixed) < 380 else "black"
+
+
+def _mixed(one: Sequence[int], other: Sequence[int], share: float) -> list[int]:
+    return [round(a + share * (b - a)) for a, b in zip(one, other, strict=True)]
+
+
+def _hex(colour: Sequence[int]) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+def _save(figure: Any, out: Any, *, style: Any, **settings: Any) -> None:
+    from matplotlib import rc_context
+
+    with rc_context(style), warnings.catch_warnings():
+        # A name in letters that the font does not have gets boxes.
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(out, **settings)
+
+
+Drawn = tuple[list[tuple[str, Any]], dict[str, list[str]]]
+"""Label and artist of every entry of the legend; name of a group of marks -> their tips."""
+
+
+def _draw(figure: Figure) -> tuple[Any, dict[str, list[str]]]:
+    """The matplotlib figure, and the tips of its marks."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure as Canvas
+
+    with rc_context(FIGURE_STYLE):
+        canvas = Canvas()
+        axes: Any = canvas.subplots()
+        width, inner = WIDTH, 2.8
+        if isinstance(figure, Chart):
+            legend, tips = _draw_chart(figure, axes)
+        elif isinstance(figure, HeatMap):
+            legend, tips = _draw_heat_map(figure, axes)
+            width, inner = max(WIDTH, 1.0 + 0.32 * figure.columns), 0.3 * len(figure.rows)
+        else:
+            assert isinstance(figure, Bars)
+            legend, tips = _draw_bars(figure, axes)
+            inner = 0.5 * len(figure.rows)
+        labels = [_label(label) for label, _ in legend]
+        columns = max(1, LINE_OF_LEGEND // (6 + max(map(len, labels), default=0)))
+        top, bottom = 0.38 + 0.19 * math.ceil(len(labels) / columns), 0.55
+        height = top + inner + bottom
+        canvas.set_size_inches(width, height)
+        # Fixed margins, as in one_plot.
+        canvas.subplots_adjust(0.75 / width, bottom / height, 1 - 0.15 / width, 1 - top / height)
+        title = _cut(figure.title, LONGEST_TITLE)
+        canvas.text(0.15 / width, 1 - 0.1 / height, title, va="top", weight="bold")
+        if legend:
+            place: Any = {"loc": "upper left", "bbox_to_anchor": (0.1 / width, 1 - 0.3 / height)}
+            style: Any = {"ncols": columns, "frameon": False, "fontsize": 8, "borderaxespad": 0}
+            canvas.legend([artist for _, artist in legend], labels, **place, **style)
+    return canvas, tips
+
+
+def _draw_chart(chart: Chart, axes: Any) -> Drawn:
+    layers: list[tuple[str, Any]] = []
+    named: list[tuple[str, Any]] = []
+    tips = {}
+    for place, series in enumerate(chart.series):
+        number = len(named)
+        style: Any = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4}
+        every = max(1, math.ceil(len(series.points) / MOST_MARKS))
+        if series.guide:
+            style = {"color": SOFT, "linewidth": 1, "linestyle": "--"}
+        elif series.depth is not None:
+            style["color"] = _hex(_mixed(SHALLOW, DEEP, series.depth))
+            style |= {"marker": "o", "markersize": 2.5, "markevery": every}
+        elif len(series.points) <= MOST_MARKED:
+            style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5, "markevery": every}
+        style |= {} if series.line else {"linestyle": "none"}
+        x, y = zip(*series.points, strict=True)
+        line = axes.plot(x, y, gid=f"series-{place}", clip_on=False, **style)[0]
+        (named if series.depth is None else layers).append((series.label, line))
+        marked = series.points[::every] if "marker" in style else ()
+        tips[f"series-{place}"] = [
+            f"{series.label}: {chart.x_label} {x:.4g}, {chart.y_label} {y:.4g}" for x, y in marked
+        ]
+    _set_scales(chart, axes)
+    return [*layers[:1], *layers[1:][-1:], *named], tips
+
+
+def _set_scales(chart: Chart, axes: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    values = [y for series in chart.series for _, y in series.points]
+    if chart.log_y and min(values) > 0 and max(values) / min(values) > LOG_RANGE:
+        axes.set_yscale("log")
+        few = max(values) / min(values) < 1e3
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+        axes.yaxis.set_minor_locator(NullLocator())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:.6g}"))
+    axes.set_xlabel(_cut(chart.x_label, LONGEST_TITLE))
+    axes.set_ylabel(_cut(chart.y_label, LONGEST_TITLE))
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+
+
+def _draw_heat_map(heat: HeatMap, axes: Any) -> Drawn:
+    tips = {}
+    for row, (label, cells) in enumerate(heat.rows.items()):
+        for layer, cell in enumerate(cells):
+            if cell is None:
+                continue
+            colour, ink = heat_colours(1 - heat.warmth(cell.value))
+            name = f"mark-{row}-{layer}"
+            box = axes.barh(row, 0.96, left=layer - 0.48, height=0.94, color=colour)
+            box.patches[0].set_gid(name)
+            centre = {"ha": "center", "va": "center", "fontsize": 7, "color": ink}
+            axes.text(layer, row, f"{100 * cell.value:.0f}", **centre)
+            tips[name] = [f"layer {layer}, {label}: {cell.value:.2%} {heat.unit}{cell.note}"]
+    _set_rows(axes, heat.rows)
+    axes.set_xlim(-0.5, heat.columns - 0.5)
+    axes.set_xticks(range(heat.columns))
+    axes.set_xlabel(f"layer (cells: {heat.unit}, %)")
+    return [], tips
+
+
+def _draw_bars(bars: Bars, axes: Any) -> Drawn:
+    from matplotlib.patches import Patch
+
+    tips = {}
+    names = dict.fromkeys(name for segments in bars.rows.values() for name in segments)
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    for row, (label, segments) in enumerate(bars.rows.items()):
+        left, total = 0.0, sum(segments.values())
+        for number, (name, value) in enumerate(segments.items()):
+            box = axes.barh(row, 100 * value / total, left=left, height=0.6, color=colours[name])
+            left += 100 * value / total
+            box.patches[0].set_gid(f"mark-{row}-{number}")
+            tips[f"mark-{row}-{number}"] = [f"{label}, {name}: {value:.4g} {bars.unit}, {value / total:.1%}"]
+        axes.text(0, row - 0.32, f"{_label(label)}: {total:.4g} {bars.unit}", va="bottom", fontsize=8)
+    _set_rows(axes, [""] * len(bars.rows))
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("share (%)")
+    return [(name, Patch(color=colour)) for name, colour in colours.items()], tips
+
+
+def _set_rows(axes: Any, labels: Iterable[str]) -> None:
+    """Labelled rows from the top down."""
+    names = [_label(label, longest=9) for label in labels]
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.6)
+    axes.tick_params(left=False)
+    axes.spines["left"].set_visible(False)
+
+
+def _label(text: str, *, longest: int = LONGEST_LABEL) -> str:
+    """A short label; matplotlib would leave one that begins with an underscore out of a legend."""
+    cut = _cut(text, longest)
+    return f" {cut}" if cut.startswith("_") else cut
+
+
+def _cut(text: str, longest: int) -> str:
+    text = UNWRITABLE.sub("\ufffd", text)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def _with_variables(style: str) -> str:
+    """Colours that the page may change, as its variables."""
+    return re.sub("|".join(VARIABLES), lambda found: f"var(--{VARIABLES[found[0]]})", style)

@@ -83,7 +83,6 @@
         toggle.setAttribute("aria-pressed", String(on));
         const number = toggle.dataset.toggle;
         all(`[data-series="${number}"]`, figure).forEach((series) => { series.style.display = on ? "" : "none"; });
-        all(`[data-key="${number}"]`, figure).forEach((key) => key.classList.toggle("off", !on));
       });
     }
   }

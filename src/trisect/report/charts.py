@@ -1,0 +1,313 @@
+"""What the figures of the page show: plans and losses, spectra, loss curves, search, tuning, time, Pareto."""
+
+import math
+from collections.abc import Collection, Sequence
+
+from trisect.errors import TrisectError
+from trisect.plan.curves import Curves
+from trisect.records.parts import COMPONENTS
+from trisect.records.plan import Plan
+from trisect.records.shapes import ModelShape, widths_of
+from trisect.report.collect import BITS, PARAMETERS
+from trisect.report.records import Kind, Loss, Quantity, Run, Spectrum
+from trisect.report.terminal import kept_shares
+from trisect.support.plots import Bars, Cell, Chart, HeatMap, Point, Series
+
+ACROSS = 5
+"""Layers whose spectra are shown where nobody chose any, from the first to the last."""
+FAINTEST = 1e-7
+"""Of the largest share: what is below comes from rounding, and is not drawn."""
+SAME_COST = 1e-3
+"""Files of the same weights differ by a few bytes."""
+X_LABELS = {PARAMETERS: "parameters (millions)", BITS: "bits per dense parameter"}
+RISE = "rise of the loss (nats per token)"
+
+
+def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title: str = "") -> HeatMap:
+    """Share that each component of each layer keeps."""
+    rows = {}
+    for component, shares in kept_shares(before, after).items():
+        pairs = zip(before.layers, after.layers, strict=True)
+        notes = [f", width {old.width(component)} to {new.width(component)}" for old, new in pairs]
+        rows[component.upper()] = [Cell(*cell) for cell in zip(shares, notes, strict=True)]
+    of = "parameters" if any(layer.linears for layer in after.layers) else "width"
+    return HeatMap(
+        name=name,
+        title=title,
+        caption=f"Share of {of} kept by each component, in per cent.",
+        rows=rows,
+        unit=f"of its {of} kept",
+        coldest=1.0,
+        hottest=0.0,
+    )
+
+
+def loss_map(run: Run) -> HeatMap | None:
+    """Share of each local objective that is lost, as the solvers predicted it."""
+    rows: dict[str, list[Cell | None]] = {}
+    for loss in run.compression.losses:
+        if loss.share is not None and loss.layer < len(run.after.layers):
+            row = rows.setdefault(loss.component.upper(), [None] * len(run.after.layers))
+            note = f"; {loss.note}" if loss.note else ""
+            row[loss.layer] = Cell(loss.share, f" at width {loss.width}{note}")
+    if not rows:
+        return None
+    return HeatMap(
+        name=f"losses-{run.name}",
+        title=f"{run.name}: objective lost",
+        caption="Share of each component's own objective that is lost on the calibration tokens, as its "
+        "solver predicts it, in per cent. Objectives of different components have no common unit.",
+        rows=rows,
+        unit="lost",
+        coldest=0.0,
+        hottest=max(cell.value for row in rows.values() for cell in row if cell),
+    )
+
+
+def time_bars(runs: Sequence[Run]) -> Bars | None:
+    """Seconds by stage, a bar per run."""
+    timed = {run.name: run.timings for run in runs if sum(run.timings.values()) > 0}
+    if not timed:
+        return None
+    return Bars(
+        name="time",
+        title="Where the time went",
+        caption="Share of each stage in a run's own time. Times of different machines do not compare.",
+        unit="seconds",
+        rows=timed,
+    )
+
+
+def trial_chart(run: Run) -> Chart | None:
+    """The search for the smallest model within a bound on perplexity."""
+    trials = run.compression.target.trials
+    if not trials:
+        return None
+    groups: dict[str, list[Point]] = {}
+    for trial in sorted(trials, key=lambda trial: not trial.inside):
+        label = "inside the bound" if trial.inside else "outside"
+        groups.setdefault(label, []).append((100 * trial.ratio, trial.rise))
+    return Chart(
+        name=f"trials-{run.name}",
+        title=f"{run.name}: models that were tried",
+        caption="Rise of the loss on held-out calibration windows, for every model that was tried.",
+        x_label="removed (%)",
+        y_label=RISE,
+        series=[Series(label=label, line=False, points=points) for label, points in groups.items()],
+    )
+
+
+def tuning_chart(run: Run) -> Chart | None:
+    """Loss by step of every fine-tuning."""
+    curves = {time: tuning.losses for time, tuning in enumerate(run.tunings, start=1) if tuning.losses}
+    if not curves:
+        return None
+    return Chart(
+        name=f"tuning-{run.name}",
+        title=f"{run.name}: fine-tuning",
+        caption="Loss on the tuning data, step by step.",
+        x_label="step",
+        y_label="loss (nats per token)",
+        series=[
+            Series(label=f"tuning {n}", points=[*enumerate(line, start=1)]) for n, line in curves.items()
+        ],
+    )
+
+
+def spectrum_charts(run: Run, layers: Collection[int] | None = None) -> list[Chart]:
+    """Per component, a line for each of some layers and a guide where it was cut."""
+    losses = run.compression.losses
+    known = [(loss, loss.spectrum) for loss in losses if loss.spectrum and loss.spectrum.values[0] > 0]
+    charts = []
+    for component in dict.fromkeys(loss.component for loss, _ in known):
+        there = [(loss, spectrum) for loss, spectrum in known if loss.component == component]
+        wanted = across([loss for loss, _ in there]) if layers is None else layers
+        shown = [(loss, spectrum) for loss, spectrum in there if loss.layer in wanted]
+        if shown:
+            charts.append(_spectrum_chart(run, component, shown))
+    return charts
+
+
+def across(losses: Sequence[Loss]) -> set[int]:
+    """Layers from the first to the last in even steps, and the one that lost the largest share."""
+    steps = {losses[round(n * (len(losses) - 1) / (ACROSS - 1))].layer for n in range(ACROSS)}
+    return steps | {max(losses, key=lambda loss: loss.share or 0.0).layer}
+
+
+def _spectrum_chart(run: Run, component: str, shown: Sequence[tuple[Loss, Spectrum]]) -> Chart:
+    unit = "neuron" if component == "mlp" else "channel"
+    lines = [Series(label=f"layer {loss.layer}", points=_shares(spectrum)) for loss, spectrum in shown]
+    shares = [y for line in lines for _, y in line.points]
+    kept: dict[tuple[int, int], list[int]] = {}
+    for loss, spectrum in shown:
+        kept.setdefault((loss.width, spectrum.length), []).append(loss.layer)
+    for (width, length), layers in kept.items():
+        where = f", layer {' '.join(map(str, layers))}" if len(kept) > 1 else ""
+        label = f"kept: {width} of {length} ({width / length:.1%}){where}"
+        ends = [(100 * width / length, end) for end in (min(shares), max(shares))]
+        lines.append(Series(label=label, points=ends, guide=True))
+    sorts = " or ".join(dict.fromkeys(spectrum.of for _, spectrum in shown))
+    added = ", heads added up rank by rank" if unit == "channel" else ""
+    return Chart(
+        name=f"spectra-{component}-{run.name}",
+        title=f"{run.name}: {component.upper()} spectra",
+        caption=f"Share of the energy that each {unit} carries by itself, the largest first "
+        f"({sorts}{added}). Left of the dashed line: as many as were kept.",
+        x_label=f"rank (% of the {unit}s)",
+        y_label="share of the energy (%)",
+        series=lines,
+        log_y=True,
+    )
+
+
+def _shares(spectrum: Spectrum) -> list[Point]:
+    return [
+        (100 * (rank + 0.5) / spectrum.length, 100 * share)
+        for rank, share in zip(spectrum.ranks, spectrum.values, strict=True)
+        if share > FAINTEST * spectrum.values[0]
+    ]
+
+
+def fits(curves: Curves, run: Run) -> bool:
+    """Whether the curves start at the widths of the model that the run was made from."""
+    layers = run.before.layers
+    return all(
+        layer < len(layers) and component in COMPONENTS and layers[layer].width(component) == max(points)
+        for (layer, component), points in curves.points.items()
+    )
+
+
+def curve_charts(curves: Curves, runs: Sequence[Run]) -> list[Chart]:
+    """Per component, a line per layer, and on them the widths that each run chose."""
+    charts = []
+    for component in COMPONENTS:
+        series = []
+        deepest = max((layer for layer, _ in curves.points), default=0) or 1
+        for (layer, part), values in sorted(curves.points.items()):
+            if part == component:
+                points = [(100 * width / max(values), loss) for width, loss in sorted(values.items())]
+                series.append(Series(label=f"layer {layer}", depth=layer / deepest, points=points))
+        if not series:
+            continue
+        series += [_chosen_widths(curves, run, component) for run in runs if fits(curves, run)]
+        charts.append(
+            Chart(
+                name=f"curves-{component}",
+                title=f"{component.upper()}: loss against width",
+                caption="Rise of the whole model's loss when this component of one layer is narrowed alone, "
+                f"measured with {curves.method} on held-out calibration windows.",
+                x_label="width kept (%)",
+                y_label=RISE,
+                series=[entry for entry in series if entry.points],
+            )
+        )
+    return charts
+
+
+def _chosen_widths(curves: Curves, run: Run, component: str) -> Series:
+    """Where a run's widths lie on the curves."""
+    points = []
+    for layer, (old, new) in enumerate(zip(run.before.layers, run.after.layers, strict=True)):
+        width, full = new.width(component), old.width(component)
+        known = (layer, component) in curves.points and width >= curves.floor(layer, component)
+        if known and width != full and not new.linears:
+            points.append((100 * width / full, curves.loss_at(layer, component, width)))
+    return Series(label=run.name, points=points, line=False)
+
+
+def predicted_rise(curves: Curves, run: Run) -> float | None:
+    """What the curves say a run loses; None where they do not reach, or are not about what was done."""
+    only_narrowed = len(run.receipts) == 1 and not run.tunings and run.method == curves.method
+    if not fits(curves, run) or not only_narrowed or any(layer.linears for layer in run.after.layers):
+        return None
+    widths = tuple(map(widths_of, run.after.layers))
+    try:
+        rise = curves.rise(run.before, Plan(layers=widths, method=run.method, ratio=0.0, align=None))
+    except TrisectError:  # a component that was narrowed has no curve
+        return None
+    return rise if math.isfinite(rise) else None
+
+
+def prediction_chart(curves: Curves, runs: Sequence[Run]) -> Chart | None:
+    """The rise that the curves add up to against the rise that was measured, a point per run and text."""
+    series = []
+    for run in runs:
+        predicted = predicted_rise(curves, run)
+        for fact in run.facts:
+            before, after = fact.before or math.inf, fact.after or math.inf
+            known = math.isfinite(before) and math.isfinite(after)
+            if fact.quantity.kind == Kind.PERPLEXITY and predicted is not None and known:
+                label = f"{run.name}, {fact.quantity.name}"
+                points = [(predicted, math.log(after / before))]
+                series.append(Series(label=label, points=points, line=False))
+    if not series:
+        return None
+    highest = max(value for each in series for point in each.points for value in point)
+    guide = Series(label="equal", points=[(0.0, 0.0), (highest, highest)], guide=True)
+    return Chart(
+        name="prediction",
+        title="Predicted against measured",
+        caption="Predicted: what the curves say each component costs alone, added up. Measured: the "
+        "logarithm of perplexity after over before, on the text named. On the line both agree.",
+        x_label="predicted rise of the loss (nats per token)",
+        y_label="measured rise (nats per token)",
+        series=[*series, guide],
+    )
+
+
+def pareto_charts(runs: Sequence[Run]) -> list[Chart]:
+    """Perplexity against size, bits and latency, wherever two runs or more have both."""
+    quantities = list(dict.fromkeys(fact.quantity for run in runs for fact in run.facts))
+    texts = [quantity for quantity in quantities if quantity.kind == Kind.PERPLEXITY]
+    costs = [PARAMETERS, BITS, *(quantity for quantity in quantities if quantity.kind == Kind.LATENCY)]
+    charts = [
+        _pareto_chart(runs, text, cost, name=f"pareto-{number}-{place}")
+        for number, text in enumerate(texts)
+        for place, cost in enumerate(costs)
+    ]
+    return [chart for chart in charts if chart is not None]
+
+
+def _pareto_chart(runs: Sequence[Run], text: Quantity, cost: Quantity, *, name: str) -> Chart | None:
+    dense: dict[str, list[Point]] = {}
+    compressed: dict[str, list[Point]] = {}
+    for run in runs:
+        y, x = run.fact(text), run.fact(cost)
+        # A latency of the dense model is measured beside each run, and is never twice the same.
+        known = dense.setdefault(f"{run.source_name} (dense)", [])
+        known += [point for point in _spot(cost, x.before, y.before) if point not in known]
+        compressed[run.name] = _spot(cost, x.after, y.after)
+    if sum(map(bool, compressed.values())) < 2:
+        return None
+    models = {label: points for label, points in {**dense, **compressed}.items() if points}
+    front = pareto_front([point for points in models.values() for point in points])
+    details = "; ".join(detail for detail in (text.detail, cost.detail) if detail)
+    return Chart(
+        name=name,
+        title=f"{text.name} against {cost.name}",
+        caption=f"Lower left is better; the line joins what nothing else beats. {details}.",
+        x_label=X_LABELS.get(cost, f"{cost.name} ({cost.unit})"),
+        y_label="perplexity",
+        series=[
+            *(Series(label=label, points=points, line=False) for label, points in models.items()),
+            Series(label="front", points=front, guide=True),
+        ],
+        log_y=True,
+    )
+
+
+def _spot(cost: Quantity, x: float | None, y: float | None) -> list[Point]:
+    """A model's place, where both of its numbers are known."""
+    if x is None or y is None or not math.isfinite(y):
+        return []
+    return [(x / 1e6 if cost == PARAMETERS else x, y)]
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """Points that no other beats in both, by cost; costs that differ by next to nothing are the same."""
+
+    def beats(one: Point, other: Point) -> bool:
+        cheaper = one[0] < other[0] * (1 - SAME_COST)
+        return one[1] < other[1] and one[0] <= other[0] * (1 + SAME_COST) or (cheaper and one[1] == other[1])
+
+    return [point for point in sorted(set(points)) if not any(beats(other, point) for other in points)]

@@ -1,0 +1,129 @@
+"""A compression in the terminal: what went, what it cost, what each layer keeps; numbers for people."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.style import Style
+from rich.table import Column, Table
+from rich.text import Text
+
+from trisect.plan.budget import PREFILL_LENGTH, budget_of, compare, matrix_parameters
+from trisect.records.shapes import COMPONENTS, LayerShape, ModelShape
+from trisect.support.plots import heat_colours
+
+if TYPE_CHECKING:
+    from trisect.evaluate.perplexity import Perplexity
+
+WIDTH_NAMES = {"qk": "head", "ov": "head", "mlp": "inner"}
+LAYERS_PER_ROW = 24
+"""Fits a line of 120 characters."""
+
+
+def compression_table(
+    before: ModelShape,
+    after: ModelShape,
+    *,
+    losses: Sequence[Mapping[str, Any]] = (),
+    perplexities: "Sequence[tuple[Perplexity, Perplexity]]" = (),
+    labels: tuple[str, str] = ("before", "after"),
+) -> Table:
+    """Components first, then the model. `losses` and `perplexities` add what they know."""
+    shares = lost_shares(losses)
+    old, new = budget_of(before), budget_of(after)
+    change = compare(old, new)
+    table = Table("", *(Column(name, justify="right") for name in (*labels, "removed")), "width")
+    if shares:
+        table.add_column("objective lost", justify="right")
+    for component in COMPONENTS:
+        sizes = count(old.components[component]), count(new.components[component])
+        removed = f"{change.components[component]:.1%}"
+        width = width_change(before, after, component=component)
+        lost = [f"{shares[component]:.2%}"] if component in shares else []
+        table.add_row(f"{component.upper()} parameters", *sizes, removed, width, *lost)
+    table.add_section()
+    linear = count(old.linear_parameters), count(new.linear_parameters)
+    cache = f"{old.kv_bytes_per_token:,}", f"{new.kv_bytes_per_token:,}"
+    flops = f"{old.flops:.3g}", f"{new.flops:.3g}"
+    table.add_row("decoder linear weights", *linear, f"{change.ratio:.1%}")
+    table.add_row("whole model", count(old.parameters), count(new.parameters), f"{change.parameters:.1%}")
+    table.add_row("KV cache bytes per token", *cache, f"{change.kv_bytes_per_token:.1%}")
+    table.add_row(f"FLOPs of {PREFILL_LENGTH} tokens", *flops, f"{change.flops:.1%}")
+    table.add_section()
+    for was, now in perplexities:
+        label = f"perplexity, {Path(now.data).name} ({now.windows} x {now.length})"
+        rise = f"x{now.perplexity / was.perplexity:.3f}"
+        table.add_row(label, f"{was.perplexity:.3f}", f"{now.perplexity:.3f}", rise)
+    return table
+
+
+def lost_shares(losses: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Component -> share of its objective lost, the mean over the layers that were narrowed."""
+    shares: dict[str, list[float]] = {}
+    for entry in losses:
+        # An untouched part has nothing at stake: its total is 0.
+        if entry["total"] > 0:
+            shares.setdefault(entry["component"], []).append(entry["loss"] / entry["total"])
+    return {component: sum(values) / len(values) for component, values in shares.items()}
+
+
+def width_change(before: ModelShape, after: ModelShape, *, component: str) -> str:
+    """E.g. "head 64 -> 48", or "head 64 -> 32..48" where the layers differ."""
+    was = _span(layer.width(component) for layer in before.layers)
+    now = _span(layer.width(component) for layer in after.layers)
+    return f"{WIDTH_NAMES[component]} {was}" + (f" -> {now}" if now != was else "")
+
+
+def _span(widths: Iterable[int]) -> str:
+    found = sorted(set(widths))
+    return str(found[0]) if len(found) == 1 else f"{found[0]}..{found[-1]}"
+
+
+def kept_shares(before: ModelShape, after: ModelShape) -> dict[str, list[float]]:
+    """Component -> share kept, layer by layer: of its width, or of its parameters where maps are factored."""
+    pairs = list(zip(before.layers, after.layers, strict=True))
+    return {component: [_kept(old, new, component) for old, new in pairs] for component in COMPONENTS}
+
+
+def _kept(old: LayerShape, new: LayerShape, component: str) -> float:
+    if new.linears:
+        return matrix_parameters(new, component) / matrix_parameters(old, component)
+    return new.width(component) / old.width(component)
+
+
+def heat_tables(before: ModelShape, after: ModelShape) -> Iterator[Table]:
+    """The plan as a heat map in per cent, a few layers to a table; colours where the terminal has any."""
+    shares = kept_shares(before, after)
+    for start in range(0, len(before.layers), LAYERS_PER_ROW):
+        layers = range(start, min(start + LAYERS_PER_ROW, len(before.layers)))
+        columns = (Column(str(layer), justify="right", min_width=3) for layer in layers)
+        table = Table("% kept", *columns, box=None, padding=(0, 1, 0, 0), show_edge=False)
+        for component in COMPONENTS:
+            table.add_row(component.upper(), *(_heat_cell(shares[component][layer]) for layer in layers))
+        yield table
+
+
+def _heat_cell(share: float) -> Text:
+    colour, ink = heat_colours(share)
+    return Text(f"{100 * share:.0f}", style=Style(color=ink, bgcolor=colour))
+
+
+def count(number: float, units: str = "BMk") -> str:
+    """E.g. 135.00M."""
+    for size, unit in zip((1e9, 1e6, 1e3), units, strict=True):
+        if number >= size:
+            return f"{number / size:.2f}{unit}"
+    return f"{number:g}"
+
+
+def byte_count(number: float) -> str:
+    """E.g. 270.00 MB, in thousands."""
+    text = count(number, "GMk")
+    return f"{text[:-1]} {text[-1]}B" if text[-1] in "GMk" else f"{text} B"
+
+
+def short(number: float) -> str:
+    """Four digits that mean something, no exponent where none is needed."""
+    if number == 0 or 1e-3 <= abs(number) < 1e6:
+        return f"{number:.4g}" if abs(number) < 1e4 else f"{number:,.0f}"
+    return f"{number:.3g}"
