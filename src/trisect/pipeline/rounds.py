@@ -68,7 +68,7 @@ def _dense(
     progress: Progress | None,
 ) -> Iterator[Round]:
     """All components of a layer at once, on what the dense model computes."""
-    views, todo = layer_views(model), work(model, method, plan, config.parts)
+    views, todo = layer_views(model, own=True), work(model, method, plan, config.parts)
     wanted = [frozenset().union(*(method.reads[name] for name in names)) for names in todo]
     fisher = None
     if any(name.endswith("_fisher") for names in wanted for name in names):
@@ -139,7 +139,7 @@ def _repaired(
 ) -> Iterator[Round]:
     """One component after the other, on what the layers narrowed so far really feed it."""
     together = agreed(model, method, plan, config, tokens, options)
-    views = layer_views(model)
+    views = layer_views(model, own=True)
     norm = None if "tail" in options.without else last_norm(model, views[0].family)
     streams = TwoStreams(model, views, tokens.ids, seed=config.seed, split=True, **how_to_run(config))
     for view in walk(model):
@@ -198,7 +198,7 @@ def agreed(
     """What all layers share before the first is solved: a look at the dense model, on a few windows."""
     if options.rope_scope != "model" or method.share is None or "qk" not in config.parts:
         return None
-    views = layer_views(model)
+    views = layer_views(model, own=True)
     widths = {plan.width(view.index, "qk") for view in views}
     if len(widths) != 1 or config.layers is not None:
         raise TrisectError(
