@@ -140,7 +140,7 @@ class Attention(nn.Module):
         if self.family.position_scale:
             q = q * self._position_scale(position_ids, q.dtype)
         # Scores approximate those of the original head, so they keep the original head's scale.
-        scale = getattr(self, self.family.scale)
+        scale, dropout = getattr(self, self.family.scale), getattr(self, self.family.dropout)
         if self.tap is not None and self.num_pairs:
             rotated = (self._canonical(q * scale), self._canonical(k))
             self.tap("rotated", *rotated, *([] if attention_mask is None else [attention_mask]))
@@ -158,7 +158,7 @@ class Attention(nn.Module):
             k,
             v,
             attention_mask,
-            dropout=self._dropout() if self.training else 0.0,
+            dropout=getattr(dropout, "p", dropout) if self.training else 0.0,
             scaling=scale,
             sliding_window=self.window,
             position_ids=position_ids,
@@ -301,10 +301,6 @@ class Attention(nn.Module):
         steps = torch.floor(position_ids / rope.get("original_max_position_embeddings"))
         scale = 1 + rope.get("llama_4_scaling_beta") * torch.log(1 + steps)
         return scale[..., None, None].to(dtype)  # (b, t, 1, 1)
-
-    def _dropout(self) -> float:
-        dropout = getattr(self, self.family.dropout)
-        return dropout.p if isinstance(dropout, nn.Dropout) else dropout
 
     def _canonical(self, x: Tensor) -> Tensor:
         return to_canonical(x, self.num_pairs, self.family.rotary)

@@ -132,14 +132,9 @@ def original_widths(model: Any) -> list[LayerWidths]:
 
 
 def _layer_entry(shape: LayerShape) -> dict[str, Any]:
-    entry: dict[str, Any] = asdict(widths_of(shape))
-    if shape.shared_output:
-        entry["shared_output"] = True
-    if shape.folded:
-        entry["folded"] = True
-    if shape.linears:
-        entry["linears"] = [asdict(linear) for linear in shape.linears]
-    return entry
+    flags = {name: True for name in ("shared_output", "folded") if getattr(shape, name)}
+    linears = {"linears": [asdict(linear) for linear in shape.linears]} if shape.linears else {}
+    return {**asdict(widths_of(shape)), **flags, **linears}
 
 
 def _narrow(model: nn.Module, entry: Any) -> None:

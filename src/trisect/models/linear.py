@@ -221,9 +221,8 @@ def bias_of(linear: Any) -> Tensor | None:
 
 def gradient_of(linear: Any) -> Tensor | None:
     """(in, out) view of the weight's gradient, or None before any backward pass."""
-    first = _stores_inputs_first(linear)
     gradient: Tensor | None = linear.weight.grad
-    return gradient if gradient is None or first else gradient.T
+    return gradient if gradient is None or _stores_inputs_first(linear) else gradient.T
 
 
 def sizes_of(linear: Any) -> tuple[int, int]:
