@@ -41,7 +41,7 @@ class Source:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found[node.name] = ast.unparse(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
-                targets = getattr(node, "targets", None) or [node.target]
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 bound = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
                 found |= {name: ast.unparse(node) for name in bound if name != "__all__"}
             elif isinstance(node, ast.Import | ast.ImportFrom) and not is_ours(node):

@@ -30,8 +30,9 @@ BLOCK = 32
 class Kind:
     """How weights are held in the file."""
 
-    type: gguf.GGMLQuantizationType
-    dtype: type
+    ggml: gguf.GGMLQuantizationType
+    dtype: Any
+    """numpy's."""
     file_type: gguf.LlamaFileType
     loss: float
     """The largest error of a matrix, relative to its norm, that this explains."""
@@ -212,21 +213,21 @@ def _write_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
         return _native(ours[theirs], stock.tensors[ours[theirs]], config, stock)
 
     for theirs in ours:
-        shape = native(theirs).shape
+        shape = tuple(native(theirs).shape)
         fits = kind != "q8_0" or shape[-1] % BLOCK == 0
         kinds[theirs] = "f32" if len(shape) == 1 else kind if fits else "f16"
     for theirs, chosen in kinds.items():  # all are listed before the first is written
         shape, dtype = tuple(native(theirs).shape), np.dtype(KINDS[chosen].dtype)
         if chosen == "q8_0":
-            shape = gguf.quant_shape_to_byte_shape(shape, KINDS[chosen].type)
+            shape = gguf.quant_shape_to_byte_shape(shape, KINDS[chosen].ggml)
         size = int(np.prod(shape)) * dtype.itemsize
-        writer.add_tensor_info(theirs, shape, dtype, size, raw_dtype=KINDS[chosen].type)
+        writer.add_tensor_info(theirs, shape, dtype, size, raw_dtype=KINDS[chosen].ggml)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for theirs, chosen in kinds.items():
         array = native(theirs).contiguous().float().cpu().numpy()
-        writer.write_tensor_data(gguf.quants.quantize(array, KINDS[chosen].type))
+        writer.write_tensor_data(gguf.quants.quantize(array, KINDS[chosen].ggml))
     writer.close()
     return list(kinds.values()).count("f16") if kind == "q8_0" else 0
 
