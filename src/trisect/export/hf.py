@@ -103,17 +103,11 @@ def stock_config(source: Any, stock: Stock, *, as_llama: bool = False) -> Any:
     if stock.rates is not None:
         base = float(source.rope_parameters["rope_theta"])
         rope = listed_rope(stock_factors(stock.rates, base), base, source.max_position_embeddings)
-        changes["rope_parameters"] = rope | _position_scale(source.rope_parameters)
+        if source.rope_parameters.get("llama_4_scaling_beta") is not None:  # Ministral 3 scales queries too
+            kept = ("llama_4_scaling_beta", "original_max_position_embeddings")
+            rope |= {key: source.rope_parameters.get(key) for key in kept}
+        changes["rope_parameters"] = rope
     return plain_config(source, changes, as_llama=as_llama)
-
-
-def _position_scale(rope: dict[str, Any]) -> dict[str, Any]:
-    """What Ministral 3 scales queries by, besides turning them."""
-    beta = rope.get("llama_4_scaling_beta")
-    original = rope.get("original_max_position_embeddings")
-    return (
-        {} if beta is None else {"llama_4_scaling_beta": beta, "original_max_position_embeddings": original}
-    )
 
 
 def built(config: Any, tensors: dict[str, Tensor]) -> Any:
