@@ -211,10 +211,14 @@ def _ov(part: OV, width: int) -> dict[str, Tensor]:
 def _mlp(part: MLP, width: int) -> dict[str, Tensor]:
     more = width - part.width
     assert part.W_gate is not None
-    found = {"down_proj.weight": pad(part.W_down, (0, 0, 0, more)).T, "down_proj.bias": part.b_down}
-    for name, W, b in (("up", part.W_up, part.b_up), ("gate", part.W_gate, part.b_gate)):
-        found[f"{name}_proj.weight"] = pad(W, (0, more)).T
-        found[f"{name}_proj.bias"] = None if b is None else pad(b, (0, more))
+    found = {
+        "up_proj.weight": pad(part.W_up, (0, more)).T,
+        "gate_proj.weight": pad(part.W_gate, (0, more)).T,
+        "down_proj.weight": pad(part.W_down, (0, 0, 0, more)).T,
+        "up_proj.bias": None if part.b_up is None else pad(part.b_up, (0, more)),
+        "gate_proj.bias": None if part.b_gate is None else pad(part.b_gate, (0, more)),
+        "down_proj.bias": part.b_down,
+    }
     return {f"mlp.{name}": tensor for name, tensor in found.items() if tensor is not None}
 
 
