@@ -56,8 +56,8 @@ def tiny_model() -> transformers.PreTrainedModel:
 def check(model: transformers.PreTrainedModel, ids: torch.Tensor) -> None:
     """Parts read and written back are the same weights, and the owned attention is the stock one."""
     stock = model(ids).logits
-    for view in layer_views(model):  # from here on the attention modules are trisect's
-        for component in COMPONENTS:
+    for view in layer_views(model):
+        for component in COMPONENTS:  # writing puts trisect's attention in place of the stock one
             view.write(view.part(component))
     owned = model(ids).logits
     if not owned.equal(stock):

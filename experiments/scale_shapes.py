@@ -22,7 +22,7 @@ from accelerate import init_empty_weights
 from trisect.bench.random_models import fill
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.models.streamed import hosted
+from trisect.models.streamed import LayerStore, constant, empty, layers_of, move_rest
 from trisect.pipeline.run import compress
 from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt
@@ -114,6 +114,17 @@ def build(case: Case, *, device: str) -> Any:
         model = transformers.LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
     fill(model, device=device, generator=torch.Generator(device).manual_seed(0))
     return hosted(model.eval().requires_grad_(False), device=device)
+
+
+def hosted(model: Any, *, device: str) -> Any:
+    """The model with its layers in main memory, run layer by layer on a device it does not fit on."""
+    layers = layers_of(model)
+    sources = [constant(layer.state_dict()) for layer in layers]
+    for layer in layers:
+        empty(layer)
+    move_rest(model, device)
+    model.layer_store = LayerStore(model, sources, device=device)
+    return model
 
 
 def measure(name: str, *, device: str, samples: int, length: int) -> dict[str, Any]:

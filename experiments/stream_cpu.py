@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from trisect.data import tokens_from_tensor
-from trisect.models.shards import Shards
+from trisect.models.streamed import Shards
 from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt
 

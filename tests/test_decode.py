@@ -161,7 +161,7 @@ def test_a_prepared_model_runs_on_the_weights_it_has() -> None:
 
 def test_fusing_stores_nothing_twice() -> None:
     model = prepare_for_inference(tiny("llama-gqa"))
-    attention = layer_views(model)[0].attention
+    attention = layer_views(model, own=True)[0].attention
     assert attention.fused is not None
     storage = attention.fused.weight.untyped_storage().data_ptr()
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)

@@ -156,7 +156,7 @@ def test_steps_decode_what_the_model_says_is_next(kind: str) -> None:
     per_token = budget_of(shape).kv_bytes_per_token
     assert steps.cache_bytes() == 2 * 8 * per_token
     steps.close()
-    assert all(view.attention.live is None for view in layer_views(model))
+    assert all(getattr(view.attention_module, "live", None) is None for view in layer_views(model))
 
 
 def test_a_compressed_folder_is_benched_beside_its_original(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_rows_count_by_the_inverse_square_of_the_dense_residual_stream(name: str
     before = model.model.embed_tokens(ids).flatten(0, 1)
     behind_attention = before + attended
     weights = {"a": behind_attention.square().sum(-1), "mlp": (behind_attention + out).square().sum(-1)}
-    views = layer_views(model)
+    views = layer_views(model, own=True)
     streams = TwoStreams(model, views, ids, batch_size=3, seed=0)
     streams.begin(views[0])
     fit = len(ids) * 3 // 4 * ids.shape[1]  # the last quarter of the windows is held out

@@ -20,7 +20,7 @@ from trisect.models import layer_views
 def test_replayed_hidden_states_equal_the_stock_ones(name: str) -> None:
     model, ids = tiny(name), tokens(5, 20)
     seen: dict[int, list[Tensor]] = {}
-    views = layer_views(model)
+    views = layer_views(model, own=True)
     handles = [
         view.layer.register_forward_hook(
             lambda module, args, output, index=view.index: seen.setdefault(index, []).append(
@@ -43,7 +43,7 @@ def test_replayed_hidden_states_equal_the_stock_ones(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "helium"])
 def test_moments_equal_brute_force_sums_over_tokens(name: str) -> None:
     model, ids = tiny(name), tokens(3, 12)
-    view = layer_views(model)[0]
+    view = layer_views(model, own=True)[0]
     heard: dict[str, Tensor] = {}
     view.attention.tap = lambda tap, x, *rest: heard.__setitem__(tap, x.double())
     down: list[Tensor] = []
@@ -86,7 +86,7 @@ def test_moments_of_a_bf16_model_are_float64() -> None:
 
 def test_nothing_stays_attached_when_calibration_fails_half_way() -> None:
     model, ids = tiny("llama-gqa"), tokens(2, 16)
-    views = layer_views(model)
+    views = layer_views(model, own=True)
     with torch.no_grad():
         views[1].down.weight[0, 0] = float("nan")
     with pytest.raises(TrisectError, match=r"after layer 1 hold NaN"):

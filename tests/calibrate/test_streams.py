@@ -38,7 +38,7 @@ def test_repairing_beats_the_paper_on_every_family(name: str) -> None:
 def test_at_the_first_layer_the_target_is_the_layers_own_output(name: str) -> None:
     """Both streams are the same there, so the dense projections solve the regression without error."""
     model, ids = tiny(name).double(), tokens(16, 12)
-    views = layer_views(model)
+    views = layer_views(model, own=True)
     streams = TwoStreams(model, views, ids, batch_size=None, seed=0)
     view = views[0]
     streams.begin(view)
@@ -60,7 +60,7 @@ def test_at_the_first_layer_the_target_is_the_layers_own_output(name: str) -> No
 def test_the_targets_close_the_gap_to_the_dense_residual_stream(name: str) -> None:
     """Whatever a damaged first layer leaves undone is in the second layer's targets, to the last bit."""
     model, ids = tiny(name).double(), tokens(8, 12)
-    views = layer_views(model)
+    views = layer_views(model, own=True)
     streams = TwoStreams(model, views, ids, batch_size=None, seed=0)
     streams.begin(views[0])
     with torch.no_grad():

@@ -135,27 +135,16 @@ FIRST = source(
 )
 
 
-def test_names_that_clash_keep_their_meanings() -> None:
-    second = source(
-        "trisect.second",
-        "import math\nfrom trisect.first import (\n    area as surface,\n)\n\nSCALE = 2\n\n\n"
-        "def _part(r: float) -> float:\n    return -r\n\n\n"
-        "class Disc:\n    def _part(self) -> float:\n        return _part(SCALE)\n\n"
-        "    def both(self) -> tuple[float, float]:\n        return surface(1.0) / math.pi, self._part()\n",
-    )
-    found = run(FIRST, second)
-    assert found["Disc"]().both() == (1.0, -2)
-    assert "__all__" not in found
-
-
-def test_a_name_that_is_passed_on_is_found() -> None:
-    package = source("trisect.package", "from trisect.first import _part\n")
+def test_names_of_all_modules_meet_in_one_file() -> None:
+    package = source("trisect.package", "from trisect.first import area\n")
     user = source(
         "trisect.user",
-        "from trisect.package import _part\n\n\ndef twice(r: float) -> float:\n    return 2 * _part(r)\n",
+        "import math\nfrom trisect.package import (\n    area,\n)\n\n\n"
+        "class Disc:\n    def _part(self) -> float:\n        return area(1.0) / math.pi\n",
     )
-    other = source("trisect.other", "def _part() -> None:\n    return None\n")
-    assert run(FIRST, other, package, user)["twice"](3.0) == 18.0
+    found = run(FIRST, package, user)
+    assert found["Disc"]()._part() == 1.0
+    assert "__all__" not in found
 
 
 def test_what_is_left_out_is_missing_only_when_asked_for() -> None:
@@ -176,8 +165,9 @@ def test_what_is_left_out_is_missing_only_when_asked_for() -> None:
         ("import trisect.first\n", "only `from MODULE import NAME`"),
         ("from trisect.unknown import x\n", "only `from MODULE import NAME`"),
         ("def f():\n    import hqq\n", "hqq may be missing"),
-        ("def f(_part):\n    return _part\n\n\ndef _part():\n    return 1\n", "argument '_part'"),
-        ("def f():\n    _part = 1\n    return _part\n\n\ndef _part():\n    return 1\n", "local '_part'"),
+        ("from trisect.first import area as surface\n", "only `from MODULE import NAME`"),
+        ("def _part():\n    return 1\n", "'_part' means something else in trisect.first"),
+        ("from os import name as math\n", "'math' means something else in trisect.first"),
     ],
 )
 def test_what_would_go_wrong_is_refused(text: str, said: str) -> None:

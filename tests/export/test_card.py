@@ -6,8 +6,7 @@ import pytest
 import yaml
 from exports import sliced
 
-from trisect.models import save_model
-from trisect.models.view import shape_of
+from trisect.models import save_model, shape_of
 
 RECEIPT = {
     "source": "HuggingFaceTB/SmolLM2-135M",

@@ -10,12 +10,13 @@ import fuzz_gguf
 import gguf
 import pytest
 import torch
+from fuzz_guard import peak_memory, time_limit
 from fuzz_mutations import flipped
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from trisect.errors import TrisectError
-from trisect.models.source import BITS, MOST_ENTRIES, read_gguf_header, read_header
+from trisect.models.source import MOST_VALUES, read_gguf_shapes, read_header
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16),
@@ -38,61 +39,43 @@ def test_a_safetensors_header_says_what_the_library_says(file: Path) -> None:
         for name, tensor in found.items():
             theirs = library.get_slice(name)
             assert (tensor.dtype, list(tensor.shape)) == (theirs.get_dtype(), theirs.get_shape())
-            assert tensor.elements * BITS[tensor.dtype] == 8 * library.get_tensor(name).nbytes
         assert metadata == library.metadata()
 
 
-def test_what_the_library_refuses_is_refused(file: Path) -> None:
-    """Over damaged files: ours may be stricter (repeated keys), never laxer."""
-    content, stricter = file.read_bytes(), 0
+def test_a_damaged_header_is_read_as_the_library_reads_it_or_refused(file: Path) -> None:
+    content, refused = file.read_bytes(), 0
     for seed in range(400):
         file.write_bytes(flipped(Random(seed), content))
         try:
+            found = set(read_header(file)[0])
+        except TrisectError as error:
+            refused += "damaged or cut short" in str(error) and "\n" not in str(error)
+        else:
             with safe_open(file, framework="pt") as library:
-                theirs = set(library.keys())
-        except (SafetensorError, OSError):
-            theirs = None
-        try:
-            ours = set(read_header(file)[0])
-        except TrisectError:
-            ours = None
-        if theirs is None:
-            assert ours is None, seed
-        stricter += theirs is not None and ours is None
-        assert ours is None or ours == theirs
-    assert stricter <= 4
+                assert found == set(library.keys())
+    assert 20 < refused < 400
 
 
-def test_the_tensor_where_a_file_was_cut_is_named(tmp_path: Path) -> None:
-    tensors = {f"layer.{n}": torch.ones(5, n + 1) for n in range(6)}
-    path = tmp_path / "x.safetensors"
-    save_file(tensors, path)
-    content = path.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    for cut in range(start, len(content), 7):
-        path.write_bytes(content[:cut])
-        hit = min(
-            entry["data_offsets"][0] for entry in header.values() if start + entry["data_offsets"][1] > cut
-        )
-        name = next(name for name, entry in header.items() if entry["data_offsets"][0] == hit)
-        with pytest.raises(
-            TrisectError, match=rf"x\.safetensors is damaged or cut short: the tensor '{name}'"
-        ):
-            read_header(path)
+def test_a_file_that_was_cut_is_refused(file: Path) -> None:
+    content = file.read_bytes()
+    for cut in range(0, len(content), 7):
+        file.write_bytes(content[:cut])
+        with pytest.raises(TrisectError, match=r"x\.safetensors is damaged or cut short"):
+            read_header(file)
 
 
 def test_sizes_are_refused_before_they_are_believed(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
+    path, before = tmp_path / "x.safetensors", peak_memory()
     for length in (2**63, 2**40, 10**8 + 1, 0, 1):
         path.write_bytes(struct.pack("<Q", length) + b"{}")
-        with pytest.raises(TrisectError, match="announces a header"):
+        with pytest.raises(TrisectError, match="damaged or cut short"):
             read_header(path)
-    for shape in ([2**40, 2**40], [-1], [1.5], ["1"], [True], 3, [2**62], [1] * 99):
+    for shape in ([2**40, 2**40], [-1], [1.5], ["1"], [True], 3, [2**62], [2] * 99):
         text = json.dumps({"t": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
         path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 4)
-        with pytest.raises(TrisectError, match="the tensor 't'"):
+        with pytest.raises(TrisectError, match="damaged or cut short"):
             read_header(path)
+    assert peak_memory() - before < 50 << 20
 
 
 KEYS = [
@@ -115,49 +98,54 @@ def written(tmp_path: Path, *, keys: Any = KEYS, tensors: Any = TENSORS, header:
     return path
 
 
-def test_a_gguf_header_says_what_the_library_says(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    library, ours = gguf.GGUFReader(path), read_gguf_header(path)
-    assert ours.tensors == {tensor.name: tuple(tensor.shape.tolist()) for tensor in library.tensors}
-    assert ours.architecture == library.fields["general.architecture"].contents()
-    assert ours.counts == {"llama.block_count": library.fields["llama.block_count"].contents()}
-    assert ours.elements == sum(tensor.n_elements for tensor in library.tensors)
+def refused(path: Path, message: str) -> None:
+    with (
+        time_limit(5),
+        pytest.raises(TrisectError, match=rf"x\.gguf, damaged or cut short: {message}") as caught,
+    ):
+        read_gguf_shapes(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_gguf_shapes_are_what_the_library_says(tmp_path: Path) -> None:
+    library = gguf.GGUFReader(written(tmp_path))
+    expected = {tensor.name: tuple(tensor.shape.tolist()) for tensor in library.tensors}
+    assert read_gguf_shapes(tmp_path / "x.gguf") == expected
+    assert len(expected) == 2
 
 
 @pytest.mark.parametrize("count", [2**64 - 1, 2**40, 10**6])
 def test_gguf_counts_beyond_the_file_are_refused(tmp_path: Path, count: int) -> None:
+    before = peak_memory()
     for name in ("tensors", "keys"):
-        with pytest.raises(TrisectError, match=f"announces .* {name}"):
-            read_gguf_header(written(tmp_path, header={name: count}))
+        refused(written(tmp_path, header={name: count}), ".")
     lie = struct.pack("<IIQ", 9, 0, count)  # an array of bytes, at which gguf's reader would loop for ever
-    with pytest.raises(TrisectError, match="entries of 'words'"):
-        read_gguf_header(written(tmp_path, keys=[*KEYS[:2], ("words", lie)]))
-    with pytest.raises(TrisectError, match="text of"):
-        read_gguf_header(written(tmp_path, keys=[("name", struct.pack("<IQ", 8, count))]))
+    refused(written(tmp_path, keys=[*KEYS[:2], ("words", lie)]), ".*(bytes and has|values or more)")
+    refused(written(tmp_path, keys=[("name", struct.pack("<IQ", 8, count))]), ".*bytes and has")
+    assert peak_memory() - before < 50 << 20
 
 
 def test_gguf_arrays_are_short_enough_to_be_read(tmp_path: Path) -> None:
-    body = struct.pack("<IIQ", 9, 0, MOST_ENTRIES + 1) + bytes(MOST_ENTRIES + 1)
-    with pytest.raises(TrisectError, match="its arrays have more than"):
-        read_gguf_header(written(tmp_path, keys=[*KEYS, ("bytes", body)]))
+    body = struct.pack("<IIQ", 9, 0, MOST_VALUES + 1) + bytes(MOST_VALUES + 1)
+    refused(written(tmp_path, keys=[*KEYS, ("bytes", body)]), ".*values or more")
 
 
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        ({"dims": [2**39, 2**39]}, "ends at byte"),
-        ({"dims": [0, 4]}, "impossible shape"),
-        ({"dims": [5, 4], "kind": 2}, "impossible shape"),
-        ({"kind": 4096}, "unknown type"),
-        ({"rank": 9}, "9 dimensions"),
-        ({"offset": 2**50}, "ends at byte"),
-        ({"offset": 33}, "inside another"),
-        ({"name": TENSORS[1]["name"]}, "comes twice"),
+        ({"dims": [2**39, 2**39]}, "."),
+        ({"dims": [2**33, 2**31 + 1]}, "."),
+        ({"dims": [0, 4]}, ".*impossible shape"),
+        ({"dims": [5, 4], "kind": 2}, "."),
+        ({"kind": 4096}, ".*4096"),
+        ({"rank": 9}, "."),
+        ({"offset": 2**50}, ".*bytes and has"),
+        ({"offset": 33}, ".*inside another"),
+        ({"name": TENSORS[1]["name"]}, ".*duplicated"),
     ],
 )
-def test_impossible_gguf_tensors_are_named(tmp_path: Path, tensor: dict, message: str) -> None:
-    with pytest.raises(TrisectError, match=message):
-        read_gguf_header(written(tmp_path, tensors=[{**TENSORS[0], **tensor}, TENSORS[1]]))
+def test_impossible_gguf_tensors_are_refused(tmp_path: Path, tensor: dict, message: str) -> None:
+    refused(written(tmp_path, tensors=[{**TENSORS[0], **tensor}, TENSORS[1]]), message)
 
 
 def test_gguf_files_cut_anywhere_are_refused(tmp_path: Path) -> None:
@@ -165,11 +153,9 @@ def test_gguf_files_cut_anywhere_are_refused(tmp_path: Path) -> None:
     content = path.read_bytes()
     for cut in range(len(content)):
         path.write_bytes(content[:cut])
-        with pytest.raises(TrisectError, match=r"x\.gguf"):
-            read_gguf_header(path)
+        refused(path, ".")
 
 
 def test_more_gguf_layers_than_tensors_are_refused(tmp_path: Path) -> None:
-    keys = [KEYS[0], ("llama.block_count", fuzz_gguf.scalar("u32", 10**9))]
-    with pytest.raises(TrisectError, match="1,000,000,000 layers"):
-        read_gguf_header(written(tmp_path, keys=keys))
+    for count in (fuzz_gguf.scalar("u32", 10**9), fuzz_gguf.string("2"), fuzz_gguf.array("u8", [1, 1])):
+        refused(written(tmp_path, keys=[KEYS[0], ("llama.block_count", count)]), ".*layers")

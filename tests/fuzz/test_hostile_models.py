@@ -14,7 +14,7 @@ from tiny_models import CONFIGS, tiny
 from trisect.cli import main
 from trisect.errors import TrisectError
 from trisect.models import load_model
-from trisect.models.checkpoint import mend_generation, read_shape
+from trisect.models.checkpoint import read_shape, reset_invalid_generation_config
 from trisect.models.limits import check_config
 from trisect.models.source import check_weights, resolve, tensor_files
 
@@ -205,7 +205,7 @@ def test_generation_settings_that_cannot_be_saved_are_left_out(folder: Path) -> 
     model.generation_config.save_pretrained(folder / "again")
     good = transformers.GenerationConfig(do_sample=True, temperature=0.5)
     model.generation_config = good
-    mend_generation(model)
+    reset_invalid_generation_config(model)
     assert model.generation_config is good
 
 
@@ -247,6 +247,5 @@ def test_what_the_files_hold_is_known_without_reading_them(folder: Path) -> None
     state = tiny("llama-gqa").state_dict()
     assert weights is not None
     assert weights.shapes == {name: tuple(tensor.shape) for name, tensor in state.items()}
-    assert weights.elements == sum(tensor.numel() for tensor in state.values())
     shape, _, _ = read_shape(str(folder))
     assert shape.bytes_per_element == torch.float32.itemsize

@@ -41,7 +41,7 @@ def run(model: Any, **more: Any) -> Compressed:
 
 def rates_of(model: Any) -> list[Tensor]:
     """Radians per token (k, p) of every layer that rotates, whoever keeps them."""
-    views = layer_views(model)
+    views = layer_views(model, own=True)
     rotation = rotation_of(model.get_submodule(views[0].family.layers.rpartition(".")[0]))
     assert rotation is not None
     parts = [part for view in views if isinstance(part := view.part("qk"), QK) and part.num_pairs]
@@ -64,7 +64,7 @@ def test_with_scope_model_all_layers_share_them(name: str) -> None:
 def test_where_nothing_can_be_folded_a_layer_shares_pairs_instead(name: str) -> None:
     """A norm in front of the rotation, or a rotation that depends on the length."""
     model = run(tiny(name), rope_scope="layer").model
-    for view in layer_views(model):
+    for view in layer_views(model, own=True):
         part = view.part("qk")
         assert part.rates is None
         assert part.frequencies.equal(part.frequencies[:1].expand_as(part.frequencies))
@@ -94,7 +94,7 @@ def test_scope_model_refuses_layers_of_different_widths() -> None:
 
 def test_heads_that_turn_at_rates_of_their_own_can_no_longer_share_them() -> None:
     model = tiny("llama-gqa")
-    view = layer_views(model)[0]
+    view = layer_views(model, own=True)[0]
     view.write(replace(view.part("qk"), rates=torch.rand(2, 8, generator=torch.Generator().manual_seed(0))))
     with pytest.raises(TrisectError, match="rates of their own"):
         run(model, rope_scope="layer")
@@ -115,7 +115,7 @@ def first_looks(model: Any) -> list[Heard]:
     """Every sampled query of the first layer, the same ones that `compress` samples there."""
     notes = Notes()
     sampler = QuerySampler([notes], per_window=WINDOWS.shape[1], seed=0)
-    attention = layer_views(model)[0].attention
+    attention = layer_views(model, own=True)[0].attention
     attention.tap = lambda tap, *heard: sampler(*heard) if tap == "rotated" else None  # type: ignore[assignment]
     with torch.no_grad():
         model(WINDOWS)

@@ -22,7 +22,7 @@ from tiny_models import SDPA, left_padded, tiny, tokens
 from trisect.kernels.sdpa import Heads, Kind, Route, kind_of, one_query, route, sdpa
 from trisect.models import layer_views, load_model, save_model, shape_of
 from trisect.models.attention import eager
-from trisect.models.paths import attention_path, describe_paths, products_path, warn_of_slow_paths
+from trisect.models.paths import attention_path, paths_of, products_path, warn_of_slow_paths
 from trisect.records.shapes import LayerShape
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
@@ -229,16 +229,16 @@ def test_nothing_is_said_where_nothing_is_slow(said: pytest.LogCaptureFixture) -
     warn_of_slow_paths(stock)
     assert not said.records
     assert type(stock.model.layers[0].self_attn) is kind  # a stock model stays stock
-    assert any("padded to 16" in line for line in describe_paths(model))
+    assert any("padded to 16" in path.words for path in paths_of(model))
 
 
 def test_distinct_layers_are_described_apart() -> None:
     model = tiny("llama-gqa", attention="sdpa")
     view = layer_views(model)[1]
     view.resize(replace(view.shape(), vo=8))
-    lines = describe_paths(model)
-    assert any(line.startswith("layers 0, 2: head widths 16/16") for line in lines)
-    assert any(line.startswith("layer 1: head widths 16/8") for line in lines)
+    found = {path.words: where for path, where in paths_of(model).items()}
+    assert any(words.startswith("head widths 16/16") and where == [0, 2] for words, where in found.items())
+    assert any(words.startswith("head widths 16/8") and where == [1] for words, where in found.items())
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2"])

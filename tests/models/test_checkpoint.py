@@ -153,7 +153,7 @@ def test_remote_code_is_not_run_unless_asked(tmp_path: Path) -> None:
 def test_a_gguf_file_of_noise_is_refused(tmp_path: Path) -> None:
     noise = tmp_path / "noise.gguf"
     noise.write_bytes(b"not a model at all")
-    refused(noise, "does not start as a GGUF file")
+    refused(noise, "noise.gguf, damaged or cut short: GGUF magic invalid")
     noise.write_bytes(b"GGUF" + bytes(range(200)))
     refused(noise, "Cannot (read|load)")
 

@@ -27,7 +27,7 @@ SAME = {"rtol": 1e-9, "atol": 1e-9}
 
 def stored(view: LayerView, name: str) -> Tensor:
     """The columns of a stock parameter that hold a map, (in, heads or 1, width), in its own memory."""
-    a, f = view.attention, view.family
+    a, f, heads = view.attention_module, view.family, view.heads
     if name in ("gate", "up", "down"):
         module = view.layer.get_submodule(getattr(f, name))
         W = module.weight if type(module).__name__ == "Conv1D" else module.weight.T
@@ -41,10 +41,10 @@ def stored(view: LayerView, name: str) -> Tensor:
         return W.unflatten(1, (1, -1))
     module = getattr(a, f.qkv[0])
     W = module.weight if type(module).__name__ == "Conv1D" else module.weight.T
-    number, width = "qkv".index(name), a.qk_width
+    number, width = "qkv".index(name), heads.qk
     if f.per_head:
-        return W.unflatten(1, (a.heads, 3, width))[:, :, number]
-    sizes = [a.heads * width, a.kv_heads * width, a.kv_heads * width]
+        return W.unflatten(1, (heads.heads, 3, width))[:, :, number]
+    sizes = [heads.heads * width, heads.kv_heads * width, heads.kv_heads * width]
     return W.split(sizes, dim=1)[number].unflatten(1, (1, -1))
 
 
@@ -165,6 +165,7 @@ def test_a_trial_of_factors_and_masks_leaves_no_trace(name: str) -> None:
     apply(views[1], v=3, up=4)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     modules, output = list(model.modules()), logits(model, ids)
+    kinds = [type(module) for module in modules]
     for view in views:
         with view.trial():
             for linear in set(view.linears()) - {"v", "up"}:
@@ -173,6 +174,7 @@ def test_a_trial_of_factors_and_masks_leaves_no_trace(name: str) -> None:
                 view.apply(Masked(name="v", W=torch.zeros_like(view.linear("v").W), loss=0.0, total=0.0))
             assert not logits(model, ids).equal(output)
     assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
+    assert [type(module) for module in modules] == kinds
     after = model.state_dict()
     assert before.keys() == after.keys()
     assert all(after[key].equal(value) for key, value in before.items())
@@ -185,7 +187,7 @@ def test_masks_put_their_zeros_into_the_stored_weights(name: str) -> None:
     stock = copy.deepcopy(model)
     assert zeros_of(model) == 0
     zeros = 0
-    for view, dense in zip(layer_views(model), layer_views(stock), strict=True):
+    for view, dense in zip(layer_views(model), layer_views(stock, own=True), strict=True):
         for linear in view.linears():
             part = view.linear(linear)
             W = part.W.masked_fill(torch.rand(part.W.shape) < 0.3, 0.0)

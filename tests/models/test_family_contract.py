@@ -54,7 +54,7 @@ def test_owned_attention_equals_the_stock_one(name: str, attention: str) -> None
     model, ids = tiny(name, attention=attention), tokens()
     mask = left_padded(ids)
     stock = logits(model, ids), logits(model, ids, attention_mask=mask), cached_logits(model, ids)
-    layer_views(model)
+    layer_views(model, own=True)
     owned = logits(model, ids), logits(model, ids, attention_mask=mask), cached_logits(model, ids)
     seen, steps = mask.bool(), steps_of(model)
     assert_same_but_for_rounding(owned[0], stock[0], steps=steps)

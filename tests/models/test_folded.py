@@ -20,7 +20,7 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.models import layer_views, load_model, read_shape, save_model, shape_of
-from trisect.models.compressed import checked_layers
+from trisect.models.limits import check_entry
 from trisect.models.rotary import loaded_rates, rotation_of, stored_rates
 from trisect.pipeline.run import compress
 
@@ -113,7 +113,7 @@ def test_every_key_head_turns_at_its_own_rates() -> None:
         def listen(tap: str, *heard: Tensor, heads: list[Tensor] = heads) -> None:
             heads.extend(heard[:2] if tap == "rotated" else ())
 
-        view.attention.tap = listen
+        view.own().tap = listen
         view.write(replace(view.part("qk"), rates=rates[list(chosen)]))
         logits(model, ids)
         found[chosen] = heads
@@ -183,8 +183,8 @@ def test_a_hostile_entry_is_refused(version: int, folded: object) -> None:
     entry = {"format": version, "method": "a3+", "ratio": 0.25, "original": [LAYER]}
     entry["layers"] = [{**LAYER, "folded": folded}]
     with pytest.raises(TrisectError, match=r"config\.json"):
-        checked_layers(entry, 1)
-    assert checked_layers({**entry, "format": 2, "layers": [{**LAYER, "folded": True}]}, 1)
+        check_entry(entry)
+    check_entry({**entry, "format": 2, "layers": [{**LAYER, "folded": True}]})
 
 
 def test_weights_without_their_rates_are_an_error_not_a_random_rotation(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_calibration_hears_full_keys_and_values_of_the_new_tokens(name: str) -> 
 def hear(model: Any, *pieces: Tensor) -> dict[tuple[int, str], Tensor]:
     """What the taps of every layer are given, token by token, over one text in pieces."""
     heard: dict[tuple[int, str], list[Tensor]] = {}
-    views = layer_views(model)
+    views = layer_views(model, own=True)
     for view in views:
 
         def tap(name: str, *tensors: Tensor, index: int = view.index) -> None:

@@ -20,7 +20,7 @@ def silence_pairs(model: torch.nn.Module, pairs: list[int]) -> None:
     """Make some rotation pairs carry almost nothing, so that dropping them is nearly free."""
     for view in layer_views(model):
         for name in ("q_proj", "k_proj"):
-            weight = getattr(view.attention, name).weight
+            weight = getattr(view.attention_module, name).weight
             heads = weight.view(-1, 16, weight.shape[-1])
             with torch.no_grad():
                 heads[:, pairs + [p + 8 for p in pairs]] *= 1e-4
@@ -42,7 +42,7 @@ def test_dropping_silent_pairs_keeps_the_logits_of_a_normed_model() -> None:
 
 def test_the_narrow_norm_divides_by_the_calibrated_full_mean_square() -> None:
     model = tiny("qwen3")
-    stock = layer_views(tiny("qwen3"))[0].attention
+    stock = layer_views(tiny("qwen3"))[0].attention_module
     config = CompressConfig(ratio=0.25, method="a3", parts=("qk",), align=None, qk_norm_tolerance=1.0)
     compress(model, config, tokens=CALIBRATION)
     narrow = layer_views(model)[0].attention

@@ -177,15 +177,18 @@ def test_damaged_weights_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda entry: entry.pop("modules"), "without modules"),
-        (lambda entry: entry["modules"].update(bad={"bits": 4}), "bad needs bits of 8, 4, 3, 2"),
+        (lambda entry: entry.pop("modules"), "quantization.modules: Field required"),
+        (lambda entry: entry["modules"].update(bad={"bits": 4}), "modules.bad.group_size: Field required"),
         (
             lambda entry: entry["modules"].update({"model.norm": PACKED}),
             "'model.norm', which is not a linear",
         ),
         (lambda entry: entry["modules"].update({"a.b": PACKED}), "'a.b', which is not a linear"),
         (lambda entry: entry["modules"].update({"lm_head": {**PACKED, "group_size": 7}}), "groups of 7"),
-        (lambda entry: entry["modules"].update({"lm_head": {**PACKED, "bits": 5}}), "lm_head needs bits"),
+        (
+            lambda entry: entry["modules"].update({"lm_head": {**PACKED, "bits": 5}}),
+            "modules.lm_head.bits: Input should be 8, 4, 3 or 2, not 5",
+        ),
         (lambda entry: entry["modules"].update({"lm_head": PACKED}), "no weights for lm_head"),
     ],
 )

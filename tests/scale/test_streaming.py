@@ -13,7 +13,6 @@ from tolerances import assert_same_model
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
 from trisect.models import fingerprint, load_model, save_model
-from trisect.models.streamed import hosted, unhosted
 from trisect.pipeline.bounds import compress_within
 from trisect.pipeline.loss_curves import measure_curves
 from trisect.pipeline.run import compress
@@ -76,12 +75,6 @@ def test_what_needs_all_layers_at_once_says_so(folder: Path) -> None:
     bound = replace(config("a3"), ratio=None, max_ppl_increase="50%")
     with pytest.raises(TrisectError, match="copies.*--stream off"):
         compress_within(model, bound, tokens=TOKENS)
-
-
-def test_a_hosted_model_is_compressed_like_one_on_its_device() -> None:
-    expected = compress(tiny("llama-gqa"), config(), tokens=TOKENS).model
-    found = compress(hosted(tiny("llama-gqa"), device="cpu"), config(), tokens=TOKENS).model
-    assert_same(dict(unhosted(found).state_dict()), dict(expected.state_dict()))
 
 
 @pytest.mark.parametrize("place", ["device", "host", "disk"])

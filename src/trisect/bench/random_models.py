@@ -239,7 +239,7 @@ def build(subject: Subject, variant: Variant, *, device: str, dtype: torch.dtype
 
 
 def _narrow(model: Any, variant: Variant) -> None:
-    views = layer_views(model)  # owns the attention modules
+    views = layer_views(model, own=True)
     original = [widths_of(view.shape()) for view in views]
     # A slice has the first of the variant's layers.
     for view, layer in zip(views, variant.shape.layers, strict=False):

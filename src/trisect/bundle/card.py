@@ -1,7 +1,6 @@
 """The model card of a saved folder: what it is, how it was made, how to load it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,92 +9,82 @@ from trisect.records.shapes import ModelShape
 from trisect.support.files import atomic_write_text
 
 SETTINGS = ("method", "ratio", "kv_ratio", "rope_scope", "portable", "align", "allocate", "seed")
+Shapes = tuple[ModelShape, ModelShape]
+"""Of a model before and after."""
 REPRODUCE = ("date", "trisect", "commit")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """A model before and after."""
-
-    before: ModelShape
-    after: ModelShape
-
-
 def write_card(
-    folder: Path, receipt: Mapping[str, Any], *, sizes: Sizes, entry: Mapping[str, Any], name: str
+    folder: Path, receipt: Mapping[str, Any], *, shapes: Shapes, entry: Mapping[str, Any], name: str
 ) -> None:
     """README.md of a native folder whose weights are there already.
 
     `entry` is the config's own record of the compression, `name` where the model was loaded from.
     """
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    atomic_write_text(folder / "README.md", _text(receipt, sizes, entry, name=name, weights=weights))
-
-
-def _text(
-    receipt: Mapping[str, Any], sizes: Sizes, entry: Mapping[str, Any], *, name: str, weights: int
-) -> str:
     source = source_of(receipt) or name
-    removed = compare(budget_of(sizes.before), budget_of(sizes.after)).ratio
-    rows = recipe_rows(receipt) or [f"| method | {entry.get('method')} |"]
-    return "\n".join(
-        [
-            *front_matter(source),
-            "",
-            f"# {title_of(source)}, compressed with trisect",
-            "",
-            f"A language model with {removed:.1%} of its decoder's linear weights removed after training.",
-            "",
-            "| | before | after |",
-            "|---|---|---|",
-            *_size_rows(sizes),
-            *_perplexity_rows(receipt),
-            "",
-            f"Weights in this folder: {weights / 1e6:.1f} MB{_quantised(entry)}.",
-            "",
-            *LOADING,
-            "",
-            "| how it was made | |",
-            "|---|---|",
-            *rows,
-            *_tuning_rows(receipt),
-            "",
-            "`receipt.json` has the whole recipe, `config.json` the width of every layer.",
-            "",
-        ]
-    )
+    old, new = (budget_of(shape) for shape in shapes)
+    removed = compare(old, new).ratio
+    packed, times = entry.get("quantization"), len(receipt.get("tuning") or ())
+    quantised = f", linear layers quantised with {packed.get('backend')}" if packed else ""
+    tuned = f"| fine-tuned | {times} {'time' if times == 1 else 'times'}, see receipt.json |"
+    lines = [
+        *heading(source),
+        f"A language model with {removed:.1%} of its decoder's linear weights removed after training.",
+        "",
+        "| | before | after |",
+        "|---|---|---|",
+        f"| parameters | {old.parameters:,} | {new.parameters:,} |",
+        f"| linear weights of the decoder | {old.linear_parameters:,} | {new.linear_parameters:,} |",
+        f"| KV cache, bytes per token | {old.kv_bytes_per_token:,} | {new.kv_bytes_per_token:,} |",
+        *_perplexity_rows(receipt),
+        "",
+        f"Weights in this folder: {weights / 1e6:.1f} MB{quantised}.",
+        "",
+        LOADING,
+        "| how it was made | |",
+        "|---|---|",
+        *(recipe_rows(receipt) or [f"| method | {entry.get('method')} |"]),
+        *([tuned] if times else []),
+        "",
+        "`receipt.json` has the whole recipe, `config.json` the width of every layer.",
+        "",
+    ]
+    atomic_write_text(folder / "README.md", "\n".join(lines))
 
 
-LOADING = (
-    "## Loading",
-    "",
-    "With trisect installed, no code of this folder is run:",
-    "",
-    "```python",
-    "import trisect",
-    "from transformers import AutoModelForCausalLM, AutoTokenizer",
-    "",
-    'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")',
-    'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
-    "```",
-    "",
-    "Without it, `modeling_trisect.py` does the same (read it first: it is run on your machine):",
-    "",
-    "```python",
-    'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER", trust_remote_code=True)',
-    "```",
-    "",
-    "For software that runs neither, `trisect export THIS_FOLDER -o OUT` writes a stock checkpoint and",
-    "`trisect export THIS_FOLDER -o OUT.gguf --to gguf` a file for llama.cpp, where the heads allow it.",
-)
+LOADING = """\
+## Loading
+
+With trisect installed, no code of this folder is run:
+
+```python
+import trisect
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
+```
+
+Without it, `modeling_trisect.py` does the same (read it first: it is run on your machine):
+
+```python
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER", trust_remote_code=True)
+```
+
+For software that runs neither, `trisect export THIS_FOLDER -o OUT` writes a stock checkpoint and
+`trisect export THIS_FOLDER -o OUT.gguf --to gguf` a file for llama.cpp, where the heads allow it.
+"""
 
 
-def front_matter(source: str | None) -> list[str]:
-    """What model hubs read."""
+def heading(source: str | None) -> list[str]:
+    """The front matter that model hubs read, and the title: of a path its last part, not the whole of it."""
     front = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     if source is not None and source.count("/") == 1 and not source.startswith((".", "/", "~")):
         front.append(f"base_model: {source}")
-    return [*front, "tags:", "- trisect", "- compressed", "---"]
+    title = (Path(source).name.removesuffix(".gguf") if source else "") or "A model"
+    tags = ["tags:", "- trisect", "- compressed", "---"]
+    return [*front, *tags, "", f"# {title}, compressed with trisect", ""]
 
 
 def source_of(receipt: Mapping[str, Any]) -> str | None:
@@ -103,11 +92,6 @@ def source_of(receipt: Mapping[str, Any]) -> str | None:
     recipe = receipt.get("recipe") or {}
     source = receipt.get("source") or receipt.get("model") or recipe.get("model")
     return str(source) if source else None
-
-
-def title_of(source: str | None) -> str:
-    """A name for people: of a path, its last part, which says nothing about the machine."""
-    return Path(source).name.removesuffix(".gguf") or "A model" if source else "A model"
 
 
 def recipe_rows(receipt: Mapping[str, Any]) -> list[str]:
@@ -123,16 +107,6 @@ def recipe_rows(receipt: Mapping[str, Any]) -> list[str]:
     return [*rows, *(f"| {key} | {receipt[key]} |" for key in REPRODUCE if receipt.get(key))]
 
 
-def _size_rows(sizes: Sizes) -> list[str]:
-    old, new = budget_of(sizes.before), budget_of(sizes.after)
-    pairs = {
-        "parameters": (old.parameters, new.parameters),
-        "linear weights of the decoder": (old.linear_parameters, new.linear_parameters),
-        "KV cache, bytes per token": (old.kv_bytes_per_token, new.kv_bytes_per_token),
-    }
-    return [f"| {name} | {was:,} | {now:,} |" for name, (was, now) in pairs.items()]
-
-
 def _perplexity_rows(receipt: Mapping[str, Any]) -> list[str]:
     """Where it was measured while compressing; older receipts have one text."""
     rows = []
@@ -142,15 +116,3 @@ def _perplexity_rows(receipt: Mapping[str, Any]) -> list[str]:
             text = f"{Path(str(now['data'])).name}, {now['windows']} windows of {now['length']} tokens"
             rows.append(f"| perplexity ({text}) | {was['perplexity']:.3f} | {now['perplexity']:.3f} |")
     return rows
-
-
-def _quantised(entry: Mapping[str, Any]) -> str:
-    packed = entry.get("quantization")
-    return "" if not packed else f", linear layers quantised with {packed.get('backend')}"
-
-
-def _tuning_rows(receipt: Mapping[str, Any]) -> list[str]:
-    times = len(receipt.get("tuning") or ())
-    return (
-        [f"| fine-tuned | {times} {'time' if times == 1 else 'times'}, see receipt.json |"] if times else []
-    )

@@ -34,16 +34,19 @@ class Source:
     def top_imports(self) -> list[Imports]:
         return [node for node in self.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
 
-    def defined(self) -> dict[str, ast.stmt]:
-        """Names that the module gives a meaning at its top level, by the statement that does."""
-        found: dict[str, ast.stmt] = {}
+    def names(self) -> dict[str, str]:
+        """Names that the module binds at its top level, and what they mean: a statement, or an import."""
+        found: dict[str, str] = {}
         for node in self.tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found[node.name] = node
+                found[node.name] = ast.unparse(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = [inner for target in targets for inner in ast.walk(target)]
-                found |= {n.id: node for n in names if isinstance(n, ast.Name) and n.id != "__all__"}
+                bound = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+                found |= {name: ast.unparse(node) for name in bound if name != "__all__"}
+            elif isinstance(node, ast.Import | ast.ImportFrom) and not is_ours(node):
+                origin = getattr(node, "module", "")
+                found |= {alias.asname or alias.name: f"import {origin}.{alias.name}" for alias in node.names}
         return found
 
 
@@ -64,11 +67,11 @@ def sources_for(name: str) -> tuple[list[Source], frozenset[str]]:
     left_out: set[str] = set()
     waiting = [name]
     while waiting:
-        found = list(_needed(waiting[0], set(ordered), ()))
-        if len(ordered) and any(demands(source) for source in found):
-            left_out.add(waiting[0])
-            found = []
-        waiting.pop(0)
+        module = waiting.pop(0)
+        found = list(_needed(module, set(ordered)))
+        if ordered and any(demands(source) for source in found):
+            left_out.add(module)
+            continue
         for source in found:
             ordered[source.name] = source
             # What functions import may stand anywhere in the file: it is looked up when they run.
@@ -101,73 +104,31 @@ def _inside(module: str) -> bool:
     return module.split(".")[0] == PACKAGE
 
 
-def _needed(name: str, known: set[str], above: tuple[str, ...]) -> Iterator[Source]:
+def _needed(name: str, known: set[str]) -> Iterator[Source]:
     """Modules that are not known yet, dependencies first."""
-    if name in known or name in above:
+    if name in known:
         return
+    known.add(name)
     source = read_source(name)
     for node in source.top_imports():
         if isinstance(node, ast.ImportFrom) and is_ours(node):
-            for found in _needed(str(node.module), known, (*above, name)):
-                known.add(found.name)
-                yield found
+            yield from _needed(str(node.module), known)
     yield source
-
-
-Renames = dict[str, str]
-"""A name in a module -> its name in the file, where they differ."""
-
-
-class Names:
-    """The names of all modules that go into a file."""
-
-    def __init__(self, sources: Sequence[Source]):
-        self.sources = {source.name: source for source in sources}
-        self.own: dict[str, Renames] = {source.name: {} for source in sources}
-        for name, meanings in self._meanings().items():
-            if len(set(meanings.values())) > 1:
-                for module in meanings:
-                    self.own[module][name] = f"{name}_in_{module.rpartition('.')[2]}"
-
-    def of(self, source: Source) -> Renames:
-        """What has another name in the file, of its own names and of those it imports from the others."""
-        found = dict(self.own[source.name])
-        for node in source.imports():
-            if isinstance(node, ast.ImportFrom) and node.module in self.sources:
-                for alias in node.names:
-                    here, there = alias.asname or alias.name, self._called(node.module, alias.name)
-                    found |= {here: there} if here != there else {}
-        return found
-
-    def _called(self, module: str, name: str) -> str:
-        """The name in the file of what `from module import name` gives, which may be passed on there."""
-        source = self.sources[module]
-        if name in source.defined():
-            return self.own[module].get(name, name)
-        for node in source.top_imports():
-            if isinstance(node, ast.ImportFrom) and is_ours(node):
-                for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        return self._called(str(node.module), alias.name)
-        return name
-
-    def _meanings(self) -> dict[str, dict[str, str]]:
-        """Name -> module -> the statement that defines it; the same statement twice does no harm."""
-        found: dict[str, dict[str, str]] = {}
-        for module, source in self.sources.items():
-            for name, node in source.defined().items():
-                found.setdefault(name, {})[module] = ast.unparse(node)
-        return found
 
 
 def merged(sources: Sequence[Source], *, without: frozenset[str]) -> str:
     """Import lines, then the bodies of all modules; what wants a module of `without` finds it missing."""
-    names = Names(sources)
     known = without | {source.name for source in sources}
+    meanings: dict[str, tuple[str, str]] = {}
     for source in sources:
         _check_imports(source, known)
-    bodies = [_body(source, names.of(source), without) for source in sources]
-    return "\n".join([*_import_lines(sources), "", *bodies])
+        for name, meaning in source.names().items():
+            other, before = meanings.setdefault(name, (source.name, meaning))
+            if before != meaning:
+                raise _unfit(
+                    source, source.tree.body[0], f"{name!r} means something else in {other}; rename it"
+                )
+    return "\n".join([*_import_lines(sources), "", *(_body(source, without) for source in sources)])
 
 
 def _import_lines(sources: Sequence[Source]) -> list[str]:
@@ -183,13 +144,9 @@ def _import_lines(sources: Sequence[Source]) -> list[str]:
     return sorted(lines, key=_by_kind)
 
 
-def _body(source: Source, renames: Renames, without: frozenset[str]) -> str:
+def _body(source: Source, without: frozenset[str]) -> str:
+    """The module's text without its imports."""
     lines: list[str | None] = list(source.text.splitlines())
-    for line, column, old in sorted(
-        _uses(source, renames), reverse=True
-    ):  # from the right: columns stay true
-        text = str(lines[line - 1])
-        lines[line - 1] = text[:column] + renames[old] + text[column + len(old) :]
     for node in source.imports():
         if is_ours(node):
             missing = isinstance(node, ast.ImportFrom) and node.module in without
@@ -219,41 +176,20 @@ def _stays(node: ast.stmt) -> bool:
     return not typing_only and not isinstance(node, ast.Import | ast.ImportFrom)
 
 
-def _uses(source: Source, renames: Renames) -> set[tuple[int, int, str]]:
-    """Line, column and name of everything that is called otherwise in the file."""
-    found: set[tuple[int, int, str]] = set()
-    top = {id(node) for statement in source.tree.body for node in _outside_blocks(statement)}
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Name) and node.id in renames:
-            if not isinstance(node.ctx, ast.Load) and id(node) not in top:
-                raise _unfit(source, node, f"a local {node.id!r} has the name of something else")
-            found.add((node.lineno, node.col_offset, node.id))
-        elif isinstance(node, ast.arg) and node.arg in renames:
-            raise _unfit(source, node, f"the argument {node.arg!r} has the name of something else")
-    for node in source.tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in renames:
-            keyword = "def " if isinstance(node, ast.FunctionDef) else "class "
-            found.add((node.lineno, node.col_offset + len(keyword), node.name))
-    return found
-
-
-def _outside_blocks(statement: ast.stmt) -> list[ast.AST]:
-    """The parts of a top-level statement that bind names of the module, not of a function or class."""
-    blocks = isinstance(statement, ast.FunctionDef | ast.ClassDef)
-    return [] if blocks else list(ast.walk(statement))
-
-
 def _check_imports(source: Source, known: frozenset[str] | set[str]) -> None:
     """Refuse what transformers or this module could not make one file of."""
     for node in source.imports():
-        if is_ours(node) and (isinstance(node, ast.Import) or node.module not in known):
+        plain = isinstance(node, ast.ImportFrom) and all(
+            alias.asname in (None, alias.name) for alias in node.names
+        )
+        if is_ours(node) and (not plain or getattr(node, "module", None) not in known):
             raise _unfit(source, node, "only `from MODULE import NAME` can be put into one file")
     for node in demands(source):
         missing = min(packages(node) - PRESENT)
         raise _unfit(source, node, f"{missing} may be missing elsewhere; import it inside `try`")
 
 
-def _unfit(source: Source, node: ast.stmt | ast.expr | ast.arg, why: str) -> TrisectError:
+def _unfit(source: Source, node: ast.stmt, why: str) -> TrisectError:
     return TrisectError(
         f"{source.name}, line {node.lineno}, cannot go into the modelling file of a saved folder: {why}."
     )

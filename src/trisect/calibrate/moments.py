@@ -239,7 +239,7 @@ def listening(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
         up.register_forward_pre_hook(hears("up")),
         view.down.register_forward_pre_hook(hears("down")),
     ]
-    view.attention.tap = accumulator
+    view.own().tap = accumulator
     try:
         with torch.no_grad():
             yield accumulator

@@ -1,14 +1,17 @@
 """`trisect export`: a compressed model as files that other software reads without trisect."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trisect.commands import _options as options
 from trisect.commands._names import one_of
 from trisect.errors import TrisectError, unknown_name
+
+if TYPE_CHECKING:
+    from trisect.export import Exported
 
 PANEL = "Use"
 EXAMPLES = (
@@ -61,70 +64,29 @@ def run(
         raise unknown_name("format", to, FORMATS)
     if as_llama and to != "hf":
         raise TrisectError("--as-llama is about --to hf; a GGUF file has Llama's architecture always.")
-    export = _hf if to == "hf" else _gguf
     with quiet_libraries():
-        done = export(folder, out, dtype, as_llama=as_llama, trust_remote_code=trust_remote_code)
-    _show(done, quiet=quiet)
-    keep_measurement(json, done.facts)
+        done, tokenizer = _export(folder, out, to, dtype, as_llama=as_llama, trust=trust_remote_code)
+    _show(done, to, tokenizer=tokenizer is not None, quiet=quiet)
+    keep_measurement(json, {**asdict(done), "path": str(done.path)})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """An export, for people and for JSON."""
-
-    title: str
-    rows: dict[str, str]
-    lines: list[str]
-    """How to load it."""
-    facts: dict[str, Any]
-
-
-def _hf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool) -> Done:
+def _export(
+    folder: str, out: Path, to: str, dtype: str | None, *, as_llama: bool, trust: bool
+) -> "tuple[Exported, Any]":
+    """What was written, and the tokenizer that went with it."""
     from trisect.commands._screen import load
-    from trisect.export import export_hf
+    from trisect.export import export_gguf, export_hf
     from trisect.support.files import check_new_folder
     from trisect.support.receipt import read_receipt
 
-    check_new_folder(out)
-    kind = _dtype(folder, dtype, trust_remote_code)
-    loaded = load(folder, dtype="float32", device="cpu", trust_remote_code=trust_remote_code)
-    receipt = read_receipt(folder)
-    done = export_hf(loaded.model, loaded.tokenizer, out, dtype=kind, as_llama=as_llama, receipt=receipt)
-    size = sum(file.stat().st_size for file in done.path.rglob("*"))
-    rows = {
-        "architecture": f"{done.architecture}, head width {done.head_width}, {_widths(done.mlp_widths)}",
-        "weights": f"{done.dtype}, {size / 1e6:.1f} MB",
-        "logits": _nearness(done.difference, done.rounding, done.dtype),
-    }
-    return Done(
-        title=f"Stock checkpoint in {done.path}",
-        rows=rows,
-        lines=_hf_lines(done.path, loaded.tokenizer),
-        facts={**asdict(done), "path": str(done.path)},
-    )
-
-
-def _gguf(folder: str, out: Path, dtype: str | None, *, as_llama: bool, trust_remote_code: bool) -> Done:
-    from trisect.commands._screen import load, quoted
-    from trisect.export.gguf import export_gguf
-    from trisect.support.receipt import read_receipt
-
-    loaded = load(folder, dtype="float32", device="cpu", trust_remote_code=trust_remote_code)
-    done = export_gguf(loaded.model, loaded.tokenizer, out, kind=dtype or "f16", receipt=read_receipt(folder))
-    rows = {
-        "architecture": f"{done.architecture}, head width {done.head_width}, {_widths(done.mlp_widths)}",
-        "weights": f"{done.kind}, {done.path.stat().st_size / 1e6:.1f} MB",
-        "logits": _nearness(done.difference, done.rounding, done.kind),
-        "in llama.cpp": "not tried: `pip install xllamacpp` to have it checked there"
-        if done.llama_cpp is None
-        else f"runs; the next token's probabilities are {done.llama_cpp:.0e} nats apart",
-    }
-    return Done(
-        title=f"GGUF file {done.path}",
-        rows=rows,
-        lines=[f"llama-cli -m {quoted(done.path)} -p 'Once upon a time'"],
-        facts={**asdict(done), "path": str(done.path)},
-    )
+    if to == "hf":
+        check_new_folder(out)
+        kind = _dtype(folder, dtype, trust)
+    loaded = load(folder, dtype="float32", device="cpu", trust_remote_code=trust)
+    model, tokenizer, receipt = loaded.model, loaded.tokenizer, read_receipt(folder)
+    if to == "gguf":
+        return export_gguf(model, tokenizer, out, kind=dtype or "f16", receipt=receipt), tokenizer
+    return export_hf(model, tokenizer, out, dtype=kind, as_llama=as_llama, receipt=receipt), tokenizer
 
 
 def _dtype(folder: str, dtype: str | None, trust_remote_code: bool) -> Any:
@@ -139,37 +101,35 @@ def _dtype(folder: str, dtype: str | None, trust_remote_code: bool) -> Any:
     return DTYPES[dtype]
 
 
-def _widths(mlp: tuple[int, ...]) -> str:
-    return f"MLP width {mlp[0]}" if len(set(mlp)) == 1 else f"MLP widths {min(mlp)} to {max(mlp)}"
+def _show(done: "Exported", to: str, *, tokenizer: bool, quiet: bool) -> None:
+    from rich.table import Table
 
+    from trisect.commands._screen import quoted, stdout
 
-def _nearness(difference: float, rounding: float | None, kind: str) -> str:
-    """How near the export is to the native model, for people."""
-    exact = f"as the compressed model's, to {difference:.0e} of the largest"
-    return exact if rounding is None else f"{exact}; {rounding:.0e} after rounding to {kind}"
-
-
-def _hf_lines(path: Path, tokenizer: Any) -> list[str]:
+    console, path, mlp = stdout(), done.path, done.mlp_widths
+    size = sum(file.stat().st_size for file in ([path] if to == "gguf" else path.rglob("*")))
+    widths = f"MLP width {mlp[0]}" if len(set(mlp)) == 1 else f"MLP widths {min(mlp)} to {max(mlp)}"
+    logits = f"as the compressed model's, to {done.difference:.0e} of the largest"
+    rounded = "" if done.rounding is None else f"; {done.rounding:.0e} after rounding to {done.dtype}"
+    title = f"GGUF file {path}" if to == "gguf" else f"Stock checkpoint in {path}"
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_row("architecture", f"{done.architecture}, head width {done.head_width}, {widths}")
+    table.add_row("weights", f"{done.dtype}, {size / 1e6:.1f} MB")
+    table.add_row("logits", logits + rounded)
     lines = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         f'model = AutoModelForCausalLM.from_pretrained("{path}")',
+        *([f'tokenizer = AutoTokenizer.from_pretrained("{path}")'] if tokenizer else []),
     ]
-    return lines if tokenizer is None else [*lines, f'tokenizer = AutoTokenizer.from_pretrained("{path}")']
-
-
-def _show(done: Done, *, quiet: bool) -> None:
-    from rich.table import Table
-
-    from trisect.commands._screen import stdout
-
-    console = stdout()
-    table = Table(title=done.title, title_justify="left", show_header=False)
-    for name, value in done.rows.items():
-        table.add_row(name, value)
+    if to == "gguf":
+        nats = done.llama_cpp
+        ran = f"runs; the next token's probabilities are {nats:.0e} nats apart" if nats is not None else None
+        table.add_row("in llama.cpp", ran or "not tried: `pip install xllamacpp` to have it checked there")
+        lines = [f"llama-cli -m {quoted(path)} -p 'Once upon a time'"]
     console.print(table)
-    for note in done.facts["notes"]:
+    for note in done.notes:
         console.print(f"note: {note}", soft_wrap=True)
     if not quiet:
         console.print("Load it without trisect:")
-        for line in done.lines:
+        for line in lines:
             console.print(f"  {line}", soft_wrap=True)

@@ -187,7 +187,7 @@ class Decoder:
         self.model, self.batch, self.max_length = model.eval(), batch, max_length
         self.device = next(model.parameters()).device
         self.mode = resolved_mode(mode, model, self.device)
-        self._views = layer_views(model)
+        self._views = layer_views(model, own=True)
         if prepare:
             prepare_for_inference(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters

@@ -183,7 +183,7 @@ def prepare_for_inference(model: Any) -> Any:
     done to single numbers, in norms and behind the gate, takes one kernel each instead of several, and that
     stays wherever the model goes.
     """
-    for view in layer_views(model):
+    for view in layer_views(model, own=True):
         view.attention.prepare()
         fuse_gate(view.layer, view.family)
     for module in model.modules():

@@ -1,6 +1,7 @@
 """Exports: the compressed model as files that other software reads without trisect."""
 
-from trisect.export.gguf import ExportedFile, export_gguf
-from trisect.export.hf import Exported, export_hf
+from trisect.export.check import Exported
+from trisect.export.gguf import export_gguf
+from trisect.export.hf import export_hf
 
-__all__ = ["Exported", "ExportedFile", "export_gguf", "export_hf"]
+__all__ = ["Exported", "export_gguf", "export_hf"]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,25 @@ def _main() -> None:
 
 if __name__ == "__main__":
     _main()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written, and how near it is to the native model."""
+
+    path: Path
+    architecture: str
+    head_width: int
+    mlp_widths: tuple[int, ...]
+    dtype: str
+    """Of the weights: torch's name in a folder, llama.cpp's in a GGUF file."""
+    difference: float
+    """Of float32 logits, relative to the largest one."""
+    rounding: float | None
+    """The same after rounding to `dtype`; None for float32."""
+    llama_cpp: float | None = None
+    """Nats between the native model's next token and llama.cpp's; None where that did not run."""
+    notes: tuple[str, ...] = ()
 
 
 TOLERANCE = 1e-4

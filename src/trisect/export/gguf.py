@@ -1,6 +1,5 @@
 """A GGUF file for llama.cpp, written tensor by tensor and read back before it gets its name."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,10 @@ import gguf
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.export.check import check_in_llama_cpp, check_same, difference, probe
+from trisect.export.check import Exported, check_in_llama_cpp, check_same, difference, probe
 from trisect.export.hf import built, stock_config
 from trisect.export.rotation import SAME, listed_rope, stock_factors
 from trisect.export.stock import GGUF, Stock, check_exportable, plain_config, stock_weights
@@ -22,254 +22,32 @@ from trisect.support.files import check_disk_space, check_writable, new_file
 FACTORS = "rope_freqs.weight"
 HALVED = ("qwen3",)
 """Architectures whose channels llama.cpp pairs as Hugging Face does."""
-
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-"""Module of a layer, or of the model -> llama.cpp's name."""
-
-LOSSES = {"f32": 0.0, "f16": 1e-3, "q8_0": 2e-2}
-"""The largest error of a matrix, relative to its norm, that a kind of weights explains."""
-
-
-def interleaved(x: Tensor, heads: int) -> Tensor:
-    """Rows (heads 2n, ...): from [firsts | seconds] of each head to adjacent pairs, as llama.cpp has them."""
-    return x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def halved(x: Tensor, heads: int) -> Tensor:
-    """Undo `interleaved`."""
-    return x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the file says, in a config's words, and its tensors in float32, MLPs filled up to one width."""
-    reader = gguf.GGUFReader(path)
-    said = _said(reader)
-    found = {
-        tensor.name: torch.from_numpy(
-            np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        )
-        for tensor in reader.tensors
-    }
-    base = said["rope_parameters"]["rope_theta"]
-    if FACTORS in found:
-        said["rope_parameters"] = listed_rope(
-            found.pop(FACTORS).tolist(), base, said["max_position_embeddings"]
-        )
-    said["tie_word_embeddings"] = "output.weight" not in found
-    heads = {"attn_q": said["num_attention_heads"], "attn_k": said["num_key_value_heads"]}
-    if reader.fields["general.architecture"].contents() in HALVED:
-        heads = {}
-    tensors = {}
-    for name, tensor in found.items():
-        kind = name.split(".")[-2]
-        tensor = halved(tensor, heads[kind]) if kind in heads else tensor
-        tensors[_checkpoint_name(name)] = _filled(tensor, kind, name, said["intermediate_size"])
-    if said["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    return said, tensors
-
-
-def check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], kind: str) -> None:
-    """Refuse a file whose weights are not the ones that were to be written."""
-    if set(found) != set(expected):
-        odd = sorted(set(found) ^ set(expected))
-        raise TrisectError(
-            f"The GGUF file misses or invents {odd[0]}; nothing was written. Please report it."
-        )
-    for name, tensor in expected.items():
-        error = float((found[name] - tensor).norm() / tensor.norm().clamp(min=1e-30))
-        if not error <= LOSSES[kind]:
-            raise TrisectError(
-                f"{name} came back from the GGUF file with an error of {error:.2g}, where {kind} explains "
-                f"{LOSSES[kind]:g}; nothing was written. Try --dtype f32, and please report it."
-            )
-
-
-def _said(reader: Any) -> dict[str, Any]:
-    def value(key: str) -> Any:
-        return reader.fields[key].contents()
-
-    arch = value("general.architecture")
-    widths, heads, kv_heads = (
-        value(f"{arch}.{key}")
-        for key in ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
-    )
-    return {
-        "vocab_size": value(f"{arch}.vocab_size"),
-        "max_position_embeddings": value(f"{arch}.context_length"),
-        "hidden_size": value(f"{arch}.embedding_length"),
-        "num_hidden_layers": value(f"{arch}.block_count"),
-        "intermediate_size": max(_list(widths)),
-        "num_attention_heads": max(_list(heads)),
-        "num_key_value_heads": max(_list(kv_heads)),
-        "head_dim": value(f"{arch}.attention.key_length"),
-        "rms_norm_eps": value(f"{arch}.attention.layer_norm_rms_epsilon"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": value(f"{arch}.rope.freq_base")},
-    }
-
-
-def _list(value: Any) -> list[int]:
-    return list(value) if isinstance(value, list) else [value]
-
-
-def _filled(tensor: Tensor, kind: str, name: str, width: int) -> Tensor:
-    if kind in ("ffn_up", "ffn_gate"):
-        more = width - tensor.shape[0]
-        return torch.nn.functional.pad(tensor, (0, more) if tensor.ndim == 1 else (0, 0, 0, more))
-    if kind == "ffn_down" and name.endswith(".weight"):
-        return torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
-    return tensor
-
-
-def _checkpoint_name(name: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
-    back = {theirs: ours for ours, theirs in NAMES.items()}
-    *place, kind, ending = name.split(".")
-    return f"{back[kind]}.{ending}" if not place else f"model.layers.{place[1]}.{back[kind]}.{ending}"
-
-
-KINDS = {
-    "f32": gguf.GGMLQuantizationType.F32,
-    "f16": gguf.GGMLQuantizationType.F16,
-    "q8_0": gguf.GGMLQuantizationType.Q8_0,
-}
-DTYPES = {"f32": np.float32, "f16": np.float16, "q8_0": np.uint8}
 BLOCK = 32
 """Weights that share one scale in q8_0: a row must be a whole number of them."""
 
 
 @dataclass(frozen=True)
-class FileTensor:
-    """One tensor of the file, not made before it is written."""
+class Kind:
+    """How weights are held in the file."""
 
-    name: str
-    shape: tuple[int, ...]
-    kind: str
-    make: Callable[[], Tensor]
-
-    def announce(self, writer: Any) -> None:
-        """Tell the writer what will come: all tensors are listed before the first is written."""
-        shape = self.shape
-        if self.kind == "q8_0":
-            shape = gguf.quant_shape_to_byte_shape(shape, KINDS[self.kind])
-        dtype = np.dtype(DTYPES[self.kind])
-        size = int(np.prod(shape)) * dtype.itemsize
-        writer.add_tensor_info(self.name, shape, dtype, size, raw_dtype=KINDS[self.kind])
-
-    def array(self) -> Any:
-        """The numbers as the file holds them."""
-        return gguf.quants.quantize(self.make().contiguous().float().cpu().numpy(), KINDS[self.kind])
+    ggml: gguf.GGMLQuantizationType
+    dtype: Any
+    """numpy's."""
+    file_type: gguf.LlamaFileType
+    loss: float
+    """The largest error of a matrix, relative to its norm, that this explains."""
 
 
-def file_tensors(config: Any, stock: Stock, kind: str) -> list[FileTensor]:
-    """All weights, in the order in which they are written."""
-    found = []
-    factors = rotation_factors(config, stock)
-    if factors is not None:
-        found.append(FileTensor(FACTORS, (len(factors),), "f32", lambda: Tensor(factors)))
-    for name, tensor in stock.tensors.items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-
-        def make(name: str = name, tensor: Tensor = tensor) -> Tensor:
-            return _native(name, tensor, config, stock)
-
-        shape = tuple(make().shape)
-        fits = kind != "q8_0" or shape[-1] % BLOCK == 0
-        chosen = "f32" if len(shape) == 1 else kind if fits else "f16"
-        found.append(FileTensor(_name(name), shape, chosen, make))
-    return found
-
-
-def write_tensors(writer: Any, tensors: list[FileTensor]) -> None:
-    """Everything that was said about the file, then tensor after tensor."""
-    for tensor in tensors:
-        tensor.announce(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for tensor in tensors:
-        writer.write_tensor_data(tensor.array())
-    writer.close()
-
-
-def rotation_factors(config: Any, stock: Stock) -> list[float] | None:
-    """Divisors of llama.cpp's own frequencies, None where those are the model's."""
-    assert stock.rates is not None
-    factors = stock_factors(stock.rates, float(config.rope_parameters["rope_theta"]))
-    return None if max(abs(factor - 1) for factor in factors) <= SAME else factors
-
-
-def needs_deci(stock: Stock) -> bool:
-    """llama.cpp reads MLP widths per layer for this architecture; its biases are sized for whole heads."""
-    special = any(name.endswith(".bias") or "_norm." in name for name in stock.tensors)
-    return len(set(stock.mlp_widths)) > 1 and not special
-
-
-def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
-    """A tensor in llama.cpp's order of channels, and no wider than its layer needs."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    kind = name.split(".")[-2]
-    if kind in heads and family_for(config).name not in HALVED:
-        return interleaved(tensor, heads[kind])
-    if ".mlp." in name and needs_deci(stock):
-        width = stock.mlp_widths[int(name.split(".")[2])]
-        return tensor[:, :width] if ".down_proj." in name else tensor[:width]
-    return tensor
-
-
-def _name(name: str) -> str:
-    """model.layers.3.self_attn.q_proj.weight -> blk.3.attn_q.weight"""
-    stem, _, ending = name.rpartition(".")
-    if not stem.startswith("model.layers."):
-        return f"{NAMES[stem]}.{ending}"
-    _, _, index, inner = stem.split(".", 3)
-    return f"blk.{index}.{NAMES[inner]}.{ending}"
-
-
-FILE_TYPES = {
-    "f32": gguf.LlamaFileType.ALL_F32,
-    "f16": gguf.LlamaFileType.MOSTLY_F16,
-    "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+KINDS = {
+    "f32": Kind(gguf.GGMLQuantizationType.F32, np.float32, gguf.LlamaFileType.ALL_F32, 0.0),
+    "f16": Kind(gguf.GGMLQuantizationType.F16, np.float16, gguf.LlamaFileType.MOSTLY_F16, 1e-3),
+    "q8_0": Kind(gguf.GGMLQuantizationType.Q8_0, np.uint8, gguf.LlamaFileType.MOSTLY_Q8_0, 2e-2),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportedFile:
-    """What was written, and how near it is to the native model."""
-
-    path: Path
-    architecture: str
-    head_width: int
-    mlp_widths: tuple[int, ...]
-    kind: str
-    difference: float
-    """Of float32 logits, relative to the largest one."""
-    rounding: float | None
-    """The same of the numbers in the file; None for f32."""
-    llama_cpp: float | None
-    """Nats between the native model's next token and llama.cpp's; None where that is not installed."""
-    notes: tuple[str, ...] = ()
 
 
 def export_gguf(
     model: Any, tokenizer: Any, out: str | Path, *, kind: str = "f16", receipt: dict[str, Any] | None = None
-) -> ExportedFile:
+) -> Exported:
     """Write a model, given in float32, as one GGUF file for llama.cpp."""
     if kind not in KINDS:
         raise unknown_name("kind of GGUF weights", kind, KINDS, "float32 and the like are for --to hf.")
@@ -287,26 +65,24 @@ def export_gguf(
         writer = gguf.GGUFWriter(partial, architecture)
         _add_facts(writer, config, stock, receipt or {}, kind)
         _add_vocabulary(writer, vocabulary)
-        listed = file_tensors(config, stock, kind)
-        kept = sum(tensor.kind == "f16" for tensor in listed) if kind == "q8_0" else 0
-        write_tensors(writer, listed)
-        said, tensors = read_file(partial)
+        kept = _write_tensors(writer, config, stock, kind)
+        said, tensors = read_file(partial, names_of(config, stock))
         check_tensors(tensors, stock.tensors, kind)
         # A GGUF file knows no sliding window, and is for texts inside one; the check is not.
         said |= {"max_position_embeddings": config.max_position_embeddings}
         found = probe(built(plain_config(config, said), tensors))
         if kind == "f32":
             check_same(found, expected, "What was written")
-        apart_there = check_in_llama_cpp(partial, model, kind, longest=_longest(config))
-    return ExportedFile(
+        nats = check_in_llama_cpp(partial, model, kind, longest=_longest(config))
+    return Exported(
         path=path,
         architecture=architecture,
         head_width=stock.head_width,
         mlp_widths=stock.mlp_widths,
-        kind=kind,
+        dtype=kind,
         difference=apart,
         rounding=None if kind == "f32" else difference(found, expected),
-        llama_cpp=apart_there,
+        llama_cpp=nats,
         notes=(*_notes(config, stock, kept), *notes),
     )
 
@@ -346,7 +122,7 @@ def _add_facts(writer: Any, config: Any, stock: Stock, receipt: dict[str, Any], 
     per_layer = needs_deci(stock)
     layers = config.num_hidden_layers
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    writer.add_file_type(FILE_TYPES[kind])
+    writer.add_file_type(KINDS[kind].file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(_longest(config))
@@ -411,3 +187,156 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
     if rotation_factors(config, stock) is not None:
         notes.append("transformers ignores rope_freqs when it loads GGUF; for transformers, export --to hf")
     return tuple(notes)
+
+
+def names_of(config: Any, stock: Stock) -> dict[str, str]:
+    """Name in the checkpoint -> llama.cpp's name, in the order in which tensors are written."""
+    # The names are the same for all our architectures, and this one has every tensor that any of them has.
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    return {
+        name: str(table.get_name(name, try_suffixes=(".weight", ".bias")))
+        for name in stock.tensors
+        if name not in tied
+    }
+
+
+def _write_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
+    """Write all weights, none made before its turn; how many stay f16 where q8_0 was asked for."""
+    factors = rotation_factors(config, stock)
+    kinds = {} if factors is None else {FACTORS: "f32"}
+    ours = {theirs: name for name, theirs in names_of(config, stock).items()}
+
+    def native(theirs: str) -> Tensor:
+        if theirs == FACTORS:
+            return Tensor(factors)
+        return _native(ours[theirs], stock.tensors[ours[theirs]], config, stock)
+
+    for theirs in ours:
+        shape = tuple(native(theirs).shape)
+        fits = kind != "q8_0" or shape[-1] % BLOCK == 0
+        kinds[theirs] = "f32" if len(shape) == 1 else kind if fits else "f16"
+    for theirs, chosen in kinds.items():  # all are listed before the first is written
+        shape, dtype = tuple(native(theirs).shape), np.dtype(KINDS[chosen].dtype)
+        if chosen == "q8_0":
+            shape = gguf.quant_shape_to_byte_shape(shape, KINDS[chosen].ggml)
+        size = int(np.prod(shape)) * dtype.itemsize
+        writer.add_tensor_info(theirs, shape, dtype, size, raw_dtype=KINDS[chosen].ggml)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for theirs, chosen in kinds.items():
+        array = native(theirs).contiguous().float().cpu().numpy()
+        writer.write_tensor_data(gguf.quants.quantize(array, KINDS[chosen].ggml))
+    writer.close()
+    return list(kinds.values()).count("f16") if kind == "q8_0" else 0
+
+
+def rotation_factors(config: Any, stock: Stock) -> list[float] | None:
+    """Divisors of llama.cpp's own frequencies, None where those are the model's."""
+    assert stock.rates is not None
+    factors = stock_factors(stock.rates, float(config.rope_parameters["rope_theta"]))
+    return None if max(abs(factor - 1) for factor in factors) <= SAME else factors
+
+
+def needs_deci(stock: Stock) -> bool:
+    """llama.cpp reads MLP widths per layer for this architecture; its biases are sized for whole heads."""
+    special = any(name.endswith(".bias") or "_norm." in name for name in stock.tensors)
+    return len(set(stock.mlp_widths)) > 1 and not special
+
+
+def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
+    """A tensor in llama.cpp's order of channels, and no wider than its layer needs."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    kind = name.split(".")[-2]
+    if kind in heads and family_for(config).name not in HALVED:
+        return interleaved(tensor, heads[kind])
+    if ".mlp." in name and needs_deci(stock):
+        width = stock.mlp_widths[int(name.split(".")[2])]
+        return tensor[:, :width] if ".down_proj." in name else tensor[:width]
+    return tensor
+
+
+def interleaved(x: Tensor, heads: int) -> Tensor:
+    """Rows (heads 2n, ...): from [firsts | seconds] of each head to adjacent pairs, as llama.cpp has them."""
+    return x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def halved(x: Tensor, heads: int) -> Tensor:
+    """Undo `interleaved`."""
+    return x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def read_file(path: Path, names: dict[str, str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the file says, in a config's words, and its tensors in float32, MLPs padded to one width.
+
+    `names` are those of a checkpoint, with llama.cpp's.
+    """
+    reader = gguf.GGUFReader(path)
+    said = _said(reader)
+    found = {
+        tensor.name: torch.from_numpy(
+            np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        )
+        for tensor in reader.tensors
+    }
+    base = said["rope_parameters"]["rope_theta"]
+    if FACTORS in found:
+        factors = found.pop(FACTORS).tolist()
+        said["rope_parameters"] = listed_rope(factors, base, said["max_position_embeddings"])
+    said["tie_word_embeddings"] = "output.weight" not in found
+    heads = {"attn_q": said["num_attention_heads"], "attn_k": said["num_key_value_heads"]}
+    if reader.fields["general.architecture"].contents() in HALVED:
+        heads = {}
+    ours = {theirs: name for name, theirs in names.items()}
+    tensors = {}
+    for name, tensor in found.items():
+        kind, more = name.split(".")[-2], said["intermediate_size"]
+        if kind in heads:
+            tensor = halved(tensor, heads[kind])
+        elif kind in ("ffn_up", "ffn_gate"):
+            tensor = pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, more - tensor.shape[0]))
+        elif kind == "ffn_down" and tensor.ndim > 1:
+            tensor = pad(tensor, (0, more - tensor.shape[1]))
+        tensors[ours.get(name, name)] = tensor
+    if said["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    return said, tensors
+
+
+def _said(reader: Any) -> dict[str, Any]:
+    arch = reader.fields["general.architecture"].contents()
+
+    def value(key: str) -> Any:
+        """One number; the largest of a list with one for every layer."""
+        found = reader.fields[f"{arch}.{key}"].contents()
+        return max(found) if isinstance(found, list) else found
+
+    return {
+        "vocab_size": value("vocab_size"),
+        "max_position_embeddings": value("context_length"),
+        "hidden_size": value("embedding_length"),
+        "num_hidden_layers": value("block_count"),
+        "intermediate_size": value("feed_forward_length"),
+        "num_attention_heads": value("attention.head_count"),
+        "num_key_value_heads": value("attention.head_count_kv"),
+        "head_dim": value("attention.key_length"),
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": {"rope_type": "default", "rope_theta": value("rope.freq_base")},
+    }
+
+
+def check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], kind: str) -> None:
+    """Refuse a file whose weights are not the ones that were to be written."""
+    if set(found) != set(expected):
+        odd = sorted(set(found) ^ set(expected))
+        raise TrisectError(
+            f"The GGUF file misses or invents {odd[0]}; nothing was written. Please report it."
+        )
+    for name, tensor in expected.items():
+        error = float((found[name] - tensor).norm() / tensor.norm().clamp(min=1e-30))
+        if not error <= KINDS[kind].loss:
+            raise TrisectError(
+                f"{name} came back from the GGUF file with an error of {error:.2g}, where {kind} explains "
+                f"{KINDS[kind].loss:g}; nothing was written. Try --dtype f32, and please report it."
+            )

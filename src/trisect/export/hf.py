@@ -1,7 +1,6 @@
 """A stock Hugging Face checkpoint: plain config, plain weights, no trisect needed to load it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from trisect.bundle.card import front_matter, recipe_rows, source_of, title_of
+from trisect.bundle.card import heading, recipe_rows, source_of
 from trisect.errors import TrisectError
-from trisect.export.check import check_same, difference, probe
+from trisect.export.check import Exported, check_same, difference, probe
 from trisect.export.rotation import listed_rope, stock_factors
 from trisect.export.stock import Stock, plain_config, stock_weights
 from trisect.export.vocabulary import split_digits
@@ -19,23 +18,22 @@ from trisect.models.compressed import CompressedModel
 from trisect.support.files import atomic_write_text, check_disk_space, new_folder
 
 
-def model_card(export: "Exported", receipt: Mapping[str, Any]) -> str:
+def model_card(export: Exported, receipt: Mapping[str, Any]) -> str:
     """README.md of a stock checkpoint, front matter included."""
-    source = source_of(receipt)
-    widths = export.mlp_widths
-    mlp = (
-        f"{max(widths)}"
-        if len(set(widths)) == 1
-        else f"{max(widths)} (needed: {min(widths)} to {max(widths)})"
-    )
+    widths = sorted(set(export.mlp_widths))
+    mlp = f"{widths[-1]}" if len(widths) == 1 else f"{widths[-1]} (needed: {widths[0]} to {widths[-1]})"
     rounding = "" if export.rounding is None else f", {export.rounding:.1e} after rounding to {export.dtype}"
-    body = [
-        f"# {title_of(source)}, compressed with trisect",
-        "",
+    lines = [
+        *heading(source_of(receipt)),
         "A language model with narrower attention heads and MLPs, written as a stock "
         f"`{export.architecture}` checkpoint: loading it needs no extra package and no remote code.",
         "",
-        *LOADING,
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")',
+        'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
+        "```",
         "",
         "| | |",
         "|---|---|",
@@ -47,36 +45,11 @@ def model_card(export: "Exported", receipt: Mapping[str, Any]) -> str:
         *recipe_rows(receipt),
         "",
         "Kept rotation frequencies are listed as `longrope` factors where they are not the source's own; the "
-        "attention scale of the original head width is in the query weights; zeros fill up narrower layers.",
+        "attention scale of the original head width is in the query weights; narrower layers are padded with "
+        "zeros.",
         "",
     ]
-    return "\n".join([*front_matter(source), "", *body])
-
-
-LOADING = (
-    "```python",
-    "from transformers import AutoModelForCausalLM, AutoTokenizer",
-    "",
-    'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")',
-    'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
-    "```",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What was written, and how near it is to the native model."""
-
-    path: Path
-    architecture: str
-    head_width: int
-    mlp_widths: tuple[int, ...]
-    dtype: str
-    difference: float
-    """Of float32 logits, relative to the largest one."""
-    rounding: float | None
-    """The same after rounding to `dtype`; None for float32."""
-    notes: tuple[str, ...] = ()
+    return "\n".join(lines)
 
 
 def export_hf(
@@ -130,17 +103,11 @@ def stock_config(source: Any, stock: Stock, *, as_llama: bool = False) -> Any:
     if stock.rates is not None:
         base = float(source.rope_parameters["rope_theta"])
         rope = listed_rope(stock_factors(stock.rates, base), base, source.max_position_embeddings)
-        changes["rope_parameters"] = rope | _position_scale(source.rope_parameters)
+        if source.rope_parameters.get("llama_4_scaling_beta") is not None:  # Ministral 3 scales queries too
+            kept = ("llama_4_scaling_beta", "original_max_position_embeddings")
+            rope |= {key: source.rope_parameters.get(key) for key in kept}
+        changes["rope_parameters"] = rope
     return plain_config(source, changes, as_llama=as_llama)
-
-
-def _position_scale(rope: dict[str, Any]) -> dict[str, Any]:
-    """What Ministral 3 scales queries by, besides turning them."""
-    beta = rope.get("llama_4_scaling_beta")
-    original = rope.get("original_max_position_embeddings")
-    return (
-        {} if beta is None else {"llama_4_scaling_beta": beta, "original_max_position_embeddings": original}
-    )
 
 
 def built(config: Any, tensors: dict[str, Tensor]) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trisect.errors import TrisectError
 from trisect.models import LayerView, family_of
-from trisect.models.rotary import rotation_of
+from trisect.models.rotary import Rotation, rotation_of
 from trisect.records.parts import QK
 from trisect.records.shapes import LayerShape
 
@@ -108,22 +108,22 @@ def _kind_of(rates: Tensor, kinds: list[float]) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotor:
+class StockRotation:
     """How the stock model turns, and where each layer's pairs go."""
 
     pairs: int
     """Slots of the stock head: half its width."""
     slots: Tensor | None
     """(n,) radians per token; None where the source's own rotation stays."""
-    places: list[Tensor]  # (k, p) of each layer
+    places: list[Any]  # (k, p) of each layer
     scaling: float
     """What the stock table multiplies queries and keys with."""
 
 
-def find_rotor(model: Any, views: list[LayerView], *, baked: bool) -> Rotor:
+def stock_rotation(model: Any, views: list[LayerView], *, baked: bool) -> StockRotation:
     """The source's own rotation if all pairs have a place in it, else one set of rates; or a refusal."""
     shapes = [view.shape() for view in views]
-    own = rotation_of(_decoder(model))
+    own = own_rotation(model)
     whole = max(_whole_width(view) for view in views)
     if own is None:
         return _changing(views, shapes, whole, baked=baked)
@@ -131,10 +131,10 @@ def find_rotor(model: Any, views: list[LayerView], *, baked: bool) -> Rotor:
     layers = [_rates(view, own_rates) for view in views]
     slots = common_slots(layers)
     room = max(-(-max(shape.qk, shape.vo) // 2) for shape in shapes)
-    if 2 * room == whole and all(places_in(rates, own_rates) is not None for rates in layers):
-        slots, scaling = own_rates, 1.0 if baked else own.scaling
-        places = [_placed(rates, slots) for rates in layers]
-        return Rotor(pairs=room, slots=slots if baked else None, places=places, scaling=scaling)
+    places = [places_in(rates, own_rates) for rates in layers]
+    if 2 * room == whole and all(found is not None for found in places):
+        scaling = 1.0 if baked else own.scaling
+        return StockRotation(pairs=room, slots=own_rates if baked else None, places=places, scaling=scaling)
     if len(slots) > room:
         raise TrisectError(
             f"The heads of this model turn at {len(slots)} different rates together, and stock heads of "
@@ -143,20 +143,20 @@ def find_rotor(model: Any, views: list[LayerView], *, baked: bool) -> Rotor:
             "ov,mlp, which leaves queries and keys alone."
         )
     slots = padded(slots, room)
-    places = [_placed(rates, slots) for rates in layers]
-    return Rotor(pairs=room, slots=slots, places=places, scaling=1.0)
+    places = [places_in(rates, slots) for rates in layers]
+    return StockRotation(pairs=room, slots=slots, places=places, scaling=1.0)
 
 
-def _changing(views: list[LayerView], shapes: list[LayerShape], whole: int, *, baked: bool) -> Rotor:
+def _changing(views: list[LayerView], shapes: list[LayerShape], whole: int, *, baked: bool) -> StockRotation:
     """A rotation that changes with the length of the text can stay, but cannot be written as rates."""
-    cut = any(v.attention.rotary_index is not None or v.attention.rotary_rates is not None for v in views)
+    cut = any(getattr(view.attention_module, "rotary_index", None) is not None for view in views)
     if baked or cut or max(max(shape.qk, shape.vo) for shape in shapes) != whole:
         raise TrisectError(
             "This model's RoPE changes with the length of the text (dynamic or longrope), so narrower heads "
             "have no one set of rates to be exported with; compress with --parts mlp, and export --to hf."
         )
     places = [torch.arange(shape.pairs).expand(shape.kv_heads, -1) for shape in shapes]
-    return Rotor(pairs=whole // 2, slots=None, places=places, scaling=1.0)
+    return StockRotation(pairs=whole // 2, slots=None, places=places, scaling=1.0)
 
 
 def _rates(view: LayerView, own: Tensor) -> Tensor:
@@ -165,23 +165,12 @@ def _rates(view: LayerView, own: Tensor) -> Tensor:
     return own[part.frequencies.cpu()] if part.rates is None else part.rates.cpu()
 
 
-def _placed(rates: Tensor, slots: Tensor) -> Tensor:
-    places = places_in(rates, slots)
-    assert places is not None
-    return places
-
-
-def _decoder(model: Any) -> Any:
-    return model.get_submodule(family_of(model).layers.rpartition(".")[0])
-
-
-def own_scaling(model: Any) -> float:
-    """What the source's table multiplies queries and keys with, on top of turning them (yarn)."""
-    own = rotation_of(_decoder(model))
-    return 1.0 if own is None else own.scaling
+def own_rotation(model: Any) -> Rotation | None:
+    """The source's rotation, if it is one for all lengths."""
+    return rotation_of(model.get_submodule(family_of(model).layers.rpartition(".")[0]))
 
 
 def _whole_width(view: LayerView) -> int:
     """The head width that the source's config gives, which its own rotation belongs to."""
-    config = view.attention.config
+    config = view.config
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

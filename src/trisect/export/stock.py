@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.functional import pad
 
 from trisect.errors import TrisectError
-from trisect.export.rotation import find_rotor, own_scaling
+from trisect.export.rotation import own_rotation, stock_rotation
 from trisect.models import LayerView, family_for, family_of, layer_views
-from trisect.models.components import read_mlp, read_ov, read_qk
 from trisect.models.quantized import QuantizedLinear
 from trisect.models.rotary import HeadNorm
 from trisect.records.parts import MLP, OV, QK
@@ -71,7 +71,7 @@ def _check_layer(view: LayerView) -> None:
             f"{name} code rotates all of them; load the folder itself with `import trisect`."
         )
     if view.family.norms is not None:
-        norms = [getattr(view.attention, norm) for norm in view.family.norms]
+        norms = [getattr(view.attention_module, norm) for norm in view.family.norms]
         if any(isinstance(norm, HeadNorm) for norm in norms):
             raise _norm_refusal(name)
 
@@ -101,10 +101,10 @@ def _unfused_config(values: dict[str, Any]) -> Any:
     """Phi-3 with its fused matrices taken apart is Llama, or Mistral where it looks back over a window."""
     values = {key: value for key, value in values.items() if key not in FUSED}
     rope = {key: value for key, value in values["rope_parameters"].items() if key != "partial_rotary_factor"}
-    windowed = values.pop("sliding_window", None)
-    if windowed is None:
+    window = {"sliding_window": values.pop("sliding_window", None)}
+    if window["sliding_window"] is None:
         return transformers.LlamaConfig(**{**values, "rope_parameters": rope})
-    return transformers.MistralConfig(**{**values, "rope_parameters": rope, "sliding_window": windowed})
+    return transformers.MistralConfig(**{**values, **window, "rope_parameters": rope})
 
 
 def _llama_config(values: dict[str, Any], *, biased: bool) -> Any:
@@ -144,22 +144,23 @@ def stock_weights(model: Any, *, baked: bool = False) -> Stock:
     """
     check_exportable(model)
     views = layer_views(model)
-    rotor = find_rotor(model, views, baked=baked)
-    pairs = rotor.pairs
+    rotation, own = stock_rotation(model, views, baked=baked), own_rotation(model)
+    pairs = rotation.pairs
     widths = tuple(view.shape().mlp for view in views)
     tensors = _untouched(model)
-    for view, places in zip(views, rotor.places, strict=True):
+    for view, places in zip(views, rotation.places, strict=True):
         prefix = f"{view.family.layers}.{view.index}"
-        a = view.attention
-        turned = 1.0 if a.rotary_rates is not None else own_scaling(model)
-        scale = getattr(a, view.family.scale) * (2 * pairs) ** 0.5
-        if a.num_pairs:  # a layer that does not rotate never meets the table
-            scale *= (turned / rotor.scaling) ** 2
+        shape = view.shape()
+        # What the source's table multiplies queries and keys with, on top of turning them (yarn).
+        turned = 1.0 if shape.folded or own is None else own.scaling
+        scale = getattr(view.attention_module, view.family.scale) * (2 * pairs) ** 0.5
+        if shape.pairs:  # a layer that does not rotate never meets the table
+            scale *= (turned / rotation.scaling) ** 2
         found = _norms(view, scale)
-        found |= _qk(read_qk(view), places, pairs, 1.0 if found else scale)
-        found |= _ov(read_ov(view), 2 * pairs) | _mlp(read_mlp(view), max(widths))
+        found |= _qk(view.read_qk(), places, pairs, 1.0 if found else scale)
+        found |= _ov(view.read_ov(), 2 * pairs) | _mlp(view.read_mlp(), max(widths))
         tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in found.items()}
-    return Stock(head_width=2 * pairs, mlp_widths=widths, rates=rotor.slots, tensors=tensors)
+    return Stock(head_width=2 * pairs, mlp_widths=widths, rates=rotation.slots, tensors=tensors)
 
 
 def _norms(view: LayerView, scale: float) -> dict[str, Tensor]:
@@ -167,7 +168,7 @@ def _norms(view: LayerView, scale: float) -> dict[str, Tensor]:
     if view.family.norms is None:
         return {}
     q_norm, k_norm = view.family.norms
-    q, k = (getattr(view.attention, name).weight.detach() for name in (q_norm, k_norm))
+    q, k = (getattr(view.attention_module, name).weight.detach() for name in (q_norm, k_norm))
     return {f"self_attn.{q_norm}.weight": q * scale, f"self_attn.{k_norm}.weight": k}
 
 
@@ -190,7 +191,7 @@ def _spread(x: Tensor, places: Tensor, n: int) -> Tensor:
     Without pairs (p = 0) nothing turns, and zeros go behind whatever channels there are.
     """
     if places.shape[-1] == 0:
-        return torch.nn.functional.pad(x, (0, 2 * n - x.shape[-1]))
+        return pad(x, (0, 2 * n - x.shape[-1]))
     out = x.new_zeros(*x.shape[:-1], 2 * n)
     where = torch.cat([places, n + places], dim=-1).to(x.device)
     return out.scatter(-1, where.unsqueeze(1).expand_as(x), x)
@@ -198,32 +199,27 @@ def _spread(x: Tensor, places: Tensor, n: int) -> Tensor:
 
 def _ov(part: OV, width: int) -> dict[str, Tensor]:
     more = width - part.width
-    W_v = torch.nn.functional.pad(part.W_v, (0, more))  # (k, D, width)
-    W_o = part.W_o.expand(part.heads, -1, -1)  # one shared by all heads is repeated for each
-    W_o = torch.nn.functional.pad(W_o, (0, 0, 0, more))  # (h, width, D)
-    found = {
-        "self_attn.v_proj.weight": W_v.mT.flatten(0, 1),
-        "self_attn.o_proj.weight": W_o.flatten(0, 1).T,
-    }
-    if part.b_v is not None:
-        found["self_attn.v_proj.bias"] = torch.nn.functional.pad(part.b_v, (0, more)).flatten()
-    if part.b_o is not None:
-        found["self_attn.o_proj.bias"] = part.b_o
-    return found
+    W_v = pad(part.W_v, (0, more))  # (k, D, width)
+    # (h, width, D); one shared by all heads is repeated for each
+    W_o = pad(part.W_o.expand(part.heads, -1, -1), (0, 0, 0, more))
+    b_v = None if part.b_v is None else pad(part.b_v, (0, more)).flatten()
+    weights = {"v_proj.weight": W_v.mT.flatten(0, 1), "o_proj.weight": W_o.flatten(0, 1).T}
+    found = {**weights, "v_proj.bias": b_v, "o_proj.bias": part.b_o}
+    return {f"self_attn.{name}": tensor for name, tensor in found.items() if tensor is not None}
 
 
 def _mlp(part: MLP, width: int) -> dict[str, Tensor]:
     more = width - part.width
     assert part.W_gate is not None
-    grown = {"up": part.W_up, "gate": part.W_gate}
-    found = {f"mlp.{k}_proj.weight": torch.nn.functional.pad(W, (0, more)).T for k, W in grown.items()}
-    found["mlp.down_proj.weight"] = torch.nn.functional.pad(part.W_down, (0, 0, 0, more)).T
-    for name, b in {"up": part.b_up, "gate": part.b_gate}.items():
-        if b is not None:
-            found[f"mlp.{name}_proj.bias"] = torch.nn.functional.pad(b, (0, more))
-    if part.b_down is not None:
-        found["mlp.down_proj.bias"] = part.b_down
-    return found
+    found = {
+        "up_proj.weight": pad(part.W_up, (0, more)).T,
+        "gate_proj.weight": pad(part.W_gate, (0, more)).T,
+        "down_proj.weight": pad(part.W_down, (0, 0, 0, more)).T,
+        "up_proj.bias": None if part.b_up is None else pad(part.b_up, (0, more)),
+        "gate_proj.bias": None if part.b_gate is None else pad(part.b_gate, (0, more)),
+        "down_proj.bias": part.b_down,
+    }
+    return {f"mlp.{name}": tensor for name, tensor in found.items() if tensor is not None}
 
 
 def _untouched(model: Any) -> dict[str, Tensor]:

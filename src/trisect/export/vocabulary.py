@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from gguf import TokenType
 from tokenizers import pre_tokenizers
 
 from trisect.errors import TrisectError
@@ -45,9 +46,6 @@ def _lost(data: dict[str, Any]) -> bool:
 
 
 log = logging.getLogger(__name__)
-
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""llama.cpp's kinds of token."""
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -126,14 +124,14 @@ def _tokens(data: dict[str, Any], tokenizer: Any, size: int) -> tuple[list[str],
         token = by_id.get(index)
         tokens.append(f"[PAD{index}]" if token is None else token)
         if token is None:
-            types.append(UNUSED)
+            types.append(TokenType.UNUSED)
         elif index == tokenizer.unk_token_id and data["model"].get("byte_fallback"):
-            types.append(UNKNOWN)  # merges of bytes know everything, and use this token for something else
+            types.append(TokenType.UNKNOWN)  # merges of bytes know everything, and use it for something else
         elif index in added:
-            types.append(CONTROL if added[index]["special"] else USER_DEFINED)
+            types.append(TokenType.CONTROL if added[index]["special"] else TokenType.USER_DEFINED)
         else:
-            types.append(BYTE if BYTE_TOKEN.fullmatch(token) else NORMAL)
-    return tokens, types
+            types.append(TokenType.BYTE if BYTE_TOKEN.fullmatch(token) else TokenType.NORMAL)
+    return tokens, [int(kind) for kind in types]
 
 
 def _scores(tokens: list[str], merges: list[str]) -> list[float]:

@@ -3,10 +3,10 @@
 from typing import Any
 
 from trisect.models.checkpoint import Loaded, load_model, original_shape, read_shape, save_model
-from trisect.models.compressed import mark_compressed, original_widths, register, register_family
+from trisect.models.compressed import mark_compressed, original_widths, register_families, register_family
 from trisect.models.families import FAMILIES, WRAPPERS, Family, family_for
-from trisect.models.fingerprint import fingerprint
-from trisect.models.view import LayerView, layer_views, shape_of, zeros_of
+from trisect.models.fingerprint import fingerprint, shape_of, zeros_of
+from trisect.models.view import LayerView, layer_views
 
 
 def family_of(model: Any) -> Family:
@@ -29,7 +29,7 @@ __all__ = [
     "original_shape",
     "original_widths",
     "read_shape",
-    "register",
+    "register_families",
     "register_family",
     "save_model",
     "shape_of",

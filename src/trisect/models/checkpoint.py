@@ -10,49 +10,26 @@ from typing import Any
 import torch
 import transformers
 
-from trisect.bundle import Sizes, write_bundle, write_card
+from trisect.bundle import write_bundle, write_card
 from trisect.data.hub import hub_answers, short_patience
 from trisect.data.registry import REGISTRY_MODELS, fetch_model
 from trisect.errors import TrisectError
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
 from trisect.models.families import BUILT_IN, PREFIX, WRAPPERS, family_for
-from trisect.models.limits import check_config, check_fits, check_heads, check_layers, check_position_scale
+from trisect.models.fingerprint import shape_of
+from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
 from trisect.models.paths import warn_of_slow_paths
 from trisect.models.quantized import packing_summary
-from trisect.models.shards import check_saved
-from trisect.models.source import Source, Weights, check_weights, read_raw_config, resolve
-from trisect.models.streamed import load_layers_later, to_be_streamed, write_shards
-from trisect.models.view import shape_of
+from trisect.models.source import Source, check_weights, explained, read_raw_config, resolve
+from trisect.models.streamed import check_saved, load_layers_later, to_be_streamed, write_shards
 from trisect.records.shapes import ModelShape
 from trisect.support.files import check_disk_space, new_folder, write_json
-
-
-class explained:
-    """Loading libraries raise many things for a damaged checkpoint; the user gets their first line."""
-
-    def __init__(self, what: str):
-        self.what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        # A panic of the tokenizers library is no Exception, but no more than a damaged file either.
-        expected = isinstance(error, Exception) or type(error).__name__ == "PanicException"
-        if error is None or isinstance(error, TrisectError) or not expected:
-            return
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise TrisectError(f"{self.what}: {lines[0][:400]}") from error
-
 
 log = logging.getLogger(__name__)
 
 
-def mend_generation(model: Any) -> None:
-    """Put defaults in place of settings that contradict themselves.
-
-    transformers loads those and refuses to save them, which would be after all the work.
-    """
+def reset_invalid_generation_config(model: Any) -> None:
+    """Put defaults in place of contradictory settings: transformers loads those, but refuses to save them."""
     try:
         model.generation_config.validate(strict=True)
     except Exception as error:  # values of any type may be there, and their checks raise what they run into
@@ -80,9 +57,12 @@ def from_hub(source: Source) -> Iterator[None]:
         raise TrisectError(advice) from error
 
 
-def _advice(name: str, error: BaseException) -> str | None:
+def _advice(name: str, error: BaseException | None) -> str | None:
     """By what lies behind an error; None where that has nothing to do with the hub."""
-    behind = {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
+    behind: set[str] = set()
+    while error is not None:
+        behind |= {kind.__name__ for kind in type(error).__mro__}
+        error = error.__cause__ or error.__context__
     if "GatedRepoError" in behind:
         return f"{name} is gated: ask for access on its page of the hub, then type `hf auth login`; {LOCAL}."
     if "RepositoryNotFoundError" in behind:
@@ -92,12 +72,6 @@ def _advice(name: str, error: BaseException) -> str | None:
     if "TransportError" in behind:
         return f"The download of {name} broke off: type the same again, and it goes on from there; {LOCAL}."
     return None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -129,48 +103,42 @@ def load_model(
     name = fetched(name)
     source = resolve(name)
     with from_hub(source):
-        return _load(
-            source, name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, stream=stream
-        )
+        model = _load(source, name, dtype, device=device, trust_remote_code=trust_remote_code, stream=stream)
+        return Loaded(model=model, tokenizer=_tokenizer(source, trust_remote_code), name=name)
 
 
 def _load(
     source: Source,
     name: str,
-    *,
     dtype: str | torch.dtype | None,
+    *,
     device: str,
     trust_remote_code: bool,
     stream: str,
-) -> Loaded:
+) -> Any:
     weights = check_weights(source)
     config = read_config(source, trust_remote_code=trust_remote_code)
-    if weights is not None:
-        _check_size(config, weights, name)
-    model_class = _class_for(config)
+    if weights is not None:  # before memory is taken for what the files do not hold
+        where, packed = f"The config of {name}", getattr(config, "quantization_config", None) is not None
+        check_layers(config, len(weights.shapes), where=where)
+        check_fits(_blank(config, name), weights.shapes, size=weights.size, packed=packed, where=where)
+    model_class, kind = _class_for(config), _dtype(dtype, source)
     if to_be_streamed(stream, source, device=device):
         with explained(f"Cannot load {name}"):
-            model = load_layers_later(
-                model_class, config, source.path, dtype=_dtype(dtype, source), device=device
+            model = load_layers_later(model_class, config, source.path, dtype=kind, device=device)
+    else:
+        extra = {**source.kwargs, "trust_remote_code": trust_remote_code}
+        extra |= {} if source.gguf else {"config": config, "use_safetensors": True}
+        with explained(f"Cannot load {name}"):
+            model, info = model_class.from_pretrained(
+                source.path, dtype=kind, output_loading_info=True, **extra
             )
-        mend_generation(model)
-        return Loaded(model=model, tokenizer=_tokenizer(source, trust_remote_code), name=name)
-    kwargs = {**source.kwargs, "trust_remote_code": trust_remote_code}
-    with explained(f"Cannot load {name}"):
-        model, info = model_class.from_pretrained(
-            source.path,
-            config=None if source.gguf else config,
-            dtype=_dtype(dtype, source),
-            output_loading_info=True,
-            **({} if source.gguf else {"use_safetensors": True}),
-            **kwargs,
-        )
-    _check_loaded(name, info)
-    _forget_quantisation(model)
-    mend_generation(model)
-    model.to(device).eval()
-    warn_of_slow_paths(model)
-    return Loaded(model=model, tokenizer=_tokenizer(source, trust_remote_code), name=name)
+        _check_loaded(name, info)
+        _forget_quantisation(model)
+        model.to(device).eval()
+        warn_of_slow_paths(model)
+    reset_invalid_generation_config(model)
+    return model
 
 
 def fetched(name: str) -> str:
@@ -182,22 +150,29 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
     """The config of a known family, or an error that says what is missing."""
     where = f"The config of {source.path}"
     if not source.gguf:
-        raw = _raw_config(source)
+        with explained(f"Cannot read the config of {source.path}"):
+            hub = transformers.PreTrainedConfig.get_config_dict
+            raw = read_raw_config(source) if source.local else hub(source.path)[0]
         check_config(raw, where=where)
-        if not trust_remote_code:
-            _refuse_remote_code(source, raw)
+        # A list, because the name may be anything, hashable or not.
+        known = raw.get("model_type") in list(transformers.CONFIG_MAPPING)
+        if "auto_map" in raw and not known and not trust_remote_code:
+            raise TrisectError(
+                f"{source.path} brings its own code (auto_map in config.json). trisect runs it only when "
+                "asked: add --trust-remote-code if you trust its authors."
+            )
     with explained(f"Cannot read the config of {source.path}"):
         config = transformers.AutoConfig.from_pretrained(
             source.path, trust_remote_code=trust_remote_code, **source.kwargs
         )
-    if family_for(config).position_scale:
-        check_position_scale(config, where=where)
     check_config(config.to_dict(), where=where)
-    check_heads(config, where=where)
+    check_attention(config, position_scale=family_for(config).position_scale, where=where)
     if hasattr(config, "trisect") != config.model_type.startswith(PREFIX):
         raise TrisectError(
             f"{where}: model_type {PREFIX}... and a `trisect` entry go together; one is there."
         )
+    if hasattr(config, "trisect"):
+        check_entry(config.trisect)
     return config
 
 
@@ -257,19 +232,19 @@ def save_model(
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         write_json(folder / "receipt.json", receipt)
-        _add_company(folder, model, receipt)
+        _write_code_and_card(folder, model, receipt)
         check_saved(model, folder)
     return Path(out)
 
 
-def _add_company(folder: Path, model: Any, receipt: dict[str, Any]) -> None:
+def _write_code_and_card(folder: Path, model: Any, receipt: dict[str, Any]) -> None:
     """What people without trisect need: a modelling file that transformers can run, and a card to read."""
     names = {"model_class": type(model).__name__, "config_class": type(model.config).__name__}
     family = family_for(model.config)
     record = None if family.name in (*BUILT_IN, *WRAPPERS) else repr(family)
     write_bundle(folder, family=family.name, record=record, **names)
-    sizes = Sizes(before=original_shape(model), after=shape_of(model))
-    write_card(folder, receipt, sizes=sizes, entry=model.config.trisect, name=model.name_or_path)
+    shapes = original_shape(model), shape_of(model)
+    write_card(folder, receipt, shapes=shapes, entry=model.config.trisect, name=model.name_or_path)
 
 
 def _class_for(config: Any) -> Any:
@@ -285,30 +260,6 @@ def _blank(config: Any, name: str) -> Any:
         return _class_for(config)(config)
 
 
-def _check_size(config: Any, weights: Weights, name: str) -> None:
-    """Refuse a config that asks for more than the files hold: before memory for it is."""
-    where = f"The config of {name}"
-    check_layers(config, len(weights.shapes), where=where)
-    packed = getattr(config, "quantization_config", None) is not None
-    check_fits(_blank(config, name), weights.shapes, size=weights.size, packed=packed, where=where)
-
-
-def _raw_config(source: Source) -> Any:
-    if source.local:
-        return read_raw_config(source)
-    with explained(f"Cannot read the config of {source.path}"):
-        return transformers.PreTrainedConfig.get_config_dict(source.path)[0]
-
-
-def _refuse_remote_code(source: Source, raw: Any) -> None:
-    # A list, because the name may be anything, hashable or not.
-    if "auto_map" in raw and raw.get("model_type") not in list(transformers.CONFIG_MAPPING):
-        raise TrisectError(
-            f"{source.path} brings its own code (auto_map in config.json). trisect runs it only when asked: "
-            "add --trust-remote-code if you trust its authors."
-        )
-
-
 def _dtype(dtype: str | torch.dtype | None, source: Source) -> torch.dtype | str:
     if dtype is None:
         return torch.float32 if source.gguf else "auto"
@@ -321,22 +272,17 @@ def _dtype(dtype: str | torch.dtype | None, source: Source) -> torch.dtype | str
 
 def _check_loaded(name: str, info: dict[str, Any]) -> None:
     """transformers fills missing weights with random numbers and goes on; nobody wants that compressed."""
-    missing = sorted(info["missing_keys"])
+    missing, mismatched = sorted(info["missing_keys"]), sorted(info["mismatched_keys"])
     if missing:
         raise TrisectError(
-            f"{name} has no weights for {missing[0]}{_and_more(missing)}; the checkpoint is incomplete."
+            f"{name} has no weights for {missing[0]} ({len(missing)} missing); the checkpoint is incomplete."
         )
-    mismatched = [
-        f"{key} (file {tuple(a)}, config {tuple(b)})" for key, a, b in sorted(info["mismatched_keys"])
-    ]
     if mismatched:
+        key, stored, wanted = mismatched[0]
         raise TrisectError(
-            f"{name}: config.json does not fit the weights: {mismatched[0]}{_and_more(mismatched)}."
+            f"{name}: config.json does not fit the weights: {key} (file {tuple(stored)}, config "
+            f"{tuple(wanted)}; {len(mismatched)} in all)."
         )
-
-
-def _and_more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _forget_quantisation(model: Any) -> None:

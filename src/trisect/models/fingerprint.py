@@ -1,4 +1,4 @@
-"""Is this the model that a file was made for? A hash of its shapes and of a few weights of every layer."""
+"""What a model is, without changing it: its shape, a fingerprint, and whether its numbers can be used."""
 
 import hashlib
 from typing import Any
@@ -6,7 +6,29 @@ from typing import Any
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
-from trisect.models.view import LayerView, layer_views, shape_of
+from trisect.models.view import LayerView, layer_views
+from trisect.records.shapes import ModelShape
+
+SAMPLE = 64
+"""Weights of each projection that go into a fingerprint."""
+
+
+def shape_of(model: nn.Module) -> ModelShape:
+    """Sizes of the model as it stands."""
+    views = layer_views(model)
+    parameters = list(model.parameters())
+    inside = [p for view in views for module in view.projections() for p in module.parameters()]
+    return ModelShape(
+        layers=tuple(view.shape() for view in views),
+        other_parameters=sum(p.numel() for p in parameters) - sum(p.numel() for p in inside),
+        bytes_per_element=next(p for p in parameters if p.is_floating_point()).element_size(),
+    )
+
+
+def zeros_of(model: nn.Module) -> int:
+    """Weights of the decoder's linear maps that are zero; biases do not count."""
+    modules: list[Any] = [module for view in layer_views(model) for module in view.projections()]
+    return sum(int((module.weight == 0).sum()) for module in modules)
 
 
 def check_finite(model: Any) -> None:
@@ -31,12 +53,8 @@ def check_tokens(model: Any, ids: Tensor) -> None:
         )
 
 
-SAMPLE = 64
-"""Weights of each projection that are looked at."""
-
-
 def fingerprint(model: nn.Module) -> str:
-    """The same for the same model, in memory or still in its files."""
+    """A hash of shapes and some weights of every layer: the same in memory and still in its files."""
     digest = hashlib.sha256(repr(shape_of(model).layers).encode())
     for view in layer_views(model):
         for module in view.projections():
@@ -47,12 +65,13 @@ def fingerprint(model: nn.Module) -> str:
 
 def _corner(model: Any, view: LayerView, module: Any) -> Tensor:
     """The first elements of a weight in (in, out) order, without touching the rest."""
-    stored = weight = module.weight
+    weight = module.weight
+    transposed = type(module) is nn.Linear  # others are stored as (in, out), or in groups
+    rows = -(-SAMPLE // (weight.shape[0] if transposed else weight[0].numel()))
+    key: Any = (slice(None), slice(rows)) if transposed else slice(rows)
     if weight.is_meta:
         name = next(name for name, parameter in view.layer.named_parameters() if parameter is weight)
-        stored = model.layer_store.peek(view.index, name)
-    if type(module) is not nn.Linear:  # stored as (in, out), or in groups
-        found: Tensor = stored[: -(-SAMPLE // weight[0].numel())]
-        return found.detach()
-    columns: Tensor = stored[:, : -(-SAMPLE // weight.shape[0])]
-    return columns.detach().T
+        corner: Tensor = model.layer_store.peek(view.index, name, key)
+    else:
+        corner = weight.detach()[key]
+    return corner.T if transposed else corner

@@ -1,4 +1,4 @@
-"""What a config may ask for, checked before a library makes lists and tensors of that size.
+"""What a config.json may ask for, checked before a library makes lists and tensors of that size.
 
 Bounds are far above every model there is. Whether the sizes are the right ones is known once they are held
 against the weights: `check_fits`.
@@ -6,43 +6,66 @@ against the weights: `check_fits`.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from torch import nn
 
 from trisect.errors import TrisectError
+from trisect.models.compressed import FORMAT, check_format
+from trisect.models.quantized import BITS, SCALES
+from trisect.records.parts import INPUTS
 from trisect.support.checks import is_number, shown
 
-LARGEST = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 512),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 1 << 20),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), 1 << 22),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_key_value_heads"), 1 << 14),
-    **dict.fromkeys(("head_dim", "image_size", "patch_size", "num_channels"), 1 << 14),
-    **dict.fromkeys(("vocab_size", "num_labels"), 1 << 24),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 1 << 30),
-}
-"""Counts by their name in a config, all of 1 or more, and the most that is believed."""
-POSITIVE = ("rope_theta", "rotary_emb_base", "factor", "layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps")
-SHARES = ("partial_rotary_factor", "rotary_pct")
 DTYPES = ("float64", "float32", "float16", "bfloat16", "auto")
-ATTENTIONS = (
-    "eager",
-    "sdpa",
-    "flash_attention_2",
-    "flash_attention_3",
-    "flash_attention_4",
-    "flex_attention",
-)
+FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+ATTENTIONS = ("eager", "sdpa", *FLASH, "flex_attention")
+"""Any other name is a hub repository to transformers, whose code it would fetch and run."""
 UNSET = ("per_layer_config", "output_attentions", "is_encoder_decoder", "add_cross_attention", "torchscript")
 """Settings that change what a model is or returns, in ways that stock code half follows."""
+OTHER_CODE = ("transformers_weights", "experts_implementation", "_experts_implementation")
 ELSEWHERE = ("trisect", "quantization_config")
 """Entries with readers of their own."""
-
 SPARE_BUFFERS = 1 << 26
 """Elements that tables which no file holds (rotation frequencies, masks) may have."""
 PACKED = 8
 """Weights that a byte of a quantised file may stand for."""
+
+
+def _count(most: int) -> Any:
+    """One count, or one for every layer or head as some families have them."""
+    one = Annotated[int, Field(strict=True, ge=1, le=most)]
+    return one | list[one]
+
+
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
+DtypeName: Any = Annotated[Literal[DTYPES], BeforeValidator(lambda value: str(value).removeprefix("torch."))]
+TYPES: dict[str, Any] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _count(512)),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), _count(1 << 20)),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), _count(1 << 22)),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_key_value_heads"), _count(1 << 14)),
+    **dict.fromkeys(("head_dim", "image_size", "patch_size", "num_channels"), _count(1 << 14)),
+    **dict.fromkeys(("vocab_size", "num_labels"), _count(1 << 24)),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), _count(1 << 30)),
+    **dict.fromkeys(("rope_theta", "rotary_emb_base", "factor"), Positive),
+    **dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"), Positive),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), Share),
+    **dict.fromkeys(("dtype", "torch_dtype"), DtypeName),
+    **dict.fromkeys(("attn_implementation", "_attn_implementation"), Literal[ATTENTIONS]),
+    "_attn_implementation_internal": Literal[ATTENTIONS],
+}
+"""What a setting may be, by its name in a config or in a config inside it."""
+CHECKS = {name: TypeAdapter(kind) for name, kind in TYPES.items()}
 
 
 def check_config(raw: Any, *, where: str) -> None:
@@ -52,38 +75,47 @@ def check_config(raw: Any, *, where: str) -> None:
     for key, value in _entries(raw):
         if value is None:
             continue
-        if key in LARGEST:
-            _check_count(where, key, value)
-        elif key in POSITIVE and not (is_number(value) and 0 < value < math.inf):
-            raise TrisectError(f"{where}: {key} must be a number above 0, not {shown(value)}.")
-        elif key in SHARES and not (is_number(value) and 0 < value <= 1):
-            raise TrisectError(f"{where}: {key} must be above 0 and at most 1, not {shown(value)}.")
-        elif key in ("dtype", "torch_dtype"):
-            _check_name(where, key, str(value).removeprefix("torch."), DTYPES)
-        elif key in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
-            # Any other name is a hub repository to transformers, whose code it would fetch and run.
-            _check_name(where, key, value, ATTENTIONS)
+        if key in CHECKS:
+            _check(CHECKS[key], value, f"{where}: {key}", inside=False)
         elif (key in UNSET and value) or (key == "return_dict" and not value):
             raise TrisectError(f"{where} sets {key}, which no family here is read with; remove it.")
-        elif key in ("transformers_weights", "experts_implementation", "_experts_implementation"):
+        elif key in OTHER_CODE:
             raise TrisectError(f"{where} chooses other files or code ({key}: {shown(value)}); refused.")
 
 
-def check_heads(config: Any, *, where: str) -> None:
-    """Query heads share key heads evenly; transformers rounds down and computes something else."""
+def _entries(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, those of configs inside a config too."""
+    todo: list[Any] = [raw]
+    while todo:
+        found = todo.pop()
+        if isinstance(found, Mapping):
+            yield from found.items()
+            todo += [value for key, value in found.items() if key not in ELSEWHERE]
+        elif isinstance(found, list):
+            todo += found
+
+
+def _check(kind: TypeAdapter[Any], value: Any, name: str, *, inside: bool) -> None:
+    """Refuse in one line what pydantic refuses; `inside` names the place in a value of several parts."""
+    try:
+        kind.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "".join(f".{str(part)[:80]}" for part in first["loc"]) if inside else ""
+        raise TrisectError(f"{name}{place}: {first['msg']}, not {shown(first['input'])}.") from error
+
+
+def check_attention(config: Any, *, position_scale: bool, where: str) -> None:
+    """Refuse heads that transformers would round down, and a scale by position without its numbers."""
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     shared = getattr(text, "num_key_value_heads", None) or heads
     if heads is not None and shared is not None and heads % shared:
         raise TrisectError(f"{where}: {heads} query heads cannot share {shared} key heads evenly.")
-
-
-def check_position_scale(config: Any, *, where: str) -> None:
-    """Families that scale queries by position say how with their rotations."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    needed = {"llama_4_scaling_beta", "original_max_position_embeddings"}
-    if not all(is_number(rope.get(key)) and rope[key] > 0 for key in needed):
-        raise TrisectError(f"{where}: rope_parameters needs numbers for {' and '.join(sorted(needed))}.")
+    rope = getattr(text, "rope_parameters", None) or {}
+    needed = ("llama_4_scaling_beta", "original_max_position_embeddings")
+    if position_scale and not all(is_number(rope.get(key)) and rope[key] > 0 for key in needed):
+        raise TrisectError(f"{where}: rope_parameters needs numbers for {' and '.join(needed)}.")
 
 
 def check_layers(config: Any, tensors: int, *, where: str) -> None:
@@ -119,27 +151,92 @@ def _first_odd(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ""
 
 
-def _entries(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every key with its value, those of configs inside a config too."""
-    todo: list[Any] = [raw]
-    while todo:
-        found = todo.pop()
-        if isinstance(found, Mapping):
-            yield from found.items()
-            todo += [value for key, value in found.items() if key not in ELSEWHERE]
-        elif isinstance(found, list):
-            todo += found
+Width = Annotated[int, Field(ge=0, le=1 << 24)]
+Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
-def _check_count(where: str, key: str, value: Any) -> None:
-    """One count, or one for every layer or head as some families have them."""
-    values = value if isinstance(value, list) else [value]
-    if not all(type(entry) is int and 1 <= entry <= LARGEST[key] for entry in values):
-        raise TrisectError(
-            f"{where}: {key} must be a whole number from 1 to {LARGEST[key]:,}, not {shown(value)}."
-        )
+class _Exact(BaseModel):
+    """Values of the type that is written here, under these names and no others."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
 
 
-def _check_name(where: str, key: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise TrisectError(f"{where}: {key} must be one of {', '.join(known)}, not {shown(value)}.")
+class WidthsEntry(_Exact):
+    """Inner widths of a layer."""
+
+    qk: Width
+    pairs: Width
+    vo: Width
+    mlp: Width
+
+
+class LinearEntry(_Exact):
+    """A linear map that became two; whether the rank fits is known once the layer has its widths."""
+
+    name: Literal[tuple(INPUTS)]  # type: ignore[valid-type]
+    rank: Size
+    groups: Size
+    cached: bool
+
+
+class LayerEntry(WidthsEntry):
+    """What a layer became."""
+
+    shared_output: bool = False
+    folded: bool = False
+    linears: list[LinearEntry] = []
+
+    @model_validator(mode="after")
+    def _possible(self) -> "LayerEntry":
+        if not (self.qk and self.vo and self.mlp and 2 * self.pairs <= self.qk):
+            raise ValueError("impossible widths")
+        if len({linear.name for linear in self.linears}) != len(self.linears):
+            raise ValueError("a map is factored twice")
+        return self
+
+
+class PackingEntry(_Exact):
+    """How a quantised weight is held."""
+
+    bits: Literal[BITS]  # type: ignore[valid-type]
+    group_size: Size
+    scales: Literal[tuple(SCALES)]  # type: ignore[valid-type]
+    symmetric: bool
+
+
+class QuantizationEntry(BaseModel):
+    """The quantised modules of a model."""
+
+    modules: dict[str, PackingEntry]
+
+
+class TrisectEntry(BaseModel):
+    """The `trisect` entry of a compressed model's config.json."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: int
+    method: Annotated[str, Field(max_length=100)]
+    ratio: Annotated[float, Field(ge=0, le=1)]
+    original: list[WidthsEntry]
+    layers: list[LayerEntry]
+    quantization: QuantizationEntry | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TrisectEntry":
+        if not self.method.isprintable():
+            raise ValueError("the method must be a name")
+        if len(self.original) != len(self.layers):
+            raise ValueError(f"{len(self.original)} original layers became {len(self.layers)}")
+        if self.format == FORMAT and any(layer.folded or layer.linears for layer in self.layers):
+            raise ValueError(f"format {FORMAT} has no folded rotations and no factored maps")
+        return self
+
+
+ENTRY = TypeAdapter(TrisectEntry)
+
+
+def check_entry(entry: Any) -> None:
+    """Refuse a `trisect` entry of config.json that trisect did not write."""
+    check_format(entry)
+    _check(ENTRY, entry, "config.json: trisect", inside=True)

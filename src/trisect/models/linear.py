@@ -25,6 +25,8 @@ class HeadLayout:
     vo: int
     per_head: bool
     """One projection with [q | k | v] head by head."""
+    pairs: int
+    """Rotation pairs of a query/key head."""
 
     def split(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(..., out) of one or three projections -> (..., h, qk), (..., k, qk), (..., k, vo)."""
@@ -41,18 +43,11 @@ class HeadLayout:
             v.unflatten(-1, (self.kv_heads, self.vo)),
         )
 
-    def join(self, q: Tensor, k: Tensor, v: Tensor, *, fused: bool) -> list[Tensor]:
-        """Undo `split`."""
-        if self.per_head:
-            return [torch.cat([q, k, v], dim=-1).flatten(-2)]
-        columns = [x.flatten(-2) for x in (q, k, v)]
-        return [torch.cat(columns, dim=-1)] if fused else columns
-
     def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(..., out) of three maps, each with its heads side by side -> (..., out) of one projection."""
-        counts = (self.heads, self.kv_heads, self.kv_heads)
-        heads = [x.unflatten(-1, (n, -1)) for x, n in zip((q, k, v), counts, strict=True)]
-        return self.join(*heads, fused=True)[0]
+        if not self.per_head:
+            return torch.cat([q, k, v], dim=-1)
+        return torch.cat([x.unflatten(-1, (self.heads, -1)) for x in (q, k, v)], dim=-1).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -63,10 +58,6 @@ class FusedMaps:
     weights: tuple[Tensor, ...]
     weight: Tensor
     bias: Tensor | None
-
-    @property
-    def sizes(self) -> list[int]:
-        return [weight.shape[0] for weight in self.weights]
 
     def __call__(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
@@ -80,10 +71,9 @@ class FusedMaps:
         if torch.compiler.is_compiling():
             # Nothing replaces modules inside, and asking who they are would compile every layer anew.
             return True
-        for now, then, row in zip(modules, self.modules, self.weights, strict=True):
-            if now is not then or then.weight is not row:
-                return False
-        return self.weights[0].data_ptr() == self.weight.data_ptr()
+        rows = zip(modules, self.modules, self.weights, strict=True)
+        same = all(now is then and then.weight is row for now, then, row in rows)
+        return same and self.weights[0].data_ptr() == self.weight.data_ptr()
 
 
 def fused_maps(modules: Sequence[nn.Module]) -> FusedMaps | None:
@@ -93,16 +83,17 @@ def fused_maps(modules: Sequence[nn.Module]) -> FusedMaps | None:
     kinds = {(linear.weight.dtype, linear.weight.device) for linear in linears}
     if len(linears) != len(modules) or len(biases) not in (0, len(linears)) or len(kinds) != 1:
         return None
-    if next(iter(kinds))[1].type == "meta":
+    if linears[0].weight.is_meta:
         return None
-    sizes = [linear.out_features for linear in linears]
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    for linear, rows in zip(linears, weight.split(sizes), strict=True):
-        linear.weight = nn.Parameter(rows, requires_grad=linear.weight.requires_grad)
-    bias = torch.cat([bias.detach() for bias in biases]) if biases else None
-    if bias is not None:
-        for linear, rows in zip(linears, bias.split(sizes), strict=True):
-            linear.bias = nn.Parameter(rows, requires_grad=linear.bias.requires_grad)
+
+    def joined(name: str) -> Tensor:
+        old = [getattr(linear, name) for linear in linears]
+        whole = torch.cat([parameter.detach() for parameter in old])
+        for linear, parameter, rows in zip(linears, old, whole.split([len(p) for p in old]), strict=True):
+            setattr(linear, name, nn.Parameter(rows, requires_grad=parameter.requires_grad))
+        return whole
+
+    weight, bias = joined("weight"), joined("bias") if biases else None
     return FusedMaps(linears, tuple(linear.weight for linear in linears), weight, bias)
 
 
@@ -230,9 +221,8 @@ def bias_of(linear: Any) -> Tensor | None:
 
 def gradient_of(linear: Any) -> Tensor | None:
     """(in, out) view of the weight's gradient, or None before any backward pass."""
-    first = _stores_inputs_first(linear)
     gradient: Tensor | None = linear.weight.grad
-    return gradient if gradient is None or first else gradient.T
+    return gradient if gradient is None or _stores_inputs_first(linear) else gradient.T
 
 
 def sizes_of(linear: Any) -> tuple[int, int]:

@@ -27,15 +27,8 @@ class Path:
 
 def attention_path(shape: LayerShape, kind: Kind, bytes_per_element: int) -> Path:
     """How heads of this shape are attended to."""
-    group = shape.heads // shape.kv_heads
-    heads = Heads(
-        qk=shape.qk,
-        vo=shape.vo,
-        group=group,
-        masked=False,
-        single=False,
-        bytes_per_element=bytes_per_element,
-    )
+    group, size = shape.heads // shape.kv_heads, bytes_per_element
+    heads = Heads(qk=shape.qk, vo=shape.vo, group=group, masked=False, single=False, bytes_per_element=size)
     way, widths = route(kind, heads), f"head widths {shape.qk}/{shape.vo}"
     if not way.copies:
         return Path(f"{widths} go to a fused kernel as they are")
@@ -45,9 +38,7 @@ def attention_path(shape: LayerShape, kind: Kind, bytes_per_element: int) -> Pat
         words = f"{widths} are not both multiples of {step}: every call adds zero channels"
         return Path(words, _pairs(rounded(shape.qk, step), rounded(shape.vo, step), equal, kind))
     if way.pad is None:
-        return Path(
-            f"{widths} need a copy of keys and values for every query head in {bytes_per_element * 8} bits"
-        )
+        return Path(f"{widths} need a copy of keys and values for every query head in {size * 8} bits")
     words = f"{widths} differ, which this device's kernels do not take: prompts are padded to {way.pad}"
     # On a CPU the padding costs little beside what the kernel saves; single tokens are not padded at all.
     return Path(words, None if kind == "cpu" else f"{equal}/{equal}")
@@ -72,23 +63,22 @@ def products_path(shape: LayerShape, kind: Kind, bytes_per_element: int) -> Path
     return Path(words, " and ".join(wanted))
 
 
-def describe_paths(model: Any) -> list[str]:
-    """One line per distinct path of a compressed model's layers."""
-    return [f"{_layers(where)}: {_sentence(path)}" for path, where in _paths(model).items()]
-
-
 def warn_of_slow_paths(model: Any) -> None:
     """Say once, when a model is loaded, which of its widths are slow here and which would not be."""
-    # Stock models are not ours to look into: that would change the class of their attention.
     if not any(isinstance(module, Attention) for module in model.modules()):
-        return
-    slow = [(path, where) for path, where in _paths(model).items() if path.better is not None]
+        return  # a stock model runs stock code
+    slow = {path: where for path, where in paths_of(model).items() if path.better is not None}
     if slow:
-        lines = "; ".join(f"{_layers(where)}: {_sentence(path)}" for path, where in slow)
-        log.warning("some widths will be slow on %s: %s", next(model.parameters()).device, lines)
+        lines = [
+            f"{_layers(where)}: {path.words}; {path.better} would run at full speed"
+            for path, where in slow.items()
+        ]
+        device = next(model.parameters()).device
+        log.warning("some widths will be slow on %s: %s", device, "; ".join(lines))
 
 
-def _paths(model: Any) -> dict[Path, list[int]]:
+def paths_of(model: Any) -> dict[Path, list[int]]:
+    """The layers of every distinct path."""
     parameter = next(p for p in model.parameters() if p.is_floating_point())
     kind, size = kind_of(parameter.device), parameter.element_size()
     found: dict[Path, list[int]] = {}
@@ -97,10 +87,6 @@ def _paths(model: Any) -> dict[Path, list[int]]:
         for path in (attention_path(shape, kind, size), products_path(shape, kind, size)):
             found.setdefault(path, []).append(view.index)
     return found
-
-
-def _sentence(path: Path) -> str:
-    return path.words if path.better is None else f"{path.words}; {path.better} would run at full speed"
 
 
 def _pairs(qk: int, vo: int, equal: int, kind: Kind) -> str:

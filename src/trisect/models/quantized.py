@@ -3,8 +3,7 @@
 Nothing here quantises; `trisect.quantize` does, and loading what it wrote needs neither hqq nor torchao.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from trisect.errors import TrisectError
-from trisect.support.checks import shown
 
 # n = values of a row, w = bytes of a word
 
@@ -143,14 +141,12 @@ def make_room(model: Any, entry: Any) -> None:
     """Put empty quantised modules where a config's `quantization` entry says; None changes nothing."""
     if entry is None:
         return
-    for path, packing in _checked(entry).items():
-        try:
-            old = model.get_submodule(path)
-        except AttributeError:
-            old = None
+    modules = dict(model.named_modules())
+    for path, held in entry["modules"].items():
+        old, packing = modules.get(path), Packing(**held)
         if type(old) is not nn.Linear and not isinstance(old, Conv1D):
             raise TrisectError(
-                f"config.json quantises {shown(path)}, which is not a linear layer of this model."
+                f"config.json quantises {path[:80]!r}, which is not a linear layer of this model."
             )
         d_in, d_out = reversed(old.weight.shape) if type(old) is nn.Linear else old.weight.shape
         if d_in % packing.group_size or d_in * packing.bits % 8:
@@ -164,53 +160,15 @@ def make_room(model: Any, entry: Any) -> None:
 def packing_entry(model: nn.Module, *, backend: str) -> dict[str, Any]:
     """The `quantization` entry of a config: every quantised module of the model, and how it is held."""
     modules = {path: m for path, m in model.named_modules() if isinstance(m, QuantizedLinear)}
-    return {
-        "backend": backend,
-        "modules": {
-            path: {
-                "bits": module.packing.bits,
-                "group_size": module.packing.group_size,
-                "scales": module.packing.scales,
-                "symmetric": module.packing.symmetric,
-            }
-            for path, module in modules.items()
-        },
-    }
+    return {"backend": backend, "modules": {path: asdict(m.packing) for path, m in modules.items()}}
 
 
 def packing_summary(entry: Any) -> dict[str, Any] | None:
     """How many modules are held in how many bits, of a `quantization` entry."""
     if entry is None:
         return None
-    bits = [packing.bits for packing in _checked(entry).values()]
+    bits = [held["bits"] for held in entry["modules"].values()]
     return {
         "backend": entry.get("backend"),
         "modules_by_bits": {str(b): bits.count(b) for b in sorted({*bits})},
     }
-
-
-def _checked(entry: Any) -> dict[str, Packing]:
-    """The packings of a config that anybody may have written."""
-    modules = entry.get("modules") if isinstance(entry, Mapping) else None
-    if not isinstance(modules, Mapping):
-        raise TrisectError(
-            "config.json has a `quantization` entry without modules; trisect did not write it."
-        )
-    found = {}
-    for path, held in modules.items():
-        good = (
-            isinstance(held, Mapping)
-            and set(held) == {"bits", "group_size", "scales", "symmetric"}
-            and type(held["bits"]) is type(held["group_size"]) is int
-            and held["bits"] in BITS
-            and held["group_size"] > 0
-            and held["scales"] in tuple(SCALES)
-            and isinstance(held["symmetric"], bool)
-        )
-        if not good:
-            raise TrisectError(
-                f"config.json: {path} needs bits of {', '.join(map(str, BITS))}, a group_size, scales of "
-                f"{' or '.join(SCALES)} and symmetric true or false; got {shown(held)}."
-            )
-        found[str(path)] = Packing(**held)
-    return found

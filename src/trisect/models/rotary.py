@@ -1,4 +1,4 @@
-"""RMS-norm with one weight vector per head: what QK-norm becomes when heads keep different channels."""
+"""Rotations of queries and keys (rates, channel order) and the norm of heads that keep different channels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,7 @@ def from_canonical(x: Tensor, num_pairs: int, layout: Layout | None) -> Tensor:
 
 
 class HeadNorm(nn.Module):
-    """Normalise the last dimension of (..., heads, width); float32 inside, as the stock norms are."""
+    """RMS-norm of the last dimension of (..., heads, width), weights per head; float32 inside as in stock."""
 
     def __init__(self, heads: int, width: int, eps: float):
         super().__init__()

@@ -1,10 +1,10 @@
-"""Write a model whose layers are in files already: those become its shards, and the rest one more."""
+"""Weight files, tensor by tensor: layers that stay there until they run, and the check of a saved folder."""
 
 import ctypes
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -14,14 +14,15 @@ from typing import Any
 import psutil
 import torch
 import transformers
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.families import family_for
-from trisect.models.shards import Shards, Slices, names_in_files, tied_names
-from trisect.models.source import INDEX, Source
+from trisect.models.source import INDEX, Source, read_header, tensor_files
 from trisect.models.view import LayerView, layer_views
 from trisect.support.clock import stage
 from trisect.support.files import write_json
@@ -30,11 +31,76 @@ M_MMAP_THRESHOLD = -3
 """Of malloc.h."""
 LARGE_BLOCK = 1 << 20
 
+SMALL = 500_000_000
+"""Parameters of a model that is loaded again and run on a few tokens."""
+TOKENS = 16
+
 Read = Callable[[], Mapping[str, Tensor]]
 """Gives a layer's tensors in main memory, by their names inside the layer."""
 
-Peek = Callable[[int, str], Any]
-"""Layer and name -> something that can be sliced like the tensor, without reading all of it."""
+Peek = Callable[[int, str, Any], Tensor]
+"""Layer, name and index -> that part of the tensor, without reading the rest where it can be avoided."""
+
+
+class Shards:
+    """The weight files of a folder."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.files = tensor_files(self.folder)
+        """Tensor name -> file name."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum((self.folder / name).stat().st_size for name in set(self.files.values()))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, from its file's header."""
+        return tuple(self._with_file(name, lambda file: file.get_slice(name).get_shape()))
+
+    def part(self, name: str, key: Any) -> Tensor:
+        """`tensor[key]` without reading the rest; the file is let go again, and its pages with it."""
+        found: Tensor = self._with_file(name, lambda file: file.get_slice(name)[key].clone())
+        return found
+
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A tensor in memory of its own, floats in another dtype; one with NaN or inf is refused."""
+        tensor: Tensor = self._with_file(name, lambda file: file.get_tensor(name).clone())
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise TrisectError(
+                f"{name} in {self.folder / self.files[name]} holds NaN or inf; the checkpoint is damaged or "
+                "was saved from a run that diverged."
+            )
+        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+    def _with_file(self, name: str, read: Any) -> Any:
+        path = self.folder / self.files[name]
+        try:
+            with safe_open(path, framework="pt") as file:
+                return read(file)
+        except (OSError, SafetensorError) as error:
+            raise TrisectError(
+                f"Cannot read {name} from {path}: {error}; download the file again."
+            ) from error
+
+
+def names_in_files(model: Any, files: Iterable[str], state: dict[str, Tensor]) -> dict[str, str]:
+    """Name in the model -> name in the files; tensors that transformers would put together are left out."""
+    transforms = get_model_conversion_mapping(model)
+    renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in transforms if not isinstance(entry, WeightRenaming)]
+    found = {}
+    for name in files:
+        ours, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if converted is None:
+            found[ours] = name
+    return found
+
+
+def tied_names(model: Any) -> set[str]:
+    """Tensors that are another's under a second name, and need not be in the files."""
+    tied = getattr(model, "_tied_weights_keys", None) or ()
+    return set(tied) if model.config.tie_word_embeddings else set()
 
 
 class LayerStore:
@@ -45,15 +111,15 @@ class LayerStore:
     ):
         self.layers = layers_of(model)
         self.sources, self.device = sources, torch.device(device)
-        self.peek = peek or (lambda index, name: self.sources[index]()[name])
+        self.peek = peek or (lambda index, name, key: self.sources[index]()[name][key])
         self.present_now: set[int] = set()
         self._called: set[int] = set()
         """Layers that are here for one call only."""
-        self._ahead: tuple[int, Future[dict[str, Tensor]]] | None = None
+        self._ahead: tuple[int, Future[dict[str, Tensor]] | None] = -1, None
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trisect-read")
         for index, layer in enumerate(self.layers):
-            layer.register_forward_pre_hook(self._call_begins(index))
-            layer.register_forward_hook(self._call_ends(index), always_call=True)
+            layer.register_forward_pre_hook(lambda *args, i=index: self._begin_call(i))
+            layer.register_forward_hook(lambda *args, i=index: self._end_call(i), always_call=True)
 
     @contextmanager
     def present(self, index: int) -> Iterator[None]:
@@ -67,8 +133,9 @@ class LayerStore:
     def bring(self, index: int) -> None:
         """Put the layer's weights where they are used, and begin to read those of the next."""
         with stage("read"):
-            tensors = self._taken(index)
-            self._ahead = None
+            number, ahead = self._ahead
+            tensors = ahead.result() if ahead is not None and number == index else self._read(index)
+            self._ahead = -1, None
             if index + 1 < len(self.layers):
                 self._ahead = index + 1, self._reader.submit(self._read, index + 1)
             moved = {name: tensor.to(self.device, non_blocking=True) for name, tensor in tensors.items()}
@@ -80,32 +147,21 @@ class LayerStore:
         empty(self.layers[index])
         self.present_now.discard(index)
 
-    def _taken(self, index: int) -> dict[str, Tensor]:
-        if self._ahead is not None and self._ahead[0] == index:
-            return self._ahead[1].result()
-        return self._read(index)
-
     def _read(self, index: int) -> dict[str, Tensor]:
         tensors = dict(self.sources[index]())
         if self.device.type == "cuda":
             tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
         return tensors
 
-    def _call_begins(self, index: int) -> Callable[..., None]:
-        def begin(module: Any, args: Any) -> None:
-            if index not in self.present_now:
-                self.bring(index)
-                self._called.add(index)
+    def _begin_call(self, index: int) -> None:
+        if index not in self.present_now:
+            self.bring(index)
+            self._called.add(index)
 
-        return begin
-
-    def _call_ends(self, index: int) -> Callable[..., None]:
-        def end(module: Any, args: Any, output: Any) -> None:
-            if index in self._called:
-                self._called.discard(index)
-                self.release(index)
-
-        return end
+    def _end_call(self, index: int) -> None:
+        if index in self._called:
+            self._called.discard(index)
+            self.release(index)
 
 
 def give_large_blocks_back() -> None:
@@ -122,29 +178,6 @@ def empty(layer: nn.Module) -> None:
     """Weights become shapes; what a checkpoint does not hold (tables, masks) stays."""
     nothing = {name: tensor.to("meta") for name, tensor in layer.state_dict().items()}
     layer.load_state_dict(nothing, assign=True)
-
-
-def hosted(model: Any, *, device: str | torch.device) -> Any:
-    """Run a model that is in main memory layer by layer on a device it does not fit on."""
-    layers = layers_of(model)
-    sources = [constant(layer.state_dict()) for layer in layers]
-    for layer in layers:
-        empty(layer)
-    move_rest(model, device)
-    model.layer_store = LayerStore(model, sources, device=device)
-    return model
-
-
-def unhosted(model: Any) -> Any:
-    """Bring all layers into main memory, to stay."""
-    store: LayerStore = model.layer_store
-    for layer, source in zip(store.layers, store.sources, strict=True):
-        layer.load_state_dict(source(), assign=True)
-        layer._forward_pre_hooks.clear()
-        layer._forward_hooks.clear()
-    del model.layer_store
-    move_rest(model, "cpu")
-    return model
 
 
 def constant(tensors: Mapping[str, Tensor]) -> Read:
@@ -178,9 +211,9 @@ def refuse_streamed(model: Any, what: str) -> None:
 
 
 def walk(model: Any) -> Iterator[LayerView]:
-    """Each layer, in memory until the caller asks for the next one."""
+    """Each layer, owned, and in memory until the caller asks for the next one."""
     store = getattr(model, "layer_store", None)
-    for view in layer_views(model):
+    for view in layer_views(model, own=True):
         if store is None:
             yield view
         else:
@@ -227,7 +260,7 @@ def load_layers_later(
     give_large_blocks_back()
     shards = Shards(folder)
     if dtype == "auto":
-        dtype = config.dtype or shards.dtype(next(iter(shards.files)))
+        dtype = config.dtype or shards.part(next(iter(shards.files)), slice(0)).dtype
     with init_empty_weights(include_buffers=False):
         model = model_class._from_config(config, dtype=dtype)
     names = _names(model, shards)
@@ -239,11 +272,12 @@ def load_layers_later(
     prefixes = [f"{inside}.{index}." for index in range(len(layers_of(model)))]
     sources: list[Read] = [partial(_read_layer, prefix, names, shards, dtype) for prefix in prefixes]
 
-    def peek(index: int, name: str) -> Slices:
-        return shards.slices(names[prefixes[index] + name])
+    def peek(index: int, name: str, key: Any) -> Tensor:
+        return shards.part(names[prefixes[index] + name], key)
 
     model.layer_store = LayerStore(model, sources, device=device, peek=peek)
-    _adopt_generation_config(model, folder)
+    if (Path(folder) / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return model.eval()
 
 
@@ -274,7 +308,7 @@ def _fill(model: Any, wanted: list[str], names: Names, shards: Shards, dtype: An
     for name in wanted:
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
-        tensor = _cast(shards.read(names[name]), dtype)
+        tensor = shards.read(names[name], dtype)
         if leaf in module._parameters:
             module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         else:
@@ -282,10 +316,7 @@ def _fill(model: Any, wanted: list[str], names: Names, shards: Shards, dtype: An
 
 
 def _keep_two_heads(model: Any) -> None:
-    """A head that its file holds beside another embedding is not tied, whatever the config says.
-
-    transformers decides so when it loads the whole model.
-    """
+    """Untie a head whose file holds other numbers than the embedding, as transformers does."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if model.config.tie_word_embeddings and not head.weight.is_meta:
         model.config.tie_word_embeddings = head.weight.equal(embedding.weight)
@@ -293,33 +324,18 @@ def _keep_two_heads(model: Any) -> None:
 
 def _read_layer(prefix: str, names: Names, shards: Shards, dtype: Any) -> dict[str, Tensor]:
     mine = {name: place for name, place in names.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): _cast(shards.read(place), dtype) for name, place in mine.items()}
-
-
-def _cast(tensor: Tensor, dtype: Any) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _adopt_generation_config(model: Any, folder: str | Path) -> None:
-    if (Path(folder) / "generation_config.json").is_file():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    return {name.removeprefix(prefix): shards.read(place, dtype) for name, place in mine.items()}
 
 
 def write_shards(model: Any, layer_files: Sequence[Path], folder: Path) -> None:
     """Shards, index and configs of a model whose layers are in `layer_files`, in order."""
     count = len(layer_files) + 1
     names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-    rest = _rest(model)
-    save_file(rest, folder / names[0], metadata={"format": "pt"})
+    save_file(_rest(model), folder / names[0], metadata={"format": "pt"})
     for path, name in zip(layer_files, names[1:], strict=True):
         _link(path, folder / name)
-    places, size = {}, 0
-    for name in names:
-        with safe_open(folder / name, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118, no mapping
-                places[key] = name
-        size += (folder / name).stat().st_size
-    _check_complete(model, places, folder)
+    places = {tensor: name for name in names for tensor in read_header(folder / name)[0]}
+    size = sum((folder / name).stat().st_size for name in names)
     write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))})
     model.config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None:
@@ -328,14 +344,11 @@ def write_shards(model: Any, layer_files: Sequence[Path], folder: Path) -> None:
 
 def _rest(model: Any) -> dict[str, Tensor]:
     """Everything outside the layers; tied weights once."""
-    kept: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    kept: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict().items():
-        if tensor.is_meta or tensor.data_ptr() in seen:
-            continue
-        seen.add(tensor.data_ptr())
-        kept[name] = tensor.detach().cpu().contiguous()
-    return kept
+        if not tensor.is_meta:
+            kept.setdefault(tensor.data_ptr(), (name, tensor.detach().cpu().contiguous()))
+    return dict(kept.values())
 
 
 def _link(source: Path, target: Path) -> None:
@@ -346,19 +359,39 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _check_complete(model: Any, places: dict[str, str], folder: Path) -> None:
-    tied = tied_names(model)
-    for name, tensor in model.state_dict().items():
-        if name not in places:
-            if name in tied:
-                continue
-            raise TrisectError(
-                f"{name} is in no shard of {folder.name}; nothing was written. Please report this."
-            )
-        with safe_open(folder / places[name], framework="pt") as file:
-            shape = tuple(file.get_slice(name).get_shape())
-        if shape != tuple(tensor.shape):
-            raise TrisectError(
-                f"{name} was written as {shape} and should be {tuple(tensor.shape)}; nothing was written. "
-                "Please report this."
-            )
+def check_saved(model: Any, folder: Path) -> None:
+    """Refuse a folder whose tensors, or whose logits, are not the model's."""
+    shards, state = Shards(folder), model.state_dict()
+    known = names_in_files(model, shards.files, state)
+    missing = sorted(set(state) - set(known) - tied_names(model))
+    if missing and len(known) == len(shards.files):  # else transformers makes them of several tensors
+        raise _wrong(f"{missing[0]} is in none of them")
+    for name, place in known.items():
+        stored = shards.read(place)
+        if name not in state or stored.shape != state[name].shape:
+            raise _wrong(f"{name} has the shape {tuple(stored.shape)}")
+        if not state[name].is_meta and not torch.equal(stored, state[name].cpu()):
+            raise _wrong(f"{name} has other values")
+    whole = not any(tensor.is_meta for tensor in state.values())
+    if whole and sum(parameter.numel() for parameter in model.parameters()) <= SMALL:
+        _check_logits(model, folder)
+
+
+@torch.no_grad()
+def _check_logits(model: Any, folder: Path) -> None:
+    embedding = model.get_input_embeddings().weight
+    ids = torch.arange(TOKENS, device=embedding.device).remainder(len(embedding)).unsqueeze(0)
+    again = type(model).from_pretrained(folder, dtype=embedding.dtype, use_safetensors=True)
+    again = again.to(embedding.device).train(model.training)
+    found, expected = (m(input_ids=ids, use_cache=False).logits.float() for m in (again, model))
+    # A model that was cast to 16 bits has cast its rotation tables too; a loaded one has them in float32.
+    tolerance = 1e-4 if embedding.dtype.itemsize > 2 else 5e-2
+    if (found - expected).abs().max() > tolerance * expected.abs().max():
+        raise _wrong("its logits are not those of the model in memory")
+
+
+def _wrong(what: str) -> TrisectError:
+    return TrisectError(
+        f"The files that were written do not hold the model: {what}. They were removed; check the disk, and "
+        "report this if it happens again."
+    )

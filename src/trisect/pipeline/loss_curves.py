@@ -114,7 +114,7 @@ def measure_curves(
 ) -> Curves:
     """The rise of the loss at SHARES of every width, one component of one layer at a time."""
     solving, judging = held_out(tokens.ids)
-    views = layer_views(model)
+    views = layer_views(model, own=True)
     streams = TwoStreams(model, views, solving, batch_size=batch_size, seed=seed)
     judge = Judge(model, views, judging, batch_size=batch_size)
     dense = judge.loss(0)

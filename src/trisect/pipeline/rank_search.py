@@ -236,7 +236,7 @@ def _by_loss(problem: Problem) -> dict[Key, int]:
 
 def _by_fisher(problem: Problem) -> dict[Key, int]:
     """Palu: ranks in proportion to each map's Fisher information."""
-    views = layer_views(problem.model)
+    views = layer_views(problem.model, own=True)
     found = fisher_information(problem.model, views, problem.ids, progress=problem.progress)
     fisher = {(layer, name): found[layer][f"{name}_fisher"].sum().item() for layer, name in problem.sizes}
     return ranks_at(problem.sizes, problem.rule, fisher_ratios(fisher, problem.ratio), problem.align)
@@ -262,7 +262,9 @@ def _by_sensitivity(problem: Problem) -> dict[Key, int]:
 def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
     ids, method = problem.ids, problem.method
     few = max(1, min(JUDGING_WINDOWS, JUDGING_TOKENS // ids.shape[1]))
-    judge = Judge(problem.model, layer_views(problem.model), ids[:few], batch_size=problem.batch_size)
+    judge = Judge(
+        problem.model, layer_views(problem.model, own=True), ids[:few], batch_size=problem.batch_size
+    )
     names = frozenset().union(*method.reads.values())
     curves: dict[Key, dict[float, float]] = {}
     for view, statistics in collect(problem.model, ids, lambda layer: names, batch_size=problem.batch_size):

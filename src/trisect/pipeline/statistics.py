@@ -67,7 +67,7 @@ class Dense(Statistics):
         assert run.tokens is not None
         if any(name.endswith("_fisher") for layer in range(run.depth) for name in self.reads(layer)):
             fisher = fisher_information(
-                run.model, layer_views(run.model), run.tokens.ids, progress=run.progress
+                run.model, layer_views(run.model, own=True), run.tokens.ids, progress=run.progress
             )
         found = collect(
             run.model, run.tokens.ids, self._collected, split=True, progress=run.progress, **run.how_to_run
@@ -103,7 +103,7 @@ class Sequential(Statistics):
         calibration = run.config.calibration
         windows = in_batches(run.tokens.ids, batch_size=calibration.batch_size, split=True)
         dense = Stream.embed(
-            run.model, layer_views(run.model), windows.batches, place=calibration.states, copies=3
+            run.model, layer_views(run.model, own=True), windows.batches, place=calibration.states, copies=3
         )
         self.narrow = dense.copy()
         for view in walk(run.model):
@@ -130,7 +130,7 @@ class Repaired(Statistics):
         method = run.method
         assert isinstance(method, ComponentMethod)
         self.shared = shared_rotation(run)
-        views = layer_views(run.model)
+        views = layer_views(run.model, own=True)
         self.norm = None if "tail" in run.options.without else last_norm(run.model, views[0].family)
         self.streams = TwoStreams(
             run.model, views, run.tokens.ids, seed=run.config.seed, split=True, **run.how_to_run
@@ -205,7 +205,7 @@ def shared_rotation(run: "Run") -> Any:
         return None
     assert run.plan is not None
     assert run.tokens is not None
-    views = layer_views(run.model)
+    views = layer_views(run.model, own=True)
     widths = {run.plan.width(view.index, "qk") for view in views}
     if len(widths) != 1 or run.config.layers is not None:
         raise TrisectError(

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from reprlib import Repr
@@ -174,20 +175,14 @@ def _check_value(value: Any, where: str) -> None:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError(f"the key {shown(_twice([key for key, _ in pairs]))} comes twice")
-    return found
+    _refuse_repeated([key for key, _ in pairs])
+    return dict(pairs)
 
 
-def _twice(names: list[str]) -> str:
-    """The first name that was there before."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    raise ValueError("no name comes twice")
+def _refuse_repeated(names: list[str]) -> None:
+    if len(set(names)) != len(names):
+        name, _ = Counter(names).most_common(1)[0]
+        raise ValueError(f"the key {shown(name)} comes twice")
 
 
 def _integer(text: str) -> int:
@@ -211,25 +206,17 @@ def _written_out(node: yaml.Node, sizes: dict[int, int], above: set[int]) -> int
         raise yaml.YAMLError("an alias that holds itself")
     above.add(id(node))
     if isinstance(node, yaml.MappingNode):
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(keys)) != len(keys):
-            raise yaml.YAMLError(f"the key {shown(_twice(keys))} comes twice")
+        _refuse_repeated([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
     elif isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
         if len(node.value) > LONGEST_NUMBER:
             raise yaml.YAMLError(f"a number of {len(node.value)} digits")
-    total = 1 + sum(_written_out(child, sizes, above) for child in _children(node))
+    children = node.value if isinstance(node, yaml.CollectionNode) else []
+    if isinstance(node, yaml.MappingNode):
+        children = [child for pair in children for child in pair]
+    total = 1 + sum(_written_out(child, sizes, above) for child in children)
     above.discard(id(node))
     sizes[id(node)] = total
     return total
-
-
-def _children(node: yaml.Node) -> Iterator[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield key
-            yield value
-    elif isinstance(node, yaml.SequenceNode):
-        yield from node.value
 
 
 def _too_deep(where: str) -> TrisectError:

@@ -46,6 +46,6 @@ class _Watch(MetaPathFinder):
 
 def _act(name: str) -> None:
     if name == MODELS:
-        sys.modules[MODELS].register()
+        sys.modules[MODELS].register_families()
     elif MODELS not in sys.modules:  # else it is being imported, and what asked for transformers
         import_module(MODELS)
