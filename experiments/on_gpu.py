@@ -129,7 +129,7 @@ JOBS: dict[str, tuple[Job, ...]] = {
     "study": (recipe("calibration-study"),),
     "scopes": (section("scopes"),),
     "tasks": (section("tasks"), section("tasks-mixed")),
-    "own": (section("tasks-own"), section("own-words"), section("own-words-alone")),
+    "synthetic": (section("tasks-synthetic"), section("synthetic"), section("synthetic-alone")),
     "quantise": (script("quantise_pareto.py", "smollm2"),),
     "finetune": (script("finetune_smollm2.py", "smollm2-37.5"),),
     "ablations": tuple(recipe(f"ablation-{part}") for part in ("qk", "ov", "mlp")),
