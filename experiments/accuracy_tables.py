@@ -169,37 +169,33 @@ def _percent(value: float, error: float) -> str:
     return f"{100 * value:.1f} +- {100 * error:.1f}"
 
 
-def finetune() -> str:
+def finetune(rows: list[Entry]) -> str:
     """One line per run and held-out text."""
-    rows = rows_of("finetune.json")
     lines = []
     for row in rows:
         recipe, data = row["recipe"], row["data"]
         model = row["name"].rpartition("-")[0].rpartition("-")[0]
-        seen = min(
-            row["steps"] * recipe["batch_size"] * recipe["accumulate"], recipe["epochs"] * data["examples"]
-        )
+        passes = row["steps"] * recipe["batch_size"] * recipe["accumulate"]
+        seen = str(min(passes, recipe["epochs"] * data["examples"]))
         for part in row["held_out"]:
             was, now = part["before"]["perplexity"], part["after"]["perplexity"]
             name = "/".join(Path(part["before"]["data"]).parts[-2:]).removeprefix("runs/")
             shared = str(row["shared_word_sequences"][part["before"]["data"]])
-            cells = [
-                f"{model}, {row['removed']:.1%}",
-                Path(data["source"]).name,
-                str(row["steps"]),
-                str(seen),
-            ]
+            cells = [f"{model}, {row['removed']:.1%}", Path(data["source"]).name, str(row["steps"]), seen]
             lines.append([*cells, name, shared, f"{was:.2f} -> {now:.2f} ({now / was - 1:+.1%})"])
-    header = [
-        "model, removed",
-        "tuned on",
-        "steps",
-        "examples seen",
-        "held out",
-        "shared sequences",
-        "perplexity",
-    ]
+    header = ["model, removed", "tuned on", "steps", "examples", "held out", "shared sequences", "perplexity"]
     return sourced(table(header, lines), rows, "python experiments/finetune_smollm2.py")
+
+
+def all_finetune() -> str:
+    """Every run."""
+    return finetune(rows_of("finetune.json"))
+
+
+def finetune_summary() -> str:
+    """SmolLM2, dense and narrow, tuned on C4."""
+    named = ("smollm2-0-c4", "smollm2-37.5-c4")
+    return finetune([row for row in rows_of("finetune.json") if row["name"] in named])
 
 
 def export() -> str:
@@ -252,7 +248,8 @@ TABLES = {
     "synthetic": synthetic,
     "tasks": tasks,
     "all-tasks": all_tasks,
-    "finetune": finetune,
+    "finetune": all_finetune,
+    "finetune-summary": finetune_summary,
     "export": export,
 }
 FIGURES = {f"a3plus-{text.replace(' ', '-')}": partial(increase_figure, text) for text in (WIKITEXT, C4)}

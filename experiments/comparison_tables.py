@@ -15,6 +15,8 @@ LINES = {"main-smollm2": "C4", "main-stories15m": None, "main-stories-mpt": None
 """Recipes with a figure, and the text that it is about (None: the first)."""
 NEAR = 0.005
 """A share removed that is further than this from its ratio is named in the cell."""
+BROKEN = 20
+"""Methods that are at once this many times worse than the dense model are in tables only."""
 
 
 def comparisons() -> str:
@@ -30,7 +32,6 @@ def section(name: str) -> str:
         rows = [row for row in file["rows"] if row["model"] == model]
         if len(rows) > 1:
             pieces += [f"**{model}**" + (f": {note}." if note else ""), comparison_table(rows)]
-            pieces += _notes(rows)
             if name == "diagnostic":
                 pieces.append(diagnostic_table(rows))
     if name in LINES:
@@ -87,15 +88,6 @@ def _number(value: float) -> str:
     return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.1e}"
 
 
-def _notes(rows: Sequence[Entry]) -> list[str]:
-    """What solvers noted, each remark with the rows it is about."""
-    about: dict[str, list[str]] = {}
-    for row in rows:
-        for note in row.get("notes", ()):
-            about.setdefault(note, []).append(f"{row['method']} at {row['ratio'] * 100:g}%")
-    return ["\n".join(f"- {', '.join(named)}: {note}" for note, named in about.items())] if about else []
-
-
 def diagnostic_table(rows: Sequence[Entry]) -> str:
     """Increase when QK and OV are cut alone and together, and the share of each objective that was lost."""
     dense = next(row for row in rows if row["method"] == "dense")
@@ -126,7 +118,9 @@ def ratio_figure(name: str, text: str | None, plot: Plot) -> None:
     for row in rows:
         if row is not dense:
             lines.setdefault(row["method"], []).append((100 * row["removed"], row["perplexity"][text]))
-    plot.lines(lines, dense=dense["perplexity"][text])
+    base = dense["perplexity"][text]
+    shown = {name: points for name, points in lines.items() if min(points)[1] < BROKEN * base}
+    plot.lines(shown, dense=base)
     plot.label(f"{dense['model']}, {text}", "removed (%)", "perplexity")
 
 

@@ -31,7 +31,7 @@ class Plot:
 
     def bars(self, values: Mapping[str, float], *, limits: Sequence[float] = ()) -> None:
         """A horizontal bar per name, the first on top, with a dash at its limit."""
-        self.figure.subplots_adjust(left=0.34)
+        self.figure.subplots_adjust(left=0.32)
         made = self.axes.barh(range(len(values)), list(values.values()))
         self.axes.bar_label(made, fmt="%.2f", fontsize=7, padding=2)
         for at, limit in enumerate(limits):
