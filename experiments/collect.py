@@ -17,7 +17,7 @@ from tables import RESULTS, ROOT, keep_row, write_rows
 from trisect.bench.relate import related
 from trisect.bench.rows import Rows
 from trisect.compare import Folder, load_recipe
-from trisect.compare.outcomes import ModelOutcome, Outcome, Row, outcomes_of
+from trisect.compare.outcomes import outcomes_of
 from trisect.support.checks import read_json
 
 RECIPES = ROOT / "experiments" / "recipes"
@@ -53,30 +53,29 @@ def collect_recipes() -> None:
 
 def collect(recipe: Path, folder: Path) -> None:
     """Write the rows of one recipe."""
-    loaded = load_recipe(recipe)
+    loaded, cells = load_recipe(recipe), Folder(path=folder)
     rows = []
-    for model in outcomes_of(loaded, Folder(path=folder)):
-        rows += _rows(model, None, [model.dense])
-        for row in model.rows:
-            rows += _rows(model, row, list(row.cells.values()))
+    for model in outcomes_of(loaded, cells):
+        rows += [_row(model, None, model.dense, cells)]
+        rows += [_row(model, row, each, cells) for row in model.rows for each in row.cells.values()]
     about, command = _comment(recipe)
     head = {"title": loaded.title, "about": about, "note": loaded.note, "command": command}
-    write_rows(f"{loaded.name}.json", rows, **head, models={m.name: m.note for m in loaded.models})
+    models = {model.name: model.note for model in loaded.models}
+    write_rows(f"{loaded.name}.json", [row for row in rows if row], **head, models=models)
 
 
-def _rows(model: ModelOutcome, row: Row | None, outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    return [_row(model, row, outcome) for outcome in outcomes if outcome.receipt is not None]
-
-
-def _row(model: ModelOutcome, row: Row | None, outcome: Outcome) -> dict[str, Any]:
-    receipt = outcome.receipt
-    assert receipt is not None
+def _row(model: Any, row: Any, outcome: Any, folder: Folder) -> dict[str, Any]:
+    """What the documents show of a cell, with where it comes from; empty where it was not run."""
+    receipt = folder.receipt(outcome.cell.key)
+    if receipt is None:
+        return {}
+    texts = enumerate(model.model.evaluations)
     made: dict[str, Any] = {
         "model": model.model.name,
         "method": "dense" if row is None else model.label(row),
         "ratio": outcome.cell.ratio,
         "kv_bytes_per_token": receipt["counts"]["kv_bytes_per_token"],
-        "perplexity": {text.name: outcome.perplexity(at) for at, text in enumerate(model.model.evaluations)},
+        "perplexity": {text.name: outcome.perplexity(at) for at, text in texts},
         "fingerprint": receipt["model"]["fingerprint"],
         "receipt": {name: receipt["receipt"][name] for name in KEPT},
     }
@@ -86,9 +85,9 @@ def _row(model: ModelOutcome, row: Row | None, outcome: Outcome) -> dict[str, An
             "name": row.method.name,
             "parts": list(row.parts),
             "removed": outcome.removed(),
-            "removed_of": outcome.removed_of,
+            "removed_of": receipt["removed"]["of"],
             "missed": outcome.missed,
-            "zeros": outcome.removed("zeros"),
+            "zeros": receipt["removed"]["zeros"],
             "objective_lost": {part: value for part, value in lost.items() if value is not None},
             "config": {k: v for k, v in receipt["config"].items() if v not in (None, False, [])},
             "notes": list(receipt.get("notes", ())),
