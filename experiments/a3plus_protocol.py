@@ -88,7 +88,7 @@ class Protocol:
         self.section, self.path, self.curves = (
             section,
             out / f"a3plus-{section}.json",
-            out / "a3plus-curves.json",
+            ROOT / "runs" / "a3plus-curves.json",
         )
         self.loaded = load_model(MODEL, device=device)
         self.locks = Folder(path=ROOT / "runs" / "a3plus-protocol")
@@ -158,7 +158,8 @@ class Protocol:
         if self.section in TASKS and self.requests is not None:
             answers = device_tasks.answer_calls(model, self.requests, batch_size=64)
             name = settings["method"].replace("+", "plus") + settings.get("allocate", "")
-            path = self.path.parent / f"{self.section.replace('tasks', 'answers')}-{name}.json"
+            path = self.path.parent / "answers" / f"{self.section}-{name}.json"
+            path.parent.mkdir(exist_ok=True)
             device_tasks.write_answers(path, self.requests, answers, row)
         rise = {name: round(value - self.dense[name], 3) for name, value in row["perplexity"].items()}
         print(row["settings"], rise, row["seconds"], flush=True)
