@@ -1,4 +1,4 @@
-"""SmolLM2-135M at 25% on two CPU threads: the receipt experiments/results/bench-cpu-smollm2.
+"""SmolLM2-135M at 25% on two CPU threads: the receipt experiments/results/bench-cpu-smollm2.json.
 
     .venv/bin/python benchmarks/cpu_smollm2.py
 
@@ -26,7 +26,7 @@ from trisect.bench.sweep import Sweep, run_sweep  # noqa: E402
 from trisect.support.files import write_json  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parents[1] / "experiments" / "results"
-RECEIPT = RESULTS / "bench-cpu-smollm2" / "rows.json"
+RECEIPT = RESULTS / "bench-cpu-smollm2.json"
 KINDS = ("dense", "owned", "trisect", "svd-llm")
 ROUNDS = 5
 

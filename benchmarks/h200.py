@@ -15,9 +15,9 @@ Sections (all by default, in this order):
 Without the first line torch's allocator may give every matrix up to 1 MiB more than it has, which counts as
 memory in use.
 Needs torch, transformers and accelerate; neither typer nor rich nor matplotlib. Rows go to OUT/rows.json;
-where there are none yet, those of experiments/results/bench-h200 are continued. Put what comes back there,
-and `trisect bench --no-run -o experiments/results/bench-h200` makes tables and figures of it. No row is begun
-once `--budget` seconds are over. Where a row took the whole process down, go on with --keep-errors.
+where there are none yet, those of experiments/results/bench-h200.json are continued. `experiments/collect.py
+--bench OUT` keeps what comes back there, and `trisect bench --no-run -o OUT` shows it. No row is begun once
+`--budget` seconds are over. Where a row took the whole process down, go on with --keep-errors.
 The rotary kernel has a script of its own, benchmarks/rotary.py.
 """
 
@@ -43,7 +43,7 @@ from trisect.plan import read_latency
 from trisect.support.files import write_json
 
 ROWS = "rows.json"
-STORED = Path(__file__).resolve().parents[1] / "experiments" / "results" / "bench-h200"
+STORED = Path(__file__).resolve().parents[1] / "experiments" / "results" / "bench-h200.json"
 SHAPE = "llama-2-13b"
 TINY = {"hidden_size": 64, "intermediate_size": 640, "num_hidden_layers": 2, "num_attention_heads": 2}
 TINY |= {"head_dim": 80, "vocab_size": 50}
@@ -188,10 +188,9 @@ def show(rows: Rows) -> None:
 
 def resume(out: Path) -> None:
     """Go on from what was stored, where nothing newer is there."""
-    for stored in STORED.glob("*.json"):
-        if not (out / stored.name).exists():
-            out.mkdir(parents=True, exist_ok=True)
-            shutil.copy(stored, out / stored.name)
+    if STORED.exists() and not (out / ROWS).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copy(STORED, out / ROWS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,9 +3,9 @@
     .venv/bin/python experiments/a3plus_protocol.py SECTION [--device cuda] [--out DIR]
 
 Sections: uniform, balanced, scopes (who shares rotation frequencies), from-c4 (calibrated on another domain),
-own-words (calibrated on half WikiText-2, half what the model writes itself), own-words-alone (on that only),
-tasks, tasks-mixed (calibrated on both domains), tasks-own (as own-words). What each piece brings is in the
-recipe experiments/recipes/pieces.yaml. On one H200 a row takes about half a minute; on a CPU, hours.
+synthetic (calibrated on half WikiText-2, half text that the model generates), synthetic-alone (on that only),
+tasks, tasks-mixed (calibrated on both domains), tasks-synthetic. What each piece brings is in the recipe
+experiments/recipes/pieces.yaml. On one H200 a row takes about half a minute; on a CPU, hours.
 
 Calibration: random windows of WikiText-2 valid (seed 0). Evaluation: first windows of WikiText-2 test and of
 texts of other domains. The model is dequantised from 4 bits. Every finished row is written at once, and rows
@@ -63,19 +63,20 @@ SECTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-SECTIONS["own-words"] = SECTIONS["uniform"] + SECTIONS["balanced"]
-SECTIONS["own-words-alone"] = SECTIONS["uniform"]
-SECTIONS["tasks-mixed"] = SECTIONS["tasks-own"] = SECTIONS["tasks"]
-TASKS = ("tasks", "tasks-mixed", "tasks-own")
+SECTIONS["synthetic"] = SECTIONS["uniform"] + SECTIONS["balanced"]
+SECTIONS["synthetic-alone"] = SECTIONS["uniform"]
+SECTIONS["tasks-mixed"] = SECTIONS["tasks-synthetic"] = SECTIONS["tasks"]
+TASKS = ("tasks", "tasks-mixed", "tasks-synthetic")
 """Sections whose rows answer questions as well."""
 WIKITEXT, C4 = DATA / "wikitext-2/valid.txt", DATA / "c4/c4_demo.jsonl"
-OWN, HALF_OWN = ROOT / "runs" / "own-words.jsonl", f"{WIKITEXT}:0.5+{ROOT / 'runs' / 'own-words.jsonl'}:0.5"
+GENERATED = ROOT / "runs" / "synthetic.jsonl"
+HALF_GENERATED = f"{WIKITEXT}:0.5+{GENERATED}:0.5"
 CALIBRATION: dict[str, str | Path] = {
     "from-c4": C4,
-    "own-words": HALF_OWN,
-    "own-words-alone": OWN,
+    "synthetic": HALF_GENERATED,
+    "synthetic-alone": GENERATED,
     "tasks-mixed": f"{WIKITEXT}:0.5+{C4}:0.5",
-    "tasks-own": HALF_OWN,
+    "tasks-synthetic": HALF_GENERATED,
 }
 """Of sections that are not calibrated on WikiText-2 alone."""
 
@@ -87,13 +88,13 @@ class Protocol:
         self.section, self.path, self.curves = (
             section,
             out / f"a3plus-{section}.json",
-            out / "a3plus-curves.json",
+            ROOT / "runs" / "a3plus-curves.json",
         )
         self.loaded = load_model(MODEL, device=device)
         self.locks = Folder(path=ROOT / "runs" / "a3plus-protocol")
         self.locks.prepare()
-        if "own" in section:
-            self._write_own_words(out / "own-words.json")
+        if "synthetic" in section:
+            self._generate(out / "synthetic-text.json")
         self.tokens = self._tokens(CALIBRATION.get(section, WIKITEXT), 64, sampling="random")
         self.texts = {name: self._tokens(DATA / file, n) for name, (file, n) in TEXTS.items()}
         self.requests = device_tasks.read_requests(requests) if requests else None
@@ -104,12 +105,14 @@ class Protocol:
         cut = {"samples": samples, "length": 2048, "seed": 0, "sampling": sampling}
         return load_tokens(str(source), self.loaded.tokenizer, **cut)
 
-    def _write_own_words(self, receipt: Path) -> None:
+    def _generate(self, receipt: Path) -> None:
         """Once, by whoever comes first: 64 texts of 2048 tokens."""
-        with self.locks.waiting("own-words"):
-            if not OWN.exists():
+        with self.locks.waiting("synthetic"):
+            if not GENERATED.exists():
                 model, config = copy.deepcopy(self.loaded.model), OwnWords(samples=64)
-                write_json(receipt, write_own_words(model, self.loaded.tokenizer, config, OWN, name=MODEL))
+                write_json(
+                    receipt, write_own_words(model, self.loaded.tokenizer, config, GENERATED, name=MODEL)
+                )
 
     def run(self, *, seconds: float) -> None:
         """Every row that is not there yet, as long as there is time to start one."""
@@ -155,7 +158,8 @@ class Protocol:
         if self.section in TASKS and self.requests is not None:
             answers = device_tasks.answer_calls(model, self.requests, batch_size=64)
             name = settings["method"].replace("+", "plus") + settings.get("allocate", "")
-            path = self.path.parent / f"{self.section.replace('tasks', 'answers')}-{name}.json"
+            path = self.path.parent / "answers" / f"{self.section}-{name}.json"
+            path.parent.mkdir(exist_ok=True)
             device_tasks.write_answers(path, self.requests, answers, row)
         rise = {name: round(value - self.dense[name], 3) for name, value in row["perplexity"].items()}
         print(row["settings"], rise, row["seconds"], flush=True)

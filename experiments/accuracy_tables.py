@@ -1,89 +1,255 @@
-"""Accuracy of the paper's A3 on small models beside the reference figures, and of every method on tasks."""
+"""Accuracy: the paper's a3, a3+ beside the baselines, calibration texts, tasks, fine-tuning and exports."""
 
-from tables import Entry, found, read, read_all, table, targets, verdict
+from functools import partial
+from pathlib import Path
+
+from figures import Plot
+from tables import Entry, read, rows_of, sourced, table
+
+WIKITEXT, C4 = "wikitext-2 test", "c4"
+PROTOCOL = "python experiments/a3plus_protocol.py"
+SYNTHETIC = {
+    "uniform": "WikiText-2",
+    "balanced": "WikiText-2",
+    "synthetic": "half WikiText-2, half synthetic",
+    "synthetic-alone": "synthetic alone",
+}
+"""Section of experiments/a3plus_protocol.py -> what its rows were calibrated on."""
+SEARCHED = ("asvd", "svd-llm-v2")
+"""Methods that search for ranks where no allocation is named."""
 
 
-def core_table() -> str:
-    """The paper's A3 on the small real models, beside the reference figures."""
-    asked = targets()["core"]
-    header = ["model", "removed", "parts", "perplexity", "reference", "KV bytes per token"]
-    rows = []
-    for file, receipt in read_all("core-*.json").items():
-        name = file.removeprefix("core-").removesuffix(".json")
-        before, after = receipt["perplexity"]["before"], receipt["perplexity"]["after"]
-        recipe, cache = receipt["receipt"]["recipe"], "kv_bytes_per_token"
-        there = asked.get(name)
-        rows.append(
+def core() -> str:
+    """The paper's a3 on small real models, beside figures of another implementation."""
+    rows = rows_of("core.json")
+    lines = []
+    for row in rows:
+        before, after = (row["perplexity"][side]["perplexity"] for side in ("before", "after"))
+        reference = row["reference"]
+        lines.append(
             [
-                name.rpartition("-25")[0] or name.rpartition("-")[0],
-                f"{recipe['ratio']:.1%}",
-                ", ".join(recipe["parts"]),
-                f"{before['perplexity']:.2f} -> {after['perplexity']:.2f}",
-                "" if there is None else f"{there:.2f} ({after['perplexity'] / there - 1:+.2%})",
-                f"{receipt['before'][cache]:,} -> {receipt['after'][cache]:,}",
+                row["model"],
+                f"{row['ratio']:.1%}",
+                ", ".join(row["parts"]),
+                f"{before:.2f} -> {after:.2f}",
+                f"{reference:.2f} ({after / reference - 1:+.2%})" if reference else "",
+                "{:,} -> {:,}".format(*row["kv_bytes_per_token"]),
             ]
         )
-    return table(header, rows)
+    header = ["model", "removed", "parts", "perplexity", "independent script", "KV bytes per token"]
+    return sourced(table(header, lines), rows, "python experiments/core_protocol.py")
 
 
-def core_short() -> list[str]:
-    asked, within = targets()["core"], targets()["core_within"]
-    names = [name for name in asked if found(f"core-{name}.json")]
-    apart = [
-        abs(read(f"core-{name}.json")["perplexity"]["after"]["perplexity"] / asked[name] - 1)
-        for name in names
-    ]
-    worst = max(apart)
-    return [
-        "Furthest from the reference figures: "
-        + verdict(worst, within, shown=f"{worst:.2%}", asked=f"{within:.0%}")
-        + ".",
-        "The model is dequantised from 4 bits, and small models lose more than large ones.",
-    ]
+def a3plus_rows() -> tuple[Entry, list[Entry]]:
+    """Perplexities of the dense model, and every row that cuts all components."""
+    files = [read(f"a3plus-{name}.json") for name in ("uniform", "balanced", "tasks")]
+    rows: list[Entry] = []
+    for row in (row for file in files for row in file["rows"]):
+        if row["settings"]["method"] != "dense" and row["settings"] not in [r["settings"] for r in rows]:
+            rows.append(row)
+    return files[0]["dense"], rows
 
 
-def _answered(folder: str) -> dict[str, Entry]:
-    """Model -> its scores."""
-    return {
-        name.partition("/")[2].removesuffix(".json"): entry
-        for name, entry in read_all(f"{folder}/*.json").items()
-    }
+def row_name(row: Entry) -> str:
+    """Method, allocation, and who shares rotation frequencies."""
+    settings = row["settings"]
+    scope = f", scope {settings['rope_scope']}" if "rope_scope" in settings else ""
+    method = settings["method"]
+    allocate = settings.get("allocate") or ("search" if method in SEARCHED else "uniform")
+    return f"{method} {allocate}{scope}"
 
 
-def tasks_table(folder: str) -> str:
-    """Zero-shot accuracy of SmolLM2 with a quarter of its decoder removed, best average first."""
-    entries = sorted(_answered(folder).items(), key=lambda item: -item[1]["average"])
-    tasks = list(entries[0][1]["scores"])
+def rises(row: Entry, dense: Entry) -> list[str]:
+    """Increase in perplexity by text."""
+    values = [row["perplexity"][text] - value for text, value in dense.items()]
+    return [f"{value:+.2f}" if value < 1000 else f"{value:+.1e}" for value in values]
+
+
+def a3plus() -> str:
+    """Increase in perplexity of every method on four texts."""
+    dense, rows = a3plus_rows()
+    lines = [["dense", "-", *(f"{value:.2f}" for value in dense.values())]]
+    lines += [[row_name(row), f"{row['removed']:.1%}", *rises(row, dense)] for row in rows]
+    entries = [read("a3plus-uniform.json"), read("a3plus-balanced.json")]
+    command = f"{PROTOCOL} uniform|balanced|tasks --device cuda"
+    return sourced(table(["method", "removed", *dense], lines), entries, command)
+
+
+def section_table(section: str, first: str) -> str:
+    """Increase in perplexity of one section's rows."""
+    file = read(f"a3plus-{section}.json")
+    dense = file["dense"]
+    lines = [["dense", "-", *(f"{value:.2f}" for value in dense.values())]]
+    for row in file["rows"]:
+        if row["settings"]["method"] != "dense":
+            lines.append([row_name(row), f"{row['settings']['ratio']:.1%}", *rises(row, dense)])
+    made = table([first, "removed", *dense], lines)
+    return sourced(made, [file], f"{PROTOCOL} {section} --device cuda")
+
+
+def positions() -> str:
+    """Perplexity by position in the context, by who shares rotation frequencies."""
+    rows = rows_of("a3plus-scopes.json")
+    edges = rows[0]["by_position"]["edges"]
+    spans = [f"{a}-{b - 1}" for a, b in zip(edges, edges[1:], strict=False)]
     lines = []
-    for name, entry in entries:
-        scores = [_percent(entry["scores"][task]["value"], entry["scores"][task]["stderr"]) for task in tasks]
-        shown = name.replace("plusbalanced", "+ balanced").replace("plus", "+")
-        lines.append([shown, *scores, _percent(entry["average"], entry["average_stderr"])])
-    return table(["accuracy, %", *tasks, "average"], lines)
+    for row in rows:
+        dense = row["settings"]["method"] == "dense"
+        name = "dense" if dense else f"{row_name(row)} at {row['settings']['ratio']:.1%}"
+        lines.append([name, *(f"{value:.2f}" for value in row["by_position"]["perplexity"])])
+    return table(["perplexity at positions", *spans], lines)
 
 
-def tasks_short(folder: str) -> list[str]:
-    entries = _answered(folder)
-    limits = sorted({entry["limit"] for entry in entries.values()})
+def synthetic() -> str:
+    """Calibrated on text that the model generated: beside WikiText-2, and alone."""
+    files = {section: read(f"a3plus-{section}.json") for section in SYNTHETIC}
+    lines = []
+    for section, file in files.items():
+        lines += [
+            [SYNTHETIC[section], row_name(row), f"{row['removed']:.1%}", *rises(row, file["dense"])]
+            for row in sorted(file["rows"], key=lambda row: (row_name(row), row["removed"]))
+        ]
+    header = ["calibrated on", "method", "removed", *files["uniform"]["dense"]]
+    entries = [files["synthetic"], files["synthetic-alone"], read("synthetic-text.json")]
+    command = f"{PROTOCOL} synthetic|synthetic-alone --device cuda"
+    return sourced(table(header, lines), entries, command)
+
+
+TASK_CALIBRATIONS = {
+    "wikitext-2": "tasks",
+    "wikitext-2, c4": "tasks-mixed",
+    "wikitext-2, synthetic": "tasks-synthetic",
+}
+"""Calibration text of the task rows -> section of experiments/a3plus_protocol.py."""
+
+
+def tasks() -> str:
+    """Average accuracy on six zero-shot tasks, by method and calibration text."""
+    rows = rows_of("tasks.json")
+    averages = {(row["method"], row["calibration"]): row for row in rows}
+    methods = sorted({row["method"] for row in rows}, key=lambda m: -averages[m, "wikitext-2, c4"]["average"])
     lines = [
-        f"At most {' or '.join(map(str, limits))} questions of each task.",
-        "The dense model itself is near chance on most of these and below it on BoolQ, where cut models "
-        "answer the majority's way. Only LAMBADA and PIQA, where the dense model is well above chance, "
-        "say much.",
+        [
+            m,
+            *(
+                _percent(averages[m, c]["average"], averages[m, c]["average_stderr"])
+                for c in TASK_CALIBRATIONS
+            ),
+        ]
+        for m in methods
     ]
-    if folder.endswith(("-mixed", "-own")):
-        lines.append("The plan of a3+ balanced is from loss curves on WikiText-2 alone.")
-    for name, shown in (("a3plus", "a3+"), ("a3plusbalanced", "a3+ balanced")):
-        if {"a3", name} <= entries.keys():
-            ours, paper = entries[name], entries["a3"]
-            apart = ours["average"] - paper["average"]
-            error = (ours["average_stderr"] ** 2 + paper["average_stderr"] ** 2) ** 0.5
-            lines.append(
-                f"The average of {shown} is {100 * apart:+.1f} points from a3's, with a standard error of "
-                f"{100 * error:.1f} points for the difference, as if each had had questions of its own."
-            )
-    return lines
+    made = table(["average accuracy, %; calibrated on", *TASK_CALIBRATIONS], lines)
+    return sourced(made, _task_files(), f"{PROTOCOL} tasks|tasks-mixed|tasks-synthetic --device cuda")
+
+
+def all_tasks() -> str:
+    """Accuracy on every task, one table per calibration text."""
+    pieces = []
+    for calibration in TASK_CALIBRATIONS:
+        rows = [row for row in rows_of("tasks.json") if row["calibration"] == calibration]
+        names = list(rows[0]["scores"])
+        lines = [
+            [
+                row["method"],
+                *(_percent(row["scores"][name]["value"], row["scores"][name]["stderr"]) for name in names),
+                _percent(row["average"], row["average_stderr"]),
+            ]
+            for row in sorted(rows, key=lambda row: -row["average"])
+        ]
+        pieces.append(f"Calibrated on {calibration}:\n\n" + table(["accuracy, %", *names, "average"], lines))
+    command = f"{PROTOCOL} tasks --device cuda --requests FILE; python experiments/device_tasks.py score"
+    return sourced("\n\n".join(pieces), _task_files(), command)
+
+
+def _task_files() -> list[Entry]:
+    return [read(f"a3plus-{section}.json") for section in TASK_CALIBRATIONS.values()]
 
 
 def _percent(value: float, error: float) -> str:
     return f"{100 * value:.1f} +- {100 * error:.1f}"
+
+
+def finetune(rows: list[Entry]) -> str:
+    """One line per run and held-out text."""
+    lines = []
+    for row in rows:
+        recipe, data = row["recipe"], row["data"]
+        model = row["name"].rpartition("-")[0].rpartition("-")[0]
+        passes = row["steps"] * recipe["batch_size"] * recipe["accumulate"]
+        seen = str(min(passes, recipe["epochs"] * data["examples"]))
+        for part in row["held_out"]:
+            was, now = part["before"]["perplexity"], part["after"]["perplexity"]
+            name = "/".join(Path(part["before"]["data"]).parts[-2:]).removeprefix("runs/")
+            shared = str(row["shared_word_sequences"][part["before"]["data"]])
+            cells = [f"{model}, {row['removed']:.1%}", Path(data["source"]).name, str(row["steps"]), seen]
+            lines.append([*cells, name, shared, f"{was:.2f} -> {now:.2f} ({now / was - 1:+.1%})"])
+    header = ["model, removed", "tuned on", "steps", "examples", "held out", "shared sequences", "perplexity"]
+    return sourced(table(header, lines), rows, "python experiments/finetune_smollm2.py")
+
+
+def all_finetune() -> str:
+    """Every run."""
+    return finetune(rows_of("finetune.json"))
+
+
+def finetune_summary() -> str:
+    """SmolLM2, dense and narrow, tuned on C4."""
+    named = ("smollm2-0-c4", "smollm2-37.5-c4")
+    return finetune([row for row in rows_of("finetune.json") if row["name"] in named])
+
+
+def export() -> str:
+    """The same model in stock transformers and in llama.cpp."""
+    lines = []
+    for model in rows_of("export.json"):
+        for name, row in model["exports"].items():
+            cells = [model["name"], name, f"{row['perplexity']:.4f}" if "perplexity" in row else ""]
+            size = f"{row['bytes'] / 1e6:.1f} MB" if "bytes" in row else ""
+            lines.append([*cells, _against(row), _greedy(row), size])
+    header = ["model", "export", "perplexity", "against native", "same greedy texts", "file"]
+    command = "python experiments/export_smollm2.py stories15m|smollm2"
+    return sourced(table(header, lines), rows_of("export.json"), command)
+
+
+def _against(row: Entry) -> str:
+    if "relative_to_native" in row:
+        return f"{row['relative_to_native']:+.3%}"
+    if "largest_difference_of_logits" in row:
+        return f"logits within {row['largest_difference_of_logits']:.0e} of {row['largest_logit']:.1f}"
+    return f"{row['removed']:.1%} removed"
+
+
+def _greedy(row: Entry) -> str:
+    if "greedy" not in row:
+        return ""
+    same = f"{row['greedy']['same']} of {row['greedy']['texts']}"
+    gaps = [parting["nats"] for parting in row.get("partings", [])]
+    return f"{same}; the others differ at tokens within {max(gaps):.3f} nats of each other" if gaps else same
+
+
+def increase_figure(text: str, plot: Plot) -> None:
+    """Increase in perplexity against what was removed."""
+    dense, rows = a3plus_rows()
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row["settings"]["method"] in ("a3", "a3+", "svd-llm"):
+            point = 100 * row["removed"], row["perplexity"][text] - dense[text]
+            lines.setdefault(row_name(row), []).append(point)
+    plot.lines(lines)
+    plot.label(f"SmolLM2-135M, {text}", "removed from the decoder (%)", "increase in perplexity")
+
+
+TABLES = {
+    "core": core,
+    "a3plus": a3plus,
+    "from-c4": partial(section_table, "from-c4", "method, calibrated on C4"),
+    "scopes": partial(section_table, "scopes", "method, QK alone"),
+    "positions": positions,
+    "synthetic": synthetic,
+    "tasks": tasks,
+    "all-tasks": all_tasks,
+    "finetune": all_finetune,
+    "finetune-summary": finetune_summary,
+    "export": export,
+}
+FIGURES = {f"a3plus-{text.replace(' ', '-')}": partial(increase_figure, text) for text in (WIKITEXT, C4)}

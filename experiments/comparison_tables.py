@@ -1,124 +1,131 @@
-"""Tables and figures of what `trisect compare` has measured so far, recipe by recipe."""
+"""Tables and figures of `trisect compare`: one section per recipe, from the rows that collect.py wrote."""
 
-import re
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 
-from comparison_claims import shortfalls
-from tables import RESULTS, ROOT, Entry, found, provenance
+from figures import Plot
+from tables import Entry, read, rows_of, sourced, table
 
-from trisect.compare import Folder, load_recipe
-from trisect.compare.figures import draw
-from trisect.compare.markdown import page
-from trisect.compare.outcomes import ModelOutcome, outcomes_of
-from trisect.compare.recipe import Recipe
-
-RECIPES = ROOT / "experiments" / "recipes"
-ORDER = ("main-", "why-", "svd-llm-core", "kv-", "ablation-", "diagnostic", "calibration-", "pieces")
-"""Names of recipes as the page has them; others follow."""
-COMMON = "Perplexity, in brackets"
-"""Begins what every page of a recipe says; here it is said once."""
-LEGEND = (
-    "Perplexity, in brackets its increase over the dense model; *removed* is counted from the modules, as a "
-    "share of what the ratio was asked of: the weights of the parts cut, unless it says KV. Tasks: accuracy."
+RECIPES = (
+    *("main-smollm2", "main-stories15m", "main-stories-mpt", "why-stories-mpt", "svd-llm-core"),
+    *("kv-stories-mpt", "ablation-qk", "ablation-ov", "ablation-mlp", "diagnostic"),
+    *("calibration-study", "synthetic-stories", "pieces"),
 )
+LINES = {"main-smollm2": "C4", "main-stories15m": None, "main-stories-mpt": None, "kv-stories-mpt": None}
+"""Recipes with a figure, and the text that it is about (None: the first)."""
+NEAR = 0.005
+"""A share removed that is further than this from its ratio is named in the cell."""
+BROKEN = 20
+"""Methods that are at once this many times worse than the dense model are in tables only."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A recipe, and what has come of it."""
-
-    recipe: Recipe
-    source: Path
-    models: tuple[ModelOutcome, ...]
-    """Rows that were begun, of models that were begun."""
-    missing: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return self.recipe.name
-
-    @property
-    def entries(self) -> list[Entry]:
-        outcomes = [outcome for model in self.models for outcome in model.outcomes]
-        folder = Folder(path=RESULTS / self.name)
-        return [entry for outcome in outcomes if (entry := folder.receipt(outcome.cell.key)) is not None]
-
-    @cached_property
-    def pictures(self) -> dict[str, bytes]:
-        """The recipe's own figures, of models with more than one row."""
-        made = draw(self.recipe, [model for model in self.models if len(model.rows) > 1])
-        return {f"{self.name}-{name}": svg for name, svg in made.items()}
+def comparisons() -> str:
+    """Every recipe that was run."""
+    return "\n\n".join(section(name) for name in RECIPES)
 
 
-def recipes() -> list[Path]:
-    """Those that can be run without weights that nobody here has."""
-    paths = [path for path in sorted(RECIPES.glob("*.yaml")) if not path.stem.startswith("paper-")]
-    return sorted(paths, key=lambda path: _place(path.stem))
+def section(name: str) -> str:
+    """Title, what it is about, and a table per model."""
+    file = read(f"{name}.json")
+    pieces = [f"## {file['title']}", " ".join(filter(None, (file["about"], file["note"])))]
+    for model, note in file["models"].items():
+        rows = [row for row in file["rows"] if row["model"] == model]
+        if len(rows) > 1:
+            pieces += [f"**{model}**" + (f": {note}." if note else ""), comparison_table(rows)]
+            if name == "diagnostic":
+                pieces.append(diagnostic_table(rows))
+    if name in LINES:
+        pieces.append(f"![{name}](pictures/results/{name}.svg)")
+    return sourced("\n\n".join(pieces), file["rows"], file["command"])
 
 
-def _place(name: str) -> int:
-    return next((at for at, start in enumerate(ORDER) if name.startswith(start)), len(ORDER))
+def recipe_table(name: str) -> str:
+    """The table of a recipe with one model."""
+    file = read(f"{name}.json")
+    return sourced(comparison_table(file["rows"]), file["rows"], file["command"])
 
 
-def measured() -> list[Comparison]:
-    """Every recipe with a receipt."""
-    begun = [comparison(path) for path in recipes() if found(f"{path.stem}/cells/*.json")]
-    return [each for each in begun if each.entries]
-
-
-@cache
-def comparison(path: Path) -> Comparison:
-    recipe = load_recipe(path)
-    models, missing = [], []
-    for model in outcomes_of(recipe, Folder(path=RESULTS / recipe.name)):
-        begun = [row for row in model.rows if any(_tried(outcome) for outcome in row.cells.values())]
-        name = model.model.name
-        if not begun and not _tried(model.dense):
-            missing.append(name)
-            continue
-        missing += [f"{name} {model.label(row)}" for row in model.rows if row not in begun]
-        models.append(replace(model, rows=tuple(begun)))
-    return Comparison(recipe=recipe, source=path, models=tuple(models), missing=tuple(missing))
-
-
-def _tried(outcome: object) -> bool:
-    return getattr(outcome, "receipt", None) is not None or getattr(outcome, "error", None) is not None
-
-
-def command(path: Path) -> str:
-    """As the recipe's own comment has it."""
-    line = re.search(r"^#\s+(trisect compare .*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return line[1] if line else f"trisect compare {path.relative_to(ROOT)}"
-
-
-def what(path: Path) -> str:
-    """The recipe's first comment, up to the command."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#") or "trisect compare" in line:
-            break
-        lines.append(line.removeprefix("#").strip())
-    return " ".join(lines)
-
-
-def tables_of(entry: Comparison) -> str:
-    """The recipe's own page without its title and last line, headings two levels lower."""
-    text = page(entry.recipe, [model for model in entry.models if model.rows])
-    blocks = [block for block in text.strip().split("\n\n")[1:-1] if not block.startswith(COMMON)]
-    return "\n\n".join(f"##{block}" if block.startswith("#") else block for block in blocks)
-
-
-def section(entry: Comparison, images: str) -> str:
-    """One recipe on the page; `images` are links to its figures."""
-    pieces = [
-        f"### {entry.recipe.title}",
-        f"{what(entry.source)} Receipts: `{command(entry.source)}`. {provenance(entry.entries)}",
-        tables_of(entry),
-        images,
-        "\n".join(f"- {line}" for line in shortfalls(entry)),
+def comparison_table(rows: Sequence[Entry]) -> str:
+    """Methods down, ratios and texts across; the best of those that cut the same parts in bold."""
+    dense = next(row for row in rows if row["method"] == "dense")
+    texts = list(dense["perplexity"])
+    columns = [
+        (ratio, text) for ratio in sorted({r["ratio"] for r in rows if r is not dense}) for text in texts
     ]
-    if entry.missing:
-        pieces.append(f"Not run yet: {', '.join(entry.missing)}.")
-    return "\n\n".join(piece for piece in pieces if piece)
+    cells = {(row["method"], row["ratio"]): row for row in rows if row is not dense}
+    best = {
+        (tuple(row["parts"]), ratio, text): min(
+            other["perplexity"][text]
+            for other in cells.values()
+            if other["parts"] == row["parts"] and other["ratio"] == ratio
+        )
+        for row in cells.values()
+        for ratio, text in columns
+        if row["ratio"] == ratio
+    }
+    lines = [["dense", *(_number(dense["perplexity"][text]) for _, text in columns)]]
+    for method in dict.fromkeys(method for method, _ in cells):
+        line = [method]
+        for ratio, text in columns:
+            row = cells.get((method, ratio))
+            line.append(
+                "" if row is None else _cell(row, text, dense, best[tuple(row["parts"]), ratio, text])
+            )
+        lines.append(line)
+    return table(["method", *(f"{ratio * 100:g}%: {text}" for ratio, text in columns)], lines)
+
+
+def _cell(row: Entry, text: str, dense: Entry, best: float) -> str:
+    """Perplexity with its increase, and what was removed where that is not the ratio."""
+    value = row["perplexity"][text]
+    rise = value - dense["perplexity"][text]
+    shown = f"{_number(value)} ({rise:+.2f})" if abs(rise) < 1000 else _number(value)
+    shown = f"**{shown}**" if value == best else shown
+    return shown if abs(row["removed"] - row["ratio"]) < NEAR else f"{shown} at {row['removed']:.1%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.1e}"
+
+
+def diagnostic_table(rows: Sequence[Entry]) -> str:
+    """Increase when QK and OV are cut alone and together, and the share of each objective that was lost."""
+    dense = next(row for row in rows if row["method"] == "dense")
+    text = next(iter(dense["perplexity"]))
+    cut = {
+        (tuple(row["parts"]), row["ratio"]): row for row in rows if row is not dense and row["name"] == "a3"
+    }
+    ratios = sorted({ratio for _, ratio in cut})
+
+    def rise(part: tuple[str, ...], ratio: float) -> float:
+        return float(cut[part, ratio]["perplexity"][text] - dense["perplexity"][text])
+
+    parts = {"QK": ("qk",), "OV": ("ov",), "both": ("qk", "ov")}
+    lines = [[name, *(f"{rise(part, r):.3f}" for r in ratios)] for name, part in parts.items()]
+    lines.insert(2, ["QK + OV", *(f"{rise(('qk',), r) + rise(('ov',), r):.3f}" for r in ratios)])
+    for part in ("qk", "ov"):
+        lost = [f"{cut[(part,), r]['objective_lost'][part]:.2%}" for r in ratios]
+        lines.append([f"{part.upper()} objective lost", *lost])
+    return table([f"increase on {text}, a3", *(f"{r * 100:g}%" for r in ratios)], lines)
+
+
+def ratio_figure(name: str, text: str | None, plot: Plot) -> None:
+    """Perplexity against the share removed, a line per method."""
+    rows = rows_of(f"{name}.json")
+    dense = next(row for row in rows if row["method"] == "dense")
+    text = text or next(iter(dense["perplexity"]))
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row is not dense:
+            lines.setdefault(row["method"], []).append((100 * row["removed"], row["perplexity"][text]))
+    base = dense["perplexity"][text]
+    shown = {name: points for name, points in lines.items() if min(points)[1] < BROKEN * base}
+    plot.lines(shown, dense=base)
+    plot.label(f"{dense['model']}, {text}", "removed (%)", "perplexity")
+
+
+TABLES = {
+    "comparisons": comparisons,
+    **{name: partial(recipe_table, name) for name in ("main-smollm2", "kv-stories-mpt")},
+}
+FIGURES = {name: partial(ratio_figure, name, text) for name, text in LINES.items()}

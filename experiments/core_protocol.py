@@ -11,6 +11,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from tables import keep_row, known
+
+from trisect.support.checks import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 # Relative to the repository, so that receipts do not name this machine.
@@ -34,6 +39,8 @@ ROWS: dict[str, list[object]] = {
     "stories15m-25": [ASSETS / "models/stories15m", *STORIES, "--ratio", 0.25],
     "stories-mpt-20m-25": [ASSETS / "models/stories-mpt-20m", *STORIES, "--ratio", 0.25],
 }
+REFERENCE = {"smollm2-12.5": 26.25, "smollm2-25": 37.49, "smollm2-37.5": 64.26}
+"""Perplexities of a script by other hands, written before this code."""
 
 
 def main(prefix: str = "") -> None:
@@ -41,14 +48,30 @@ def main(prefix: str = "") -> None:
     os.chdir(ROOT)
     split_stories()
     for name, arguments in ROWS.items():
-        receipt = Path("experiments/results") / f"core-{name}.json"
-        if not name.startswith(prefix) or receipt.exists():
+        if not name.startswith(prefix) or name in known("core.json"):
             continue
+        receipt = RUNS / f"core-{name}.json"
         command = [Path(sys.executable).with_name("trisect"), "compress", *arguments]
         command += ["-o", RUNS / f"core-{name}", "--json", receipt]
         command += ["--method", "a3", "--sampling", "first", "--align", "none"]
         print(name, flush=True)
         subprocess.run([str(word) for word in command], check=True)
+        keep_row("core.json", row(name, read_json(receipt)))
+
+
+def row(name: str, run: dict[str, Any]) -> dict[str, Any]:
+    """What the documents show of a run, with its receipt."""
+    receipt = {key: value for key, value in run["receipt"].items() if key not in ("plan", "losses")}
+    return {
+        "name": name,
+        "model": Path(run["model"]).name,
+        "ratio": receipt["recipe"]["ratio"],
+        "parts": receipt["recipe"]["parts"],
+        "kv_bytes_per_token": [run[side]["kv_bytes_per_token"] for side in ("before", "after")],
+        "perplexity": run["perplexity"],
+        "reference": REFERENCE.get(name),
+        "receipt": receipt,
+    }
 
 
 def split_stories() -> None:

@@ -13,17 +13,14 @@ import math
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import scale_shapes
 import torch
 from scale_shapes import Case, measure
+from tables import keep_row, known
 
-from trisect.support.checks import read_json
-from trisect.support.files import write_json
-
-RESULTS = Path(__file__).resolve().parent / "results"
+FILE = "cost-growth.json"
 START = {
     "hidden_size": 2048,
     "intermediate_size": 8192,
@@ -129,16 +126,14 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--length", type=int, default=1024)
-    parser.add_argument("--out", type=Path, default=RESULTS / "cost-growth")
     options = parser.parse_args()
-    path = options.out / "growth.json"
-    options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = read_json(path)["growth"] if path.exists() else {}
-    for name in STEPS:
-        for method in EXPECTED:
-            if method not in found.setdefault(name, {}):
-                found[name][method] = grow(name, method, device=options.device, length=options.length)
-                write_json(path, {"expected": EXPECTED, "growth": found, "device": options.device})
+    for size in STEPS:
+        for method, expected in EXPECTED.items():
+            name = f"{size} {method}"
+            if name not in known(FILE):
+                row = grow(size, method, device=options.device, length=options.length)
+                about = {"name": name, "size": size, "method": method, "expected": expected[size]}
+                keep_row(FILE, {**about, **row, "device": options.device})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 Compresses once (the folder stays in runs/), exports to a stock Hugging Face checkpoint and to GGUF, and
 compares with the native model: logits and greedy text of the stock checkpoint in a process where trisect
 cannot be imported; greedy tokens and perplexity of the GGUF files in llama.cpp, through the log-probabilities
-of its server. Only compressing uses the device. Writes experiments/results/export-MODEL.json.
+of its server. Only compressing uses the device. Writes a row of experiments/results/export.json.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from core_protocol import ASSETS, HALVES, split_stories
 from safetensors.torch import load_file
+from tables import keep_row
 
 from trisect.data import load_tokens
 from trisect.export.check import LlamaCpp
 from trisect.models import load_model
-from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt, package_version
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -224,7 +224,7 @@ def main(name: str, device: str) -> None:
     }
     seconds = {"compare": time.perf_counter() - begun}
     receipt = build_receipt(recipe, seed=0, token_hash=tokens.hash, timings=seconds)
-    write_json(f"experiments/results/export-{name}.json", {"rows": rows, "receipt": receipt})
+    keep_row("export.json", {"name": name, "exports": rows, "receipt": receipt})
 
 
 if __name__ == "__main__":

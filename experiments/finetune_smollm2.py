@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from core_protocol import HALVES, split_stories
+from tables import keep_row, known
 
 from trisect.finetune import TuneConfig, finetune, load_examples
 from trisect.finetune.results import extended, load_held_out, measure, save_tuned
@@ -34,7 +35,7 @@ from trisect.support.receipt import read_receipt
 ROOT = Path(__file__).resolve().parents[1]
 # Relative to the repository, so that receipts do not name this machine.
 ASSETS = Path(os.path.relpath(os.environ.get("TRISECT_ASSETS") or ROOT.parent / "shared", ROOT))
-RUNS, RESULTS = Path("runs"), Path("experiments/results")
+RUNS = Path("runs")
 ALPACA = (RUNS / "alpaca-tuning.json", RUNS / "alpaca-held-out.json")
 WIKITEXT, C4 = ASSETS / "data/wikitext-2/test.txt", ASSETS / "data/c4/c4.txt"
 SHARED_WORDS = 12
@@ -97,7 +98,7 @@ def main() -> None:
     split_stories()
     split_alpaca()
     for name, row in ROWS.items():
-        if name.startswith(given.prefix) and not (RESULTS / f"finetune-{name}.json").exists():
+        if name.startswith(given.prefix) and name not in known("finetune.json"):
             print(name, flush=True)
             run_row(
                 name,
@@ -132,6 +133,7 @@ def run_row(name: str, row: Row, *, folder: str, device: str, max_steps: int | N
     )
     entry = {
         **tuned.receipt,
+        "losses": [tuned.receipt["losses"][0], tuned.receipt["losses"][-1]],
         "compression": read_receipt(folder).get("recipe"),
         "removed": removed,
         "held_out": [
@@ -143,7 +145,7 @@ def run_row(name: str, row: Row, *, folder: str, device: str, max_steps: int | N
     out = RUNS / f"finetune-{name}"
     if not out.exists():
         save_tuned(tuned, loaded.tokenizer, out, receipt=extended(read_receipt(folder), entry))
-    write_json(RESULTS / f"finetune-{name}.json", entry)
+    keep_row("finetune.json", {"name": name, **entry})
     state.unlink()
     for part in entry["held_out"]:
         print(part["before"]["data"], part["before"]["perplexity"], part["after"]["perplexity"], flush=True)
@@ -187,27 +189,6 @@ def shared(a: Path, b: Path) -> int:
         words = re.findall(r"[a-z0-9]+", path.read_text(encoding="utf-8").lower())
         found.append({tuple(words[i : i + SHARED_WORDS]) for i in range(len(words) - SHARED_WORDS + 1)})
     return len(found[0] & found[1])
-
-
-def table() -> str:
-    """One line per row and held-out text, for `make results`."""
-    names = ["model, removed", "tuned on", "steps", "examples seen", "held out", "shared sequences"]
-    names.append("perplexity")
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    for path in sorted((ROOT / RESULTS).glob("finetune-*.json")):
-        receipt = json.loads(path.read_text(encoding="utf-8"))
-        recipe, data = receipt["recipe"], receipt["data"]
-        model = path.stem.removeprefix("finetune-").rpartition("-")[0].rpartition("-")[0]
-        seen = receipt["steps"] * recipe["batch_size"] * recipe["accumulate"]
-        cells = [f"{model}, {receipt['removed']:.1%}", Path(data["source"]).name, str(receipt["steps"])]
-        cells.append(str(min(seen, recipe["epochs"] * data["examples"])))
-        for part in receipt["held_out"]:
-            was, now = part["before"]["perplexity"], part["after"]["perplexity"]
-            name = "/".join(Path(part["before"]["data"]).parts[-2:]).removeprefix("runs/")
-            change = f"{was:.2f} -> {now:.2f} ({now / was - 1:+.1%})"
-            common = str(receipt["shared_word_sequences"][part["before"]["data"]])
-            lines.append(f"| {' | '.join([*cells, name, common, change])} |")
-    return "\n".join(lines)
 
 
 def say(done: int, total: int) -> None:

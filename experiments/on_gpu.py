@@ -6,7 +6,7 @@
 
 Processes share recipes cell by cell and sections of a3plus_protocol.py row by row; each is run once, and a
 second run goes on. Nothing that is timed belongs here. After `--seconds` nothing new is begun. Loss curves
-are measured once, by whoever comes first, unless experiments/results/a3plus-curves.json has them.
+are measured once, by whoever comes first, unless runs/a3plus-curves.json has them.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def recipe(name: str, model: str = SMOLLM2, *methods: str) -> Job:
 
 def give_curves(loaded: Any, folder: Folder, worker: Worker) -> None:
     """Put the stored loss curves where the recipe looks for them, if they are of its model and tokens."""
-    stored = RESULTS / "a3plus-curves.json"
+    stored = ROOT / "runs" / "a3plus-curves.json"
     if not stored.exists():
         return
     curves = read_curves(stored)
@@ -127,7 +127,7 @@ JOBS: dict[str, tuple[Job, ...]] = {
     "study": (recipe("calibration-study"),),
     "scopes": (section("scopes"),),
     "tasks": (section("tasks"), section("tasks-mixed")),
-    "own": (section("tasks-own"), section("own-words"), section("own-words-alone")),
+    "synthetic": (section("tasks-synthetic"), section("synthetic"), section("synthetic-alone")),
     "quantise": (script("quantise_pareto.py", "smollm2"),),
     "finetune": (script("finetune_smollm2.py", "smollm2-37.5"),),
     "ablations": tuple(recipe(f"ablation-{part}") for part in ("qk", "ov", "mlp")),

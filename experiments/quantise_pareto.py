@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from core_protocol import ASSETS, HALVES, ROOT, split_stories
+from tables import keep_row, known
 
 from trisect.config import CompressConfig
 from trisect.data import load_tokens
@@ -26,10 +27,9 @@ from trisect.evaluate.perplexity import perplexity
 from trisect.models import fingerprint, load_model
 from trisect.pipeline.run import compress
 from trisect.quantize import QuantizeConfig, count_bits, quantize_model
-from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt
 
-RESULTS = Path("experiments/results")
+FILE = "quantise.json"
 Setting = tuple[int, int | None] | None
 """Bits and group size. Size None: auto, the largest of 128 to 8 that divides; no setting: not quantised."""
 
@@ -96,8 +96,8 @@ def main() -> None:
     study = STUDIES[arguments.study]
     for base in study.bases:
         settings = study.dense if base == "dense" else study.narrow
-        paths = {RESULTS / f"quantise-{arguments.study}" / f"{base}-{label(s)}.json": s for s in settings}
-        missing = {path: setting for path, setting in paths.items() if not path.exists()}
+        names = {f"{arguments.study}/{base}-{label(s)}": s for s in settings}
+        missing = {name: s for name, s in names.items() if name not in known(FILE)}
         if missing:
             run_base(study, base, missing, device=arguments.device)
 
@@ -110,7 +110,7 @@ def label(setting: Setting) -> str:
     return f"b{bits}-" + ("auto" if group is None else f"g{group}")
 
 
-def run_base(study: Study, base: str, missing: dict[Path, Setting], *, device: str) -> None:
+def run_base(study: Study, base: str, missing: dict[str, Setting], *, device: str) -> None:
     """Compress a model once, then quantise and measure copies of it."""
     loaded = load_model(study.model, dtype="float32", device=device)
     model, recipe = loaded.model, {"model": study.model, "base": base}
@@ -125,9 +125,10 @@ def run_base(study: Study, base: str, missing: dict[Path, Setting], *, device: s
         }
         model = compress(model, config, tokens=tokens).model
     tokens = windows(study.evaluation, loaded.tokenizer, study.length, sampling="first")
-    for path, setting in missing.items():
-        print(path.stem, flush=True)
-        write_json(path, point(copy.deepcopy(model), setting, tokens, recipe))
+    for name, setting in missing.items():
+        print(name, flush=True)
+        row = point(copy.deepcopy(model), setting, tokens, recipe)
+        keep_row(FILE, {"name": name, "study": name.partition("/")[0], **row})
 
 
 def windows(text: tuple[Path, int], tokenizer: Any, length: int, *, sampling: str) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from core_protocol import ASSETS, HALVES, ROOT, split_stories
+from tables import keep_row, known
 from torch import nn
 from transformers import DynamicCache
 
@@ -29,10 +30,9 @@ from trisect.models import load_model, original_shape, shape_of
 from trisect.pipeline.run import compress
 from trisect.plan import budget_of
 from trisect.quantize import QuantizeConfig, cache_bytes, count_bits, quantize_model, quantized_cache
-from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt
 
-RESULTS = Path("experiments/results/quantise-stories-mpt")
+FILE = "quantise-stories-mpt.json"
 MODEL = ASSETS / "models/stories-mpt-20m"
 PROMPT, NEW = 32, 400
 REFERENCE = 2
@@ -68,10 +68,9 @@ def main() -> None:
     os.chdir(ROOT)
     split_stories()
     for name, (method, ratio, bits) in ROWS.items():
-        path = RESULTS / f"{name}.json"
-        if not path.exists():
+        if name not in known(FILE):
             print(name, flush=True)
-            write_json(path, row(method, ratio, bits))
+            keep_row(FILE, {"name": name, **row(method, ratio, bits)})
 
 
 def row(method: str | None, ratio: float | None, bits: int | None) -> dict[str, Any]:

@@ -1,13 +1,12 @@
-"""The tables of docs/quantize.md and their figures; `make results` writes them."""
+"""Fewer bits on dense and narrow models: what docs/quantize.md and docs/results.md show of it."""
 
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import tables
+from figures import MARKERS, Plot
+from tables import Entry, rows_of, sourced, table
 
-DOCUMENT = tables.ROOT / "docs" / "quantize.md"
 STUDIES = {"stories15m": "stories15m, TinyStories", "smollm2": "SmolLM2-135M, WikiText-2 test"}
 """Results of quantise_pareto.py, and what a figure of them is about."""
 LINE_ENDS = 6.0
@@ -16,6 +15,8 @@ LINE_ENDS = 6.0
 
 @dataclass(frozen=True)
 class Point:
+    """One model in one number of bits."""
+
     base: str
     removed: float
     """Share of the decoder's weights."""
@@ -34,7 +35,7 @@ class Point:
 
     @property
     def model(self) -> str:
-        """What was really removed, not what was asked for: widths are multiples."""
+        """Method and share removed, which is not the ratio: widths are multiples."""
         method = self.base.rpartition("-")[0]
         return f"{method} {self.removed:.1%}" if method else self.base
 
@@ -45,21 +46,25 @@ class Point:
         return self.model + held
 
 
+def study_rows(study: str) -> list[Entry]:
+    return [row for row in rows_of("quantise.json") if row["study"] == study]
+
+
 def points(study: str) -> list[Point]:
-    """Every receipt of a study, most bits first."""
-    found = []
-    for entry in _read(f"quantise-{study}"):
-        bits = entry["bits"]
+    """Every row of a study, most bits first."""
+    made = []
+    for row in study_rows(study):
+        bits = row["bits"]
         removed = 1 - bits["decoder_weights"] / bits["original_decoder_weights"]
-        at, perplexity = bits["per_original_weight"], entry["perplexity"]["perplexity"]
-        found.append(Point(entry["base"], removed, entry["setting"], at, perplexity))
-    return sorted(found, key=lambda point: (-point.bits, point.perplexity))
+        perplexity = row["perplexity"]["perplexity"]
+        made.append(Point(row["base"], removed, row["setting"], bits["per_original_weight"], perplexity))
+    return sorted(made, key=lambda point: (-point.bits, point.perplexity))
 
 
-def pure_line(found: list[Point]) -> list[Point]:
+def pure_line(points: list[Point]) -> list[Point]:
     """Pure HQQ, without what has more bits and more perplexity than another; fewest bits first."""
     line: list[Point] = []
-    for point in sorted(found, key=lambda point: (point.bits, point.perplexity)):
+    for point in sorted(points, key=lambda point: (point.bits, point.perplexity)):
         if point.pure and (not line or point.perplexity < line[-1].perplexity):
             line.append(point)
     return line
@@ -74,109 +79,92 @@ def line_at(line: list[Point], bits: float) -> float | None:
     return None
 
 
-def pareto_table(study: str) -> str:
+def pareto(study: str) -> str:
     """Bits per original weight against perplexity."""
-    found = points(study)
-    line = pure_line(found)
-    rows = [
-        "| model | bits per weight of the dense decoder | perplexity | line of pure HQQ there |",
-        "|---|---|---|---|",
-    ]
-    for point in found:
+    every = points(study)
+    line = pure_line(every)
+    lines = []
+    for point in every:
         there = line_at(line, point.bits) if point.mixed else None
-        told = (
-            "-" if there is None else f"{there:.2f} ({'below' if point.perplexity < there else 'above'} it)"
-        )
-        rows.append(f"| {point.name} | {point.bits:.2f} | {point.perplexity:.2f} | {told} |")
-    return "\n".join(rows)
+        side = "" if there is None else "below" if point.perplexity < there else "above"
+        beside = "-" if there is None else f"{there:.2f} ({side} it)"
+        lines.append([point.name, f"{point.bits:.2f}", f"{point.perplexity:.2f}", beside])
+    header = ["model", "bits per weight of the dense decoder", "perplexity", "line of pure HQQ there"]
+    command = f"python experiments/quantise_pareto.py {study}"
+    return sourced(table(header, lines), study_rows(study), command)
 
 
-def orthogonal_table(study: str) -> str:
+def orthogonal(study: str) -> str:
     """What four bits cost the dense model and the narrow ones."""
-    rows = ["| model | whole | HQQ 4 bits | increase | factor |", "|---|---|---|---|---|"]
-    for whole, quantised in _pairs(study):
-        a, b = whole.perplexity, quantised.perplexity
-        rows.append(f"| {whole.model} | {a:.2f} | {b:.2f} | {b - a:+.2f} | x{b / a:.3f} |")
-    return "\n".join(rows)
-
-
-def _pairs(study: str) -> list[tuple[Point, Point]]:
-    """Models whole and in four bits, where both were measured."""
     known = {(point.base, point.setting): point for point in points(study)}
-    bases = sorted({base for base, _ in known}, key=_dense_first)
-    pairs = [(known.get((base, "whole")), known.get((base, "b4-auto"))) for base in bases]
-    return [(whole, four) for whole, four in pairs if whole is not None and four is not None]
+    lines = []
+    for base in sorted({base for base, _ in known}, key=_dense_first):
+        if {(base, "whole"), (base, "b4-auto")} <= known.keys():
+            whole, four = known[base, "whole"], known[base, "b4-auto"].perplexity
+            was = whole.perplexity
+            lines.append(
+                [whole.model, f"{was:.2f}", f"{four:.2f}", f"{four - was:+.2f}", f"x{four / was:.3f}"]
+            )
+    return table(["model", "whole", "HQQ 4 bits", "increase", "factor"], lines)
 
 
-def kv_table() -> str:
-    """The paper's MPT-30B table."""
-    found = _read("quantise-stories-mpt")
-    found.sort(key=lambda entry: (entry["method"] or "", -(entry["bits"] or 16), entry["ratio"] or 0))
-    dense = next(e["perplexity"]["perplexity"] for e in found if e["method"] is None and e["bits"] is None)
-    rows = [
-        "| method | attention removed | attention weights | KV cache | live KV bytes / token | perplexity |",
-        "|---|---|---|---|---|---|",
-    ]
-    for entry in found:
-        value, held, cache = entry["perplexity"]["perplexity"], entry["attention"], entry["cache"]
-        rows.append(
-            f"| {_kv_name(entry)} | {held['removed']:.1%} | {held['factor']:.2f}x | {cache['factor']:.2f}x "
-            f"| {cache['bytes_per_token']:,.0f} | {value:.2f} ({value - dense:+.2f}) |"
+def kv() -> str:
+    """Attention's weights and the KV cache in the same number of bits."""
+    rows = rows_of("quantise-stories-mpt.json")
+    rows.sort(key=lambda row: (row["method"] or "", -(row["bits"] or 16), row["ratio"] or 0))
+    dense = next(r["perplexity"]["perplexity"] for r in rows if r["method"] is None and r["bits"] is None)
+    lines = []
+    for row in rows:
+        value, held, cache = row["perplexity"]["perplexity"], row["attention"], row["cache"]
+        factors = [f"{held['removed']:.1%}", f"{held['factor']:.2f}x", f"{cache['factor']:.2f}x"]
+        lines.append(
+            [
+                _kv_name(row),
+                *factors,
+                f"{cache['bytes_per_token']:,.0f}",
+                f"{value:.2f} ({value - dense:+.2f})",
+            ]
         )
-    return "\n".join(rows)
+    header = [
+        "method",
+        "attention removed",
+        "attention weights",
+        "KV cache",
+        "KV bytes per token",
+        "perplexity",
+    ]
+    return sourced(table(header, lines), rows, "python experiments/quantise_stories_mpt.py")
 
 
-def _kv_name(entry: dict[str, Any]) -> str:
-    pure = "dense" if entry["method"] is None else f"{entry['method']} @ {entry['ratio']:.0%}"
-    if entry["bits"] is None:
-        return pure
-    return f"{entry['bits']}-bit HQQ" + ("" if entry["method"] is None else f" + {pure}")
+def _kv_name(row: Entry) -> str:
+    cut = "dense" if row["method"] is None else f"{row['method']} @ {row['ratio']:.0%}"
+    if row["bits"] is None:
+        return cut
+    return f"{row['bits']}-bit HQQ" + ("" if row["method"] is None else f" + {cut}")
 
 
-def figure(study: str) -> bytes:
-    """Bits per original weight against perplexity: pure HQQ as a line, narrow quantised models as points."""
-    from trisect.compare.figures import MARKERS
-    from trisect.support.plots import as_svg, one_plot
-
-    found = [point for point in points(study) if point.setting != "whole" and point.bits < LINE_ENDS]
-    line = pure_line(found)
-    canvas, axes = one_plot()
-    axes.plot([p.bits for p in line], [p.perplexity for p in line], color="0.5", label="pure HQQ")
-    for at, base in enumerate(sorted({point.base for point in found}, key=_dense_first)):
-        these = [point for point in found if point.base == base]
+def pareto_figure(study: str, plot: Plot) -> None:
+    """Pure HQQ as a line, narrow quantised models as points."""
+    every = [point for point in points(study) if point.setting != "whole" and point.bits < LINE_ENDS]
+    line = pure_line(every)
+    plot.axes.plot([p.bits for p in line], [p.perplexity for p in line], color="0.5", label="pure HQQ")
+    for at, base in enumerate(sorted({point.base for point in every}, key=_dense_first)):
+        these = [point for point in every if point.base == base]
         label = "pure HQQ, each setting" if base == "dense" else f"{these[0].model} + HQQ"
         colour = "0.5" if base == "dense" else f"C{at}"
         x, y = [p.bits for p in these], [p.perplexity for p in these]
-        axes.plot(x, y, marker=MARKERS[at], linestyle="", color=colour, label=label)
-    axes.set_yscale("log")
-    axes.set_xlabel("bits per weight of the dense decoder")
-    axes.set_ylabel("perplexity")
-    axes.set_title(STUDIES[study])
-    axes.legend(frameon=False)
-    return as_svg(canvas)
+        plot.axes.plot(x, y, marker=MARKERS[at], linestyle="", color=colour, label=label)
+    plot.axes.set_yscale("log")
+    plot.label(STUDIES[study], "bits per weight of the dense decoder", "perplexity")
 
 
 def _dense_first(base: str) -> tuple[bool, str]:
     return base != "dense", base
 
 
-def _read(folder: str) -> list[dict[str, Any]]:
-    return list(tables.read_all(f"{folder}/*.json").values())
-
-
 TABLES = {
-    **{f"quantise-orthogonal-{study}": partial(orthogonal_table, study) for study in STUDIES},
-    **{f"quantise-pareto-{study}": partial(pareto_table, study) for study in STUDIES},
-    "quantise-kv": kv_table,
+    **{f"quantise-orthogonal-{study}": partial(orthogonal, study) for study in STUDIES},
+    **{f"quantise-pareto-{study}": partial(pareto, study) for study in STUDIES},
+    "quantise-kv": kv,
 }
-
-
-def filled(text: str) -> str:
-    """The document with its tables made anew."""
-    return tables.filled(text, TABLES)
-
-
-if __name__ == "__main__":
-    from results_page import main
-
-    main()
+FIGURES = {f"quantise-{study}": partial(pareto_figure, study) for study in STUDIES}

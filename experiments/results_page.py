@@ -11,23 +11,23 @@ import argparse
 import difflib
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import a3plus_tables
-import comparison_tables as comparisons
-import headline
-import own_words_tables
-import portable_tables
+import accuracy_tables
+import comparison_tables
+import machine_tables
 import quantise_tables
+import speed_tables
 import tables
 import trust_tables
-from results_section import drawn, image
-from results_sections import SECTIONS
+from figures import drawn
 
 from trisect.support.files import atomic_write_text
 
 PICTURES = tables.ROOT / "docs" / "pictures" / "results"
 """A folder of its own, so that a figure whose receipt is gone is known and removed."""
+MODULES = (accuracy_tables, comparison_tables, machine_tables, quantise_tables, speed_tables)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,70 +50,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def blocks() -> tables.Blocks:
     """Name -> what makes it, for every marker in every document."""
-    return {
-        **{f"results-{section.name}": section.text for section in SECTIONS},
-        "results-comparisons": comparison_block,
-        "results-missing": missing_block,
+    made = {
         "headline": trust_tables.headline_table,
         "results-spread": trust_tables.spread_table,
         "calibration-texts": trust_tables.texts_table,
-        "headline-machines": headline.machine_lines,
-        "export": portable_tables.export_table,
-        "scopes": a3plus_tables.scopes_table,
-        "own-words": own_words_tables.own_words_table,
-        "finetune": finetune_block,
-        **quantise_tables.TABLES,
     }
-
-
-def comparison_block() -> str:
-    """Every recipe that was begun."""
-    measured = comparisons.measured()
-    made = [comparisons.section(each, _images(each.pictures)) for each in measured]
-    head = "## Comparisons\n\nEach is one recipe of `trisect compare` (docs/comparison.md). "
-    head += comparisons.LEGEND
-    return "\n\n".join([head, *made]) if made else ""
-
-
-def _images(pictures: dict[str, bytes]) -> str:
-    return "\n".join(image(name) for name in pictures)
-
-
-def finetune_block() -> str:
-    from finetune_smollm2 import table
-
-    return table()
-
-
-def missing_block() -> str:
-    """What has no receipt yet, and the command that would make one."""
-    lines = [f"- {section.title}: `{section.command}`" for section in SECTIONS if not section.entries()]
-    begun = {each.source for each in comparisons.measured()}
-    for path in comparisons.recipes():
-        if path not in begun:
-            lines.append(f"- {comparisons.what(path)} `{comparisons.command(path)}`")
-    lines += [f"- {line}" for line in unfinished()]
-    return "## Not measured yet\n\n" + "\n".join(lines) if lines else ""
-
-
-def unfinished() -> Iterator[str]:
-    """Rows that an experiment has and that were not run."""
-    from finetune_smollm2 import ROWS
-    from quantise_pareto import STUDIES, label
-
-    rows = [name for name in ROWS if not tables.found(f"finetune-{name}.json")]
-    if rows:
-        yield f"Fine-tuning, {', '.join(rows)}: `python experiments/finetune_smollm2.py`"
-    models = [name for name in ("smollm2", "stories15m") if name not in portable_tables.exports()]
-    if models:
-        yield f"Exports, {', '.join(models)}: `python experiments/export_smollm2.py {models[0]}`"
-    for name, study in STUDIES.items():
-        wanted = [
-            f"{b}-{label(s)}" for b in study.bases for s in (study.dense if b == "dense" else study.narrow)
-        ]
-        points = [point for point in wanted if not tables.found(f"quantise-{name}/{point}.json")]
-        if points:
-            yield f"Fewer bits, {name}, {len(points)} points: `python experiments/quantise_pareto.py {name}`"
+    for module in MODULES:
+        made |= module.TABLES
+    return made
 
 
 def documents() -> list[Path]:
@@ -121,11 +65,12 @@ def documents() -> list[Path]:
     return [tables.ROOT / "README.md", *sorted((tables.ROOT / "docs").glob("*.md"))]
 
 
+@cache
 def pictures() -> dict[Path, str]:
-    """Every figure that has receipts."""
-    made = [drawn(section) for section in SECTIONS]
-    made += [each.pictures for each in comparisons.measured()]
-    return {PICTURES / name: svg.decode() for part in made for name, svg in part.items()}
+    """Every figure."""
+    return {
+        PICTURES / f"{name}.svg": drawn(draw) for module in MODULES for name, draw in module.FIGURES.items()
+    }
 
 
 def changed() -> dict[Path, str | None]:
@@ -136,14 +81,10 @@ def changed() -> dict[Path, str | None]:
         filled = tables.filled(text, blocks())
         if filled != text:
             made[path] = filled
-    drawn = pictures()
-    for path, svg in drawn.items():
+    for path, svg in pictures().items():
         if not path.exists() or path.read_text(encoding="utf-8") != svg:
             made[path] = svg
-    for path in PICTURES.glob("*.svg"):
-        if path not in drawn:
-            made[path] = None
-    return made
+    return made | {path: None for path in PICTURES.glob("*.svg") if path not in pictures()}
 
 
 def differences() -> Iterator[str]:
@@ -155,18 +96,10 @@ def differences() -> Iterator[str]:
         elif path.suffix == ".svg":
             yield f"{name}: the figure is not the one that the receipts give"
         else:
-            yield from _wrong_parts(str(name), path.read_text(encoding="utf-8"), text)
-
-
-def _wrong_parts(name: str, old: str, new: str) -> Iterator[str]:
-    for was, now in zip(tables.BLOCK.finditer(old), tables.BLOCK.finditer(new), strict=True):
-        if was[0] != now[0]:
-            yield f"{name}: block {was[1]} differs from its receipts (- document, + receipts):"
-            lines = difflib.unified_diff(was[2].splitlines(), now[2].splitlines(), lineterm="", n=0)
+            old = path.read_text(encoding="utf-8").splitlines()
+            yield f"{name} differs from its receipts (- document, + receipts):"
+            lines = difflib.unified_diff(old, text.splitlines(), lineterm="", n=0)
             yield from (line for line in lines if not line.startswith(("---", "+++", "@@")))
-    for was, now in zip(tables.NUMBER.finditer(old), tables.NUMBER.finditer(new), strict=True):
-        if was[0] != now[0]:
-            yield f"{name}: {was[1]}#{was[2]} is {now[4]} in its receipt, {was[4]} in the document"
 
 
 if __name__ == "__main__":

@@ -18,16 +18,15 @@ from typing import Any
 import torch
 import transformers
 from accelerate import init_empty_weights
+from tables import keep_row
 
 from trisect.bench.random_models import fill
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models.streamed import LayerStore, constant, empty, layers_of, move_rest
 from trisect.pipeline.run import compress
-from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt
 
-RESULTS = Path(__file__).resolve().parent / "results"
 SHAPES: dict[str, dict[str, int]] = {
     "llama-3.1-8b": {
         "hidden_size": 4096,
@@ -169,11 +168,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     for name in options.cases:
         found = measure(name, device=options.device, samples=options.samples, length=options.length)
-        write_json(options.out / f"scale-{name.replace('+', 'plus')}.json", found)
+        keep_row("scale-shapes.json", {"name": name, **found})
         stages = {stage: round(value, 1) for stage, value in found["receipt"]["timings"].items()}
         peak = found["peak_bytes"] / 1e9
         print(f"{name}: {found['seconds']:.1f} s, peak {peak:.1f} GB, {stages}", flush=True)

@@ -1,165 +1,187 @@
 """Speed of narrow models: rows of `trisect bench`, of short prompts, and of the rotary kernel."""
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
-from tables import Entry, found, read, read_all, table, targets
+from figures import Plot
+from tables import Entry, read, rows_of, sourced, table
 
-from trisect.bench.figures import draw
-from trisect.bench.rows import MEMORY, PHASES, SPEED, cells, failures, markdown, notes_for, related
-
-BENCHES = {
-    "bench-cpu-smollm2": ("SmolLM2-135M on a CPU", "python benchmarks/cpu_smollm2.py"),
-    "bench-h200": ("One GPU", "python benchmarks/h200.py --out experiments/results/bench-h200"),
+COMMANDS = {
+    "bench-cpu-smollm2": "python benchmarks/cpu_smollm2.py",
+    "bench-h200": "python benchmarks/h200.py --out runs/bench-h200",
 }
-"""Folder of results -> its title and its command."""
-GAIN = "gain"
-BESIDE_EACH_OTHER = (
-    "Models are measured one after the other here. Where a prompt is so short that the host's launches take "
-    "the time, the host's own pace decides, and it drifts; docs/bench.md names the script that takes turns."
-)
-SHORT_PROMPTS = "short-prompts.json"
+GPU, CPU = "bench-h200", "bench-cpu-smollm2"
+SHAPE = "llama-2-13b"
+GIGA = 1e9
 
 
-def rows_of(bench: str) -> list[Entry]:
-    """With what each row is beside the dense one."""
-    return [dict(row) for row in related(read(f"{bench}/rows.json")["rows"])]
-
-
-def receipts_of(bench: str) -> list[Entry]:
-    return list(read(f"{bench}/rows.json")["receipts"]) if found(f"{bench}/rows.json") else []
-
-
-def bench_tables(bench: str) -> str:
-    """Speed and memory of both phases."""
-    rows, pieces = rows_of(bench), []
-    for phase in PHASES:
-        for name, columns in (("speed", SPEED), ("memory", MEMORY)):
-            header, lines = cells(rows, phase, columns)
-            if lines:
-                pieces.append(f"{phase.capitalize()}, {name}:\n\n{markdown(header, lines).strip()}")
-    return "\n\n".join(pieces)
-
-
-def asked_rows(bench: str) -> list[Entry]:
-    """Narrow models in the setting that something was asked of: whole models, not compiled; all on a CPU."""
-    setting = {} if "cpu" in bench else targets()["speed_setting"]
+def bench_rows(bench: str, **setting: object) -> list[Entry]:
+    """Rows that did not fail, whose case has these values."""
     return [
         row
-        for row in rows_of(bench)
-        if row["case"]["kind"] == "trisect"
-        and row.get("against_dense")
-        and not row.get("extrapolated")
-        and row["case"]["mode"] != "compile"
-        and all(row["case"][name] == value for name, value in setting.items())
+        for row in rows_of(f"{bench}.json")
+        if "error" not in row and all(row["case"][name] == value for name, value in setting.items())
     ]
 
 
-def bench_short(bench: str) -> list[str]:
-    """Notes, what failed, and where narrow models stand beside their limit."""
-    rows = rows_of(bench)
-    lines = [str(note) for note in notes_for(rows)]
-    for phase in PHASES:
-        chosen = [row for row in asked_rows(bench) if row["case"]["phase"] == phase]
-        if chosen:
-            lines.append(_share(bench, phase, chosen))
-    beaten = _beaten(rows)
-    lines += [*beaten, BESIDE_EACH_OTHER] if beaten else []
-    failed = len(failures(rows))
-    return [*lines, f"Rows that failed: {failed}."] if failed else lines
+def summary_rows() -> list[Entry]:
+    """LLaMA-2-13B on the GPU with fused attention: dense, and cut to a ratio by trisect and by SVD-LLM."""
+    rows = bench_rows(GPU, subject=SHAPE, attention="sdpa", folded=False)
+    return [row for row in rows if row["case"]["mode"] != "compile" and "/" not in row["case"]["asked"]]
 
 
-def _share(bench: str, phase: str, rows: list[Entry]) -> str:
-    """How far narrow models come of what was taken away, beside the stock model and beside our dense one."""
-    least, asked = min(row["against_dense"]["share_of_limit"] for row in rows), targets()
-    wanted = asked[f"{phase}_share_of_limit"]
-    line = f"{phase.capitalize()}: narrow models are at {least:.3f} of their limit or more"
-    if "cpu" in bench:
-        return f"{line} (asked on a GPU: {wanted:g})."
-    setting = f"{asked['speed_setting']['subject']}, {asked['speed_setting']['attention']}"
-    line += f" ({setting}; asked: {wanted:g}, {'met' if least >= wanted else '**missed**'})"
-    shares = [row["against_owned"]["share_of_limit"] for row in rows if row.get("against_owned")]
-    if not shares:
-        return f"{line}."
-    return (
-        f"{line}. That is beside the stock dense model, which does not have our runtime; beside the dense "
-        f"model in it they are at {min(shares):.3f} or more."
-    )
+def bench_table(bench: str) -> str:
+    """Speed and memory of every row of a run."""
+    rows = rows_of(f"{bench}.json")
+    good = [row for row in rows if "error" not in row]
+    pieces = []
+    for subject in dict.fromkeys(row["case"]["subject"] for row in good):
+        for phase in ("prefill", "decode"):
+            chosen = [r for r in good if (r["case"]["subject"], r["case"]["phase"]) == (subject, phase)]
+            if chosen:
+                pieces.append(f"{subject}, {phase}:\n\n{_table(chosen)}")
+    failed = len(rows) - len(good)
+    if failed:
+        pieces.append(f"Rows that failed: {failed}.")
+    return sourced("\n\n".join(pieces), read(f"{bench}.json")["receipts"], COMMANDS[bench])
 
 
-def _beaten(rows: list[Entry]) -> list[str]:
-    """Where a narrow model is slower than a dense or a factored one, or our runtime than the stock one."""
+def speed() -> str:
+    """What narrow and factored models gain on one GPU."""
+    header = [
+        "run",
+        "model",
+        "removed",
+        "tokens/s",
+        "speed-up",
+        "limit",
+        "over dense in our runtime",
+        "peak GB",
+    ]
+    cut = [row for row in summary_rows() if row["case"]["asked"]]
     lines = []
-    by_setting: dict[tuple[Any, ...], dict[tuple[str, str], Entry]] = {}
-    for row in rows:
-        case = row["case"]
-        setting = tuple(case[key] for key in ("subject", "phase", "batch", "length", "attention", "mode"))
-        if "error" not in row and not case["folded"]:
-            by_setting.setdefault(setting, {})[case["kind"], case["asked"]] = row
-    for (subject, phase, batch, length, *kernels), found_rows in by_setting.items():
-        for (kind, asked), row in found_rows.items():
-            dense = "dense", ""
-            for other in {"trisect": (("svd-llm", asked), dense), "owned": (dense,)}.get(kind, ()):
-                rival = found_rows.get(other)
-                if rival is not None and rival["times"]["p50"] < row["times"]["p50"]:
-                    slower = row["times"]["p50"] / rival["times"]["p50"]
-                    place = f"{subject}, {phase} {batch} x {length} ({', '.join(kernels)})"
-                    name = f"{kind} {asked}".rstrip()
-                    lines.append(f"{place}: {name} takes {slower:.2f} times as long as {other[0]}.")
-    return lines
+    for row in sorted(cut, key=lambda row: (row["case"]["new"], row["case"]["batch"], row["case"]["asked"])):
+        model, _, run, removed, rate, _, gain, limit, over, _, _, peak = _line(row)
+        lines.append([f"{row['case']['phase']} {run}", model, removed, rate, gain, limit, over, peak])
+    return sourced(table(header, lines), read(f"{GPU}.json")["receipts"], COMMANDS[GPU])
 
 
-def pictures(bench: str) -> dict[str, bytes]:
-    """Gains over the dense model with their limits."""
-    made = draw(rows_of(bench))
-    return {f"{bench}-{name}": svg for name, svg in made.items() if name.startswith(GAIN)}
-
-
-def short_prompts_table() -> str:
-    """Until everything is done, until the host has launched it, and both ways to compare."""
-    header = ["prompt", "model", "p50 ms", "p50 ms until launched", "p50 / dense", "lap by lap / dense"]
-    header.append("p10 to p90 of laps")
-    lines = [
-        [_prompt(row), _model(row), f"{1000 * row['seconds']:.2f}", f"{1000 * row['launched_seconds']:.2f}"]
-        + [f"{row['against_dense']:.3f}", f"{row['paired']:.3f}"]
-        + [f"{row['paired_p10']:.3f} to {row['paired_p90']:.3f}"]
-        for row in read(SHORT_PROMPTS)["rows"]
+def _table(rows: Sequence[Entry]) -> str:
+    header = [
+        "model",
+        "widths",
+        "run",
+        "removed",
+        "tokens/s",
+        "p50 ms",
+        "speed-up",
+        "limit",
+        "over dense in our runtime",
     ]
-    return table(header, lines)
+    return table([*header, "weights GB", "cache GB", "peak GB"], [_line(row) for row in rows])
 
 
-def short_prompts_short() -> list[str]:
-    """Where a narrow model, or our runtime, is slower than the stock model in the same laps."""
+def _line(row: Entry) -> list[str]:
+    case = row["case"]
+    dense = case["kind"] == "dense"
+    stock, owned = row.get("against_dense"), row.get("against_owned")
     return [
-        f"{row['name']}, {_prompt(row)}: {_model(row)} takes {row['paired']:.3f} times as long as dense."
-        for row in read(SHORT_PROMPTS)["rows"]
-        if row["paired"] > 1
+        _model(row),
+        case["widths"] + (" folded" if case["folded"] else ""),
+        _run(case),
+        f"{row['removed']:.1%}",
+        f"{row['tokens_per_second']:,.0f}",
+        f"{1000 * row['times']['p50']:.3g}",
+        "" if dense or not stock else f"{stock['speedup']:.2f}x",
+        "" if dense or not stock else f"{stock['limit']:.2f}x",
+        "" if dense or not owned else f"{owned['speedup']:.2f}x",
+        f"{row['parameter_bytes'] / GIGA:.2f}",
+        f"{row['cache_bytes'] / GIGA:.2f}",
+        "" if row["peak_memory"] is None else f"{row['peak_memory'] / GIGA:.2f}",
     ]
-
-
-def _prompt(row: Entry) -> str:
-    return f"{row['batch']} x {row['length']}"
 
 
 def _model(row: Entry) -> str:
-    return f"{row['kind']} {row['asked']}".rstrip()
+    mark = "*" if row["extrapolated"] else ""
+    return f"{row['case']['kind']}{mark} {row['case']['asked']}".rstrip()
 
 
-def rotary_files() -> dict[str, Any]:
-    """What benchmarks/rotary.py wrote, wherever it was put below the results."""
-    files = {**read_all("rotary*.json"), **read_all("bench-*/rotary*.json")}
-    return {name: file for name, file in files.items() if "copy_bytes_per_second" in file}
+def _run(case: Entry) -> str:
+    size = f"{case['batch']} x {case['length']}" + (f" + {case['new']}" if case["new"] else "")
+    return f"{size} {case['attention']}" + ("" if case["mode"] == "plain" else f", {case['mode']}")
 
 
-def rotary_table() -> str:
-    header = ["size", "way", "microseconds", "GB/s", "share of the copy bandwidth"]
+def headline() -> str:
+    """Speed and memory in three lines, for the README."""
+    gpu = [
+        row for row in summary_rows() if row["case"]["kind"] == "trisect" and row["case"]["asked"] == "0.4"
+    ]
+    cpu = [row for row in bench_rows(CPU, kind="trisect")]
+    lines = [f"- {_gain(rows)}" for rows in (gpu, cpu)]
+    file = read("stream-cpu.json")
+    lines.append(
+        f"- Compressing a {file['model_bytes'] / GIGA:.1f} GB checkpoint layer by layer (`--stream on`) took "
+        f"{file['streamed']['peak_bytes'] / GIGA:.1f} GB of memory; in memory it took "
+        f"{file['in_memory']['peak_bytes'] / GIGA:.1f} GB."
+    )
+    return "\n".join(lines)
+
+
+def _gain(rows: Sequence[Entry]) -> str:
+    first = rows[0]
+    gains = []
+    for row in rows:
+        size = _run(row["case"]).partition(" sdpa")[0]
+        gains.append(f"{row['case']['phase']} ({size}) {row['against_dense']['speedup']:.2f}x")
+    place = f"{first['case']['subject']}, {first['removed']:.0%} removed, {first['case']['device']}"
+    return f"{place}: {', '.join(gains)} as fast as the dense model."
+
+
+def short_prompts() -> str:
+    """Prefills that take as long as the host takes to launch them, models in turn."""
+    file = read("short-prompts.json")
+    header = ["prompt", "model", "p50 ms", "p50 ms until launched", "median ratio to dense", "p10 to p90"]
     lines = [
-        [row["name"], row["way"], f"{1e6 * row['seconds']:.1f}", f"{row['bytes_per_second'] / 1e9:,.0f}"]
-        + [f"{row['share_of_copy']:.2f}"]
-        for file in rotary_files().values()
+        [
+            f"{row['batch']} x {row['length']}",
+            f"{row['kind']} {row['asked']}".rstrip(),
+            f"{1000 * row['seconds']:.2f}",
+            f"{1000 * row['launched_seconds']:.2f}",
+            f"{row['paired']:.3f}",
+            f"{row['paired_p10']:.3f} to {row['paired_p90']:.3f}",
+        ]
         for row in file["rows"]
     ]
-    asked = targets()["rotary_share_of_copy"]
-    return (
-        table(header, lines)
-        + f"\n\nAsked of the kernel at prefill size: at least {asked:g} of the copy bandwidth."
-    )
+    command = "python benchmarks/short_prompts.py --device cuda --json experiments/results/short-prompts.json"
+    return sourced(table(header, lines), [file], command)
+
+
+def rotary() -> str:
+    """The rotary kernel beside plain operations and a compiler."""
+    file = read("rotary.json")
+    header = ["size", "implementation", "microseconds", "GB/s", "share of the copy bandwidth"]
+    lines = [
+        [row["name"], row["way"], f"{1e6 * row['seconds']:.1f}", f"{row['bytes_per_second'] / GIGA:,.0f}"]
+        + [f"{row['share_of_copy']:.2f}"]
+        for row in file["rows"]
+    ]
+    command = "python benchmarks/rotary.py --device cuda --json experiments/results/rotary.json"
+    return sourced(table(header, lines), [file], command)
+
+
+def speed_figure(phase: str, plot: Plot) -> None:
+    """Speed-up over the dense model, a dash at the limit that the removed work allows."""
+    rows = [row for row in summary_rows() if row["case"]["phase"] == phase and row["case"]["asked"]]
+    gains = {f"{_model(row)}, batch {row['case']['batch']}": row["against_dense"]["speedup"] for row in rows}
+    plot.bars(gains, limits=[row["against_dense"]["limit"] for row in rows])
+    plot.label(f"{SHAPE} on one H200, {phase}", "speed-up over dense (dash: limit)", "", legend=False)
+
+
+TABLES = {
+    "speed": speed,
+    "headline-machines": headline,
+    "short-prompts": short_prompts,
+    "rotary": rotary,
+    **{bench: partial(bench_table, bench) for bench in COMMANDS},
+}
+FIGURES = {f"speed-{phase}": partial(speed_figure, phase) for phase in ("prefill", "decode")}

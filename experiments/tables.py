@@ -1,16 +1,19 @@
-"""What every generated part of the documents shares: receipts are read here, and markers are filled here.
+"""Receipts and documents: rows are read and kept here, and the markers of documents are filled here.
 
-A block stands between `<!-- table:NAME -->` and `<!-- end:NAME -->`. A single number in a sentence stands
-between `<!-- n: FILE#KEY.KEY|FORMAT -->` and `<!-- /n -->`: where it is in a receipt, and how it is written
-(`GB` in units of a billion bytes, else a format specification). `make results` writes all of them.
+A file of experiments/results holds one experiment: `rows`, one per line, and what they have in common.
+
+A block of a document stands between `<!-- table:NAME -->` and `<!-- end:NAME -->`. A single number in a
+sentence stands between `<!-- n: FILE#KEY.KEY|FORMAT -->` and `<!-- /n -->`: where it is in a receipt, and how
+it is written (`GB` in units of a billion bytes, else a format specification). `make results` writes them all.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
+
+from trisect.support.files import atomic_write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
@@ -26,20 +29,33 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
-def read_all(pattern: str) -> dict[str, Any]:
-    """Name -> content of every file of results that fits the pattern; empty where nothing was measured."""
-    return {str(path.relative_to(RESULTS)): read(str(path.relative_to(RESULTS))) for path in found(pattern)}
-
-
 def found(pattern: str) -> list[Path]:
+    """Files of results that fit the pattern; empty where nothing was measured."""
     return sorted(RESULTS.glob(pattern))
 
 
-@cache
-def targets() -> Entry:
-    """What was asked for; experiments/targets.json says where that comes from."""
-    told: Entry = json.loads((ROOT / "experiments" / "targets.json").read_text(encoding="utf-8"))
-    return told
+def rows_of(name: str) -> list[Entry]:
+    """The rows of an experiment; none where it was not run."""
+    return list(read(name)["rows"]) if found(name) else []
+
+
+def write_rows(name: str, rows: Sequence[Entry], **common: Any) -> None:
+    """Write an experiment's file, each row on a line of its own."""
+    parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in common.items()]
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    parts.append(f'"rows": [\n{lines}\n]')
+    atomic_write_text(RESULTS / name, "{" + ",\n".join(parts) + "}\n")
+
+
+def keep_row(name: str, row: Entry, *, key: str = "name") -> None:
+    """Add a row to an experiment's file, in the place of the one with the same key."""
+    others = [other for other in rows_of(name) if other[key] != row[key]]
+    write_rows(name, sorted([*others, row], key=lambda each: str(each[key])))
+
+
+def known(name: str, *, key: str = "name") -> set[str]:
+    """Keys of the rows that an experiment has."""
+    return {row[key] for row in rows_of(name)}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -59,9 +75,10 @@ def provenance(entries: Iterable[Entry]) -> str:
 
 
 def short_commit(commit: str | None) -> str:
+    """A commit's first digits, as code."""
     if commit is None:
         return "unknown"
-    return f"`{commit[:12]}`" + (" with changes" if commit.endswith("-dirty") else "")
+    return f"`{commit[:7]}`" + (" with changes" if commit.endswith("-dirty") else "")
 
 
 def _machine(hardware: Entry) -> str:
@@ -72,20 +89,12 @@ def _several(words: Iterable[str]) -> str:
     return ", ".join(sorted(set(words)))
 
 
-def verdict(value: float, limit: float, *, shown: str, asked: str) -> str:
-    """A measured figure beside the most it was to be."""
-    return f"{shown} (asked: at most {asked}, {'met' if value <= limit else '**missed**'})"
-
-
 def filled(text: str, blocks: Blocks) -> str:
     """The document with every known block and every number made anew."""
 
     def block(match: re.Match[str]) -> str:
         name = match[1]
-        if name not in blocks:
-            return match[0]
-        made = blocks[name]()
-        return f"<!-- table:{name} -->\n" + (f"{made}\n" if made else "") + f"<!-- end:{name} -->"
+        return f"<!-- table:{name} -->\n{blocks[name]()}\n<!-- end:{name} -->" if name in blocks else match[0]
 
     return NUMBER.sub(_number, BLOCK.sub(block, text))
 
@@ -99,7 +108,6 @@ def _number(match: re.Match[str]) -> str:
     return f"<!-- n: {file}#{path}|{form} -->{shown}<!-- /n -->"
 
 
-if __name__ == "__main__":
-    from results_page import main
-
-    main()
+def sourced(body: str, entries: Iterable[Entry], command: str) -> str:
+    """A table, and below it the command and the commits, machines and versions it comes from."""
+    return f"{body}\n\n`{command}`. {provenance(entries)}"

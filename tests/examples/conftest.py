@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     sizes = {"head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 512}
     config = transformers.LlamaConfig(
-        **{**tiny_models.LLAMA, **sizes, "num_hidden_layers": 2, "max_position_embeddings": 4096}
+        **{**tiny_models.LLAMA, **sizes, "num_hidden_layers": 2, "max_position_embeddings": 128}
     )
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     tiny_models.shake(model, seed=0)
@@ -43,6 +43,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("texts") / "text.txt"
-    draws = torch.randint(0, len(WORDS), (2000,), generator=torch.Generator().manual_seed(0))
+    draws = torch.randint(0, len(WORDS), (900,), generator=torch.Generator().manual_seed(0))
     path.write_text(" ".join(WORDS[index] for index in draws), encoding="utf-8")
     return path

@@ -250,7 +250,7 @@ def chosen_blocks(
     """Sixteen bytes of each half per thread for long texts; many small programs for single tokens.
 
     Reading heads before all else pays where angles are computed meanwhile (`rates`); where they are looked
-    up, it does not (experiments/results/rotary-tune.json).
+    up, it does not (docs/log.md).
     """
     pad = triton.next_power_of_2(pairs)
     by_warp = max(1, 32 * 16 // itemsize // pad)  # rows

@@ -1,0 +1,123 @@
+"""One file of rows per experiment, from the folders that `trisect compare` and `trisect bench` leave.
+
+    python experiments/collect.py                  # every recipe that has cells in experiments/results/NAME
+    python experiments/collect.py --bench OUT      # rows of benchmarks/h200.py -> bench-h200.json
+    python experiments/collect.py --tasks OUT --calibration wikitext-2   # OUT/METHOD.json of device_tasks.py
+
+Folders below experiments/results are not committed, the files beside them are; the documents read only those.
+"""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from tables import RESULTS, ROOT, keep_row, write_rows
+
+from trisect.bench.rows import Rows, related
+from trisect.compare import Folder, load_recipe
+from trisect.compare.outcomes import outcomes_of
+from trisect.support.checks import read_json
+
+RECIPES = ROOT / "experiments" / "recipes"
+KEPT = ("seed", "token_hash", "date", "commit", "versions", "hardware")
+"""What a row says about where it comes from."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--bench", type=Path, metavar="OUT", help="folder with rows.json")
+    parser.add_argument("--tasks", type=Path, metavar="OUT", help="folder with scores")
+    parser.add_argument("--calibration", help="what the models with scores were calibrated on")
+    given = parser.parse_args()
+    if given.bench:
+        raw = Rows.open(given.bench / "rows.json")
+        common = {key: value for key, value in raw.to_dict().items() if key != "rows"}
+        write_rows("bench-h200.json", related(raw.rows), **common)
+    elif given.tasks:
+        for path in sorted(given.tasks.glob("*.json")):
+            keep_row("tasks.json", _scores(path, given.calibration))
+    else:
+        collect_recipes()
+
+
+def collect_recipes() -> None:
+    """Every recipe that was begun."""
+    for recipe in sorted(RECIPES.glob("*.yaml")):
+        if (RESULTS / recipe.stem / "cells").is_dir():
+            collect(recipe, RESULTS / recipe.stem)
+
+
+def collect(recipe: Path, folder: Path) -> None:
+    """Write the rows of one recipe."""
+    loaded, cells = load_recipe(recipe), Folder(path=folder)
+    rows = []
+    for model in outcomes_of(loaded, cells):
+        rows += [_row(model, None, model.dense, cells)]
+        rows += [_row(model, row, each, cells) for row in model.rows for each in row.cells.values()]
+    about, command = _comment(recipe)
+    head = {"title": loaded.title, "about": about, "note": loaded.note, "command": command}
+    models = {model.name: model.note for model in loaded.models}
+    write_rows(f"{loaded.name}.json", [row for row in rows if row], **head, models=models)
+
+
+def _row(model: Any, row: Any, outcome: Any, folder: Folder) -> dict[str, Any]:
+    """What the documents show of a cell, with where it comes from; empty where it was not run."""
+    receipt = folder.receipt(outcome.cell.key)
+    if receipt is None:
+        return {}
+    texts = enumerate(model.model.evaluations)
+    made: dict[str, Any] = {
+        "model": model.model.name,
+        "method": "dense" if row is None else model.label(row),
+        "ratio": outcome.cell.ratio,
+        "kv_bytes_per_token": receipt["counts"]["kv_bytes_per_token"],
+        "perplexity": {text.name: outcome.perplexity(at) for at, text in texts},
+        "fingerprint": receipt["model"]["fingerprint"],
+        "receipt": {name: receipt["receipt"][name] for name in KEPT},
+    }
+    if row is not None:
+        lost = {part: outcome.objective_lost(part) for part in row.parts}
+        made |= {
+            "name": row.method.name,
+            "parts": list(row.parts),
+            "removed": outcome.removed(),
+            "removed_of": receipt["removed"]["of"],
+            "missed": outcome.missed,
+            "zeros": receipt["removed"]["zeros"],
+            "objective_lost": {part: value for part, value in lost.items() if value is not None},
+            "config": {k: v for k, v in receipt["config"].items() if v not in (None, False, [])},
+            "notes": list(receipt.get("notes", ())),
+        }
+    return made
+
+
+def _scores(path: Path, calibration: str) -> dict[str, Any]:
+    file = read_json(path)
+    method = path.stem.replace("plusbalanced", "+ balanced").replace("plus", "+")
+    about = {"name": f"{method}, {calibration}", "method": method, "calibration": calibration}
+    kept = ("limit", "seed", "lm_eval", "average", "average_stderr", "answered")
+    score = ("shots", "metric", "value", "stderr", "questions", "sha256")
+    scores = {task: {key: entry[key] for key in score} for task, entry in file["scores"].items()}
+    return {
+        **about,
+        **{key: file[key] for key in kept},
+        "scores": scores,
+        "requests": file["requests"]["sha256"],
+    }
+
+
+def _comment(recipe: Path) -> tuple[str, str]:
+    """A recipe's first lines: what it is about, and the command that runs it."""
+    text = recipe.read_text(encoding="utf-8")
+    about = re.match(r"(?:#(?!.*trisect compare).*\n)*", text)
+    command = re.search(r"^#\s+(trisect compare .*)$", text, re.MULTILINE)
+    assert about is not None
+    said = " ".join(line.removeprefix("#").strip() for line in about[0].splitlines())
+    return said, command[1] if command else f"trisect compare {recipe.relative_to(ROOT)}"
+
+
+if __name__ == "__main__":
+    main()
