@@ -150,7 +150,7 @@ class Protocol:
         }
         if self.section == "scopes":
             text = self.texts["wikitext-2 test"]
-            found = asdict(perplexity_by_position(model, text, buckets=8))
+            found = asdict(perplexity_by_position(model, text, buckets=8)[1])
             row["by_position"] = found | {"data": TEXTS["wikitext-2 test"][0]}
         if self.section in TASKS and self.requests is not None:
             answers = device_tasks.answer_calls(model, self.requests, batch_size=64)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
-from trisect.evaluate.likelihood import stated_contexts
+from trisect.evaluate.perplexity import stated_contexts
 from trisect.models.fingerprint import fingerprint
 from trisect.models.streamed import refuse_streamed
 from trisect.support.checks import is_number

@@ -24,7 +24,7 @@ from trisect.data.load import (
 )
 from trisect.data.tokens import TEST_SHARE, Apart, room, set_apart, windows
 from trisect.errors import TrisectError
-from trisect.evaluate.likelihood import stated_contexts
+from trisect.evaluate.perplexity import stated_contexts
 from trisect.models.fingerprint import check_tokens
 from trisect.support import distributed
 
