@@ -23,7 +23,7 @@ from typing import Any
 
 import device_tasks
 
-from trisect.calibrate.synthetic import OwnWords, write_own_words
+from trisect.calibrate.synthetic import SampleConfig, write_synthetic
 from trisect.compare import Folder
 from trisect.compare.cells import content_key
 from trisect.config import CompressConfig
@@ -108,8 +108,8 @@ class Protocol:
         """Once, by whoever comes first: 64 texts of 2048 tokens."""
         with self.locks.waiting("own-words"):
             if not OWN.exists():
-                model, config = copy.deepcopy(self.loaded.model), OwnWords(samples=64)
-                write_json(receipt, write_own_words(model, self.loaded.tokenizer, config, OWN, name=MODEL))
+                model, config = copy.deepcopy(self.loaded.model), SampleConfig(samples=64)
+                write_json(receipt, write_synthetic(model, self.loaded.tokenizer, config, OWN, name=MODEL))
 
     def run(self, *, seconds: float) -> None:
         """Every row that is not there yet, as long as there is time to start one."""

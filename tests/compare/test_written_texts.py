@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tiny_models import save_tiny
-from trisect.calibrate.synthetic import OwnWords, receipt_beside, write_own_words
+from trisect.calibrate.synthetic import SampleConfig, receipt_beside, write_synthetic
 from trisect.compare.texts import WrittenText, make_texts, read_text
 from trisect.errors import TrisectError
 from trisect.models import load_model
@@ -23,12 +23,12 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_the_named_model_writes_what_sample_would_write(entry: dict[str, Any]) -> None:
     text = read_text(entry, "texts[0]")
-    assert text == WrittenText(file="runs/own.jsonl", by="model", words=OwnWords(**WORDS))
+    assert text == WrittenText(file="runs/own.jsonl", by="model", words=SampleConfig(**WORDS))
     told: list[tuple[str, int, int]] = []
     make_texts((text,), progress=lambda *now: told.append(now))
     assert told[-1][1:] == (64, 64)  # two batches of two texts
     loaded, alone = load_model("model"), Path("alone.jsonl")
-    write_own_words(loaded.model, loaded.tokenizer, OwnWords(**WORDS), alone)
+    write_synthetic(loaded.model, loaded.tokenizer, SampleConfig(**WORDS), alone)
     assert Path("runs/own.jsonl").read_bytes() == alone.read_bytes()
 
 

@@ -171,9 +171,9 @@ def test_without_a_hub_the_stopgap_says_that_it_is_one(tmp_path: Path) -> None:
     done = typed(tmp_path, NOWHERE, "compress", folder, "-o", tmp_path / "out", *SMALL, "--samples", 16)
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
-    assert re.search(r"on own-words: 16 windows of 32 tokens.*stopgap.*--calibration your_text\.txt", first)
+    assert re.search(r"on synthetic: 16 windows of 32 tokens.*stopgap.*--calibration your_text\.txt", first)
     assert "Retrying" not in done.stderr
-    assert measured(tmp_path) == ["held-out own-words", "builtin"]
+    assert measured(tmp_path) == ["held-out synthetic", "builtin"]
 
 
 @pytest.mark.parametrize(

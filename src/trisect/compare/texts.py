@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trisect.calibrate import Progress
-from trisect.calibrate.synthetic import OwnWords, receipt_beside, write_own_words
+from trisect.calibrate.synthetic import SampleConfig, receipt_beside, write_synthetic
 from trisect.compare.entries import at_place, check_keys, count_of, text_of
 from trisect.errors import TrisectError
 from trisect.models import load_model
@@ -40,7 +40,7 @@ class WrittenText:
 
     file: str
     by: str
-    words: OwnWords
+    words: SampleConfig
 
     def __post_init__(self) -> None:
         _check_file(self.file, ".jsonl")
@@ -51,7 +51,7 @@ def read_text(data: Any, at: str) -> DerivedText | WrittenText:
     with at_place(at):
         if isinstance(data, dict) and "by" in data:
             check_keys(data, ("file", "by", *WORDS), required=("file", "by"))
-            words = OwnWords(**{name: data[name] for name in WORDS if name in data})
+            words = SampleConfig(**{name: data[name] for name in WORDS if name in data})
             return WrittenText(file=text_of(data, "file"), by=text_of(data, "by"), words=words)
         check_keys(data, ("file", "from", "split", "every", "start"), required=("file", "from", "split"))
         return DerivedText(
@@ -91,7 +91,7 @@ def _write(text: WrittenText, path: Path, *, device: str, progress: Progress | N
         return
     loaded = load_model(located(text.by), device=device)
     told = None if progress is None else lambda done, total: progress(f"tokens of {path.name}", done, total)
-    write_own_words(loaded.model, loaded.tokenizer, text.words, path, name=text.by, told=told)
+    write_synthetic(loaded.model, loaded.tokenizer, text.words, path, name=text.by, progress=told)
 
 
 def _check_written(text: WrittenText, path: Path) -> None:

@@ -66,16 +66,12 @@ DATASETS: dict[str, DatasetRecord] = {
         licence="ODC-BY 1.0",
         path="allenai/c4",
         calibration=Split(
-            name="train",
-            data_files="en/c4-train.00000-of-01024.json.gz",
-            max_characters=POOL_CHARACTERS,
+            name="train", data_files="en/c4-train.00000-of-01024.json.gz", max_characters=POOL_CHARACTERS
         ),
         # 1100 documents joined by a space, as GPTQ, SVD-LLM and their heirs read it; they then stop
         # at 256 windows (--windows 256).
         evaluation=Split(
-            name="train",
-            data_files="en/c4-validation.00000-of-00008.json.gz",
-            max_documents=1100,
+            name="train", data_files="en/c4-validation.00000-of-00008.json.gz", max_documents=1100
         ),
         joiner=" ",
     ),
@@ -125,11 +121,13 @@ DATASETS: dict[str, DatasetRecord] = {
 }
 
 BUILTIN = "builtin"
-OWN_WORDS = "own-words"
+SYNTHETIC = "synthetic"
+ALIASES = {"own-words": SYNTHETIC}
+"""Names from before, still understood."""
 DEFAULT_MIXTURE = ("c4", "fineweb-edu", "wikipedia")
-"""What is calibrated on where nobody says. WikiText-2 is not in it: results are reported on that."""
-STOPGAP = OWN_WORDS
-"""Where none of those can be read; a mixture such as builtin+own-words works here too. On anything but
+"""The default calibration text. WikiText-2 is not in it: results are reported on that."""
+STOPGAP = SYNTHETIC
+"""Where none of those can be read; a mixture such as builtin+synthetic works here too. On anything but
 manuals, text that the model writes itself serves better than `builtin` (docs/calibration.md)."""
 OTHER_TEXTS = ("wikitext2", BUILTIN)
 """Evaluated on as well: the first of these that took no part in calibration and can be read."""
