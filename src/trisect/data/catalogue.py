@@ -27,10 +27,6 @@ class Split:
     max_characters: int | None = None
     """Stop after the document that reaches this many."""
 
-    @property
-    def limited(self) -> bool:
-        return self.max_documents is not None or self.max_characters is not None
-
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRecord:
@@ -51,9 +47,6 @@ class DatasetRecord:
         """How much of it is read."""
         most = self.calibration.max_characters
         return "read whole" if most is None else f"{most // 1_000_000} million characters read"
-
-    def split(self, name: str) -> Split:
-        return {"calibration": self.calibration, "evaluation": self.evaluation}[name]
 
 
 # Of a dataset with one split.

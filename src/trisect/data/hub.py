@@ -80,17 +80,17 @@ def dataset_text(name: str, *, split: str, records: Mapping[str, DatasetRecord] 
     """The text of one split of a known dataset, from `TRISECT_DATA` if it is there, or the hub."""
     record = records[name]
     local = _local_file(name, split=split)
-    if local is not None:
-        documents: Iterable[str] = read_documents(local, fields=(record.field, *TEXT_FIELDS))
-        return record.joiner.join(_limit(documents, record.split(split)))
-    return record.joiner.join(hub_documents(record, name=name, split=split))
+    if local is None:
+        return record.joiner.join(hub_documents(record, name=name, split=split))
+    documents = read_documents(local, fields=(record.field, *TEXT_FIELDS))
+    return record.joiner.join(_limit(documents, getattr(record, split)))
 
 
 def hub_documents(record: DatasetRecord, *, name: str, split: str) -> list[str]:
     """Documents of one split, through `datasets.load_dataset`."""
     import datasets
 
-    part = record.split(split)
+    part: Split = getattr(record, split)
     try:
         with short_patience(hub="/" in record.path):
             loaded = datasets.load_dataset(
@@ -99,7 +99,8 @@ def hub_documents(record: DatasetRecord, *, name: str, split: str) -> list[str]:
                 data_files=part.data_files,
                 split=part.name,
                 revision=record.revision,
-                streaming=part.limited,  # do not fetch gigabytes to read their beginning
+                # Do not fetch gigabytes to read their beginning.
+                streaming=part.max_documents is not None or part.max_characters is not None,
             )
             rows = cast(Iterable[dict[str, str]], loaded)
             texts = islice((row[record.field] for row in rows), part.skip_documents, None)

@@ -90,30 +90,24 @@ def _number(text: str) -> float | None:
 
 
 def list_sources() -> list[tuple[str, str]]:
-    """Every source by name, with what it is; a path to a file is a source too."""
-    return [(name, _described(name)) for name in (BUILTIN, SYNTHETIC, *DATASETS)]
+    """Every source by name, with what it is, its licence and where it is; a path is a source too."""
+    found = {
+        BUILTIN: f"{catalogue.DESCRIPTION}; {catalogue.LICENCE}; always here",
+        SYNTHETIC: f"{SYNTHETIC_DESCRIPTION}; the model's licence",
+    }
+    for name, record in DATASETS.items():
+        place = "local copy" if is_local(name) else "from the hub"
+        found[name] = f"{record.description}; {record.licence}; {record.amount}; {place}"
+    for name in DEFAULT_MIXTURE:
+        found[name] += "; in the default mixture"
+    for name in STOPGAP.split("+"):
+        found[name] += "; the default where no other can be read"
+    return list(found.items())
 
 
 def has_two_parts(name: str) -> bool:
     """Whether a source has an evaluation part of its own; of others a part is held out."""
     return name == BUILTIN or name in DATASETS
-
-
-def _described(name: str) -> str:
-    """What a source is, its licence, how much of it is read, where it is, and whether it is a default."""
-    if name == BUILTIN:
-        facts = [catalogue.DESCRIPTION, catalogue.LICENCE, "always here"]
-    elif name == SYNTHETIC:
-        facts = [SYNTHETIC_DESCRIPTION, "the model's licence"]
-    else:
-        record = DATASETS[name]
-        local = is_local(name)
-        facts = [record.description, record.licence, record.amount, "local copy" if local else "from the hub"]
-    if name in DEFAULT_MIXTURE:
-        facts.append("in the default mixture")
-    if name in STOPGAP.split("+"):
-        facts.append("the default where no other can be read")
-    return "; ".join(facts)
 
 
 def read_source(name: str, *, split: str) -> str | Tensor:

@@ -47,13 +47,7 @@ def content_hash(ids: Tensor) -> str:
 
 
 def windows(
-    ids: Tensor,
-    *,
-    samples: int | None,
-    length: int,
-    sampling: str,
-    seed: int,
-    source: str = "the text",
+    ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: int, source: str = "the text"
 ) -> Tensor:
     """Cut (samples, length) windows out of one stream of tokens, (num_tokens,).
 

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 CONTEXT_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")
 """Where configs state their context."""
+Progress = Callable[[int, int], None] | None
+"""Called with (windows done, windows in all)."""
 CPU_LOGIT_BYTES = 1 << 30
 CUDA_LOGIT_SHARE = 0.25
 """Share of the free memory that logits may take; activations need the rest."""
@@ -97,24 +99,17 @@ class Perplexity:
 
 
 def perplexity(
-    model: PreTrainedModel,
-    tokens: Tokens,
-    *,
-    batch_size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    model: PreTrainedModel, tokens: Tokens, *, batch_size: int | None = None, progress: Progress = None
 ) -> Perplexity:
-    """The perplexity of `model` on all windows of `tokens`. The batch size (None: chosen to fit memory) only
-    changes the speed. `progress` gets (windows done, windows in all).
+    """The perplexity of `model` on all windows of `tokens`.
+
+    The batch size (None: chosen to fit memory) only changes the speed.
     """
     return _perplexity(_sum_losses(model, tokens, batch_size=batch_size, progress=progress)[0], tokens)
 
 
 def _sum_losses(
-    model: PreTrainedModel,
-    tokens: Tokens,
-    *,
-    batch_size: int | None,
-    progress: Callable[[int, int], None] | None,
+    model: PreTrainedModel, tokens: Tokens, *, batch_size: int | None, progress: Progress
 ) -> tuple[float, Tensor]:
     """Negative log-likelihood of all predicted tokens, summed in nats; and the same by position.
 
@@ -261,7 +256,7 @@ def perplexity_by_position(
     *,
     buckets: int = 8,
     batch_size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = None,
 ) -> tuple[Perplexity, PositionProfile]:
     """What `perplexity` gives, and each bucket of positions by itself, from one pass over the windows."""
     num_windows, length = tokens.ids.shape

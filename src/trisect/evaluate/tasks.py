@@ -79,24 +79,17 @@ class TaskScore:
     """One task's score, with what is needed to repeat it."""
 
     task: str
-    version: Any
-    """lm-eval's version of the task."""
+    version: Any  # lm-eval's of the task
     shots: int
-    metric: str
-    """lm-eval's key: metric,filter."""
+    metric: str  # lm-eval's key: metric,filter
     value: float
     stderr: float | None
-    questions: int
-    """Asked; `limit` makes them fewer than `available`."""
+    questions: int  # asked; `limit` makes them fewer than are available
     available: int
-    other: dict[str, float]
-    """lm-eval's further metrics of the task."""
-    source: str
-    """The dataset."""
-    sha256: str
-    """Of all prompts with their choices."""
-    truncated: bool
-    """Some prompts exceeded the model's context and lost their beginning."""
+    other: dict[str, float]  # lm-eval's further metrics of the task
+    source: str  # the dataset
+    sha256: str  # of all prompts with their choices
+    truncated: bool  # some prompts exceeded the model's context and lost their beginning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +181,6 @@ def _task_folder() -> Path:
 
 
 def check_installed() -> None:
-    """Refuse tasks without lm-eval, before a model is loaded for them."""
     if find_spec("lm_eval") is None:
         raise TrisectError("Tasks need lm-eval, which is not installed: pip install 'trisect[eval]'.")
 
