@@ -1,9 +1,9 @@
-"""The source that is always there: the language reference inside Python's own standard library.
+"""Texts that are known by name: datasets of the hub, and one inside Python's own standard library.
 
-`pydoc_data.topics` is about 340 kB of English technical prose. Topics in alphabetical order: every
-fourth, from the first, evaluates; the others calibrate. Some topics quote others at length, so
-calibration also loses each paragraph that evaluation has: no paragraph is in both.
-The text differs a little between Python versions; the token hash in every result says so.
+`builtin` is `pydoc_data.topics`, about 340 kB of English technical prose. Topics in alphabetical order: every
+fourth, from the first, evaluates; the others calibrate. Some topics quote others at length, so calibration
+also loses each paragraph that evaluation has: no paragraph is in both. The text differs a little between
+Python versions; the token hash in every result says so.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class DatasetRecord:
         return "read whole" if most is None else f"{most // 1_000_000} million characters read"
 
 
-# Of a dataset with one split.
+# Datasets with one split.
 BEHIND = Split(name="train", skip_documents=HELD_OUT_DOCUMENTS, max_characters=POOL_CHARACTERS)
 BEGINNING = Split(name="train", max_documents=HELD_OUT_DOCUMENTS)
 
