@@ -254,6 +254,13 @@ def test_bad_requests_say_what_would_do(kwargs: dict[str, Any], message: str) ->
         evaluate_tasks(None, None, "openbookqa", **kwargs)  # type: ignore[arg-type]
 
 
+def test_a_tokenizer_without_bos_and_eos_is_one_clear_line(random_model) -> None:
+    model, tokenizer = random_model
+    tokenizer.eos_token = None
+    with pytest.raises(TrisectError, match="BOS or an EOS token"):
+        evaluate_tasks(model, tokenizer, "openbookqa")
+
+
 def test_from_the_hub_comes_lm_evals_own_dataset(random_model, monkeypatch) -> None:
     questions, _, _ = read_local(*parse_tasks("openbookqa:0"))
     asked: list[dict[str, Any]] = []

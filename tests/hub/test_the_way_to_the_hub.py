@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from hub_server import Hub, Repository, serving
 
-from tiny_models import save_tiny
+from tiny_models import character_tokenizer, save_tiny
 
 SCRIPT = Path(__file__).with_name("on_loopback.py")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -208,7 +208,9 @@ def test_a_task_comes_from_the_hub_as_lm_eval_loads_it(hub: Hub, tmp_path: Path)
     listed = "".join(f"  - split: {split}\n    path: main/{split}-*\n" for split in splits)
     card = f"---\nconfigs:\n- config_name: main\n  data_files:\n{listed}---\n"
     hub.datasets["allenai/openbookqa"] = Repository(files={"README.md": card.encode(), **files})
-    words = ["eval", "org/tiny", "--tasks", "openbookqa:0", "--limit", "2", "--json", tmp_path / "e.json"]
+    folder = save_tiny(tmp_path / "tiny")
+    character_tokenizer(bos_token="~").save_pretrained(folder)
+    words = ["eval", folder, "--tasks", "openbookqa:0", "--limit", "2", "--json", tmp_path / "e.json"]
     done = typed(tmp_path, hub.url, *words)
     assert done.returncode == 0, done.stderr
     score = json.loads((tmp_path / "e.json").read_text())["tasks"]["scores"]["openbookqa"]

@@ -238,6 +238,8 @@ def evaluate_tasks(
     check_request(limit=limit, batch_size=batch_size)
     if tokenizer is None:
         raise TrisectError("Tasks are text, and the model has no tokenizer: put its files into the folder.")
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise TrisectError("lm-eval needs a tokenizer with a BOS or an EOS token: name one in its files.")
     loaded = [task if isinstance(task, LoadedTask) else load_task(task) for task in requests]
     size = fitting_batch_size(model, length=USUAL_PROMPT) if batch_size is None else batch_size
     scores: list[TaskScore] = []
