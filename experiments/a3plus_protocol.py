@@ -23,7 +23,7 @@ from typing import Any
 
 import device_tasks
 
-from trisect.calibrate.synthetic import OwnWords, write_own_words
+from trisect.calibrate.synthetic import SampleConfig, write_synthetic
 from trisect.compare import Folder
 from trisect.compare.recipe import content_key
 from trisect.config import CompressConfig
@@ -109,9 +109,9 @@ class Protocol:
         """Once, by whoever comes first: 64 texts of 2048 tokens."""
         with self.locks.waiting("synthetic"):
             if not GENERATED.exists():
-                model, config = copy.deepcopy(self.loaded.model), OwnWords(samples=64)
+                model, config = copy.deepcopy(self.loaded.model), SampleConfig(samples=64)
                 write_json(
-                    receipt, write_own_words(model, self.loaded.tokenizer, config, GENERATED, name=MODEL)
+                    receipt, write_synthetic(model, self.loaded.tokenizer, config, GENERATED, name=MODEL)
                 )
 
     def run(self, *, seconds: float) -> None:
@@ -153,7 +153,7 @@ class Protocol:
         }
         if self.section == "scopes":
             text = self.texts["wikitext-2 test"]
-            found = asdict(perplexity_by_position(model, text, buckets=8))
+            found = asdict(perplexity_by_position(model, text, buckets=8)[1])
             row["by_position"] = found | {"data": TEXTS["wikitext-2 test"][0]}
         if self.section in TASKS and self.requests is not None:
             answers = device_tasks.answer_calls(model, self.requests, batch_size=64)

@@ -11,14 +11,18 @@ have given: lm-eval makes its requests once more, and they must be the recorded 
 import argparse
 import hashlib
 import json
+import logging
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from likelihood import Answer, answer
+
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.errors import TrisectError
-from trisect.evaluate.likelihood import Answer, answer
 from trisect.models import load_model
 from trisect.pipeline.run import compress
 from trisect.support.files import atomic_write_text, check_writable, write_json
@@ -26,24 +30,52 @@ from trisect.support.receipt import build_receipt
 
 FORMAT = 1
 Recorded = dict[str, Any]
+Pair = tuple[list[int], list[int]]
+"""Token ids of a context, and of its continuation."""
+
+
+@contextmanager
+def answered_by(answers: Callable[[list[Pair]], list[Answer]]) -> Iterator[None]:
+    """lm-eval's HFLM asks `answers` for log-likelihoods inside, once per task, not its model."""
+    from lm_eval.models.huggingface import HFLM
+
+    from trisect.data.hub import replaced
+
+    def ask(lm: Any, requests: list[Any], **_: Any) -> list[Answer]:
+        pairs = [(context, continuation) for _, context, continuation in requests]
+        if any(len(context) + len(continuation) > lm.max_length + 1 for context, continuation in pairs):
+            # HFLM would say so, and evaluate_tasks waits for it.
+            logging.getLogger("lm_eval.models.huggingface").warning("Truncating a prompt.")
+        answered = answers(pairs)
+        for (texts, _, _), given in zip(requests, answered, strict=True):
+            lm.cache_hook.add_partial("loglikelihood", texts, given)
+        return answered
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TrisectError("A task lets the model write, and nobody else can answer for it: leave it out.")
+
+    with replaced((HFLM, "_loglikelihood_tokens", ask), (HFLM, "generate_until", refuse)):
+        yield
 
 
 def record(model: str, *, tasks: str, limit: int | None) -> Recorded:
     """All requests that lm-eval makes of a model for `tasks`, as token ids, call by call."""
-    from trisect.evaluate import tasks as harness
-    from trisect.evaluate.tasks import evaluate_tasks, parse_tasks
+    from local_tasks import evaluate_locally
+
+    from trisect.evaluate.tasks import language_model, parse_tasks, quiet
 
     loaded = load_model(model)
-    calls: list[list[harness.Pair]] = []
+    calls: list[list[Pair]] = []
 
-    def note(pairs: list[harness.Pair]) -> list[Answer]:
+    def note(pairs: list[Pair]) -> list[Answer]:
         calls.append(pairs)
         return [(0.0, False)] * len(pairs)
 
-    results = evaluate_tasks(loaded.model, loaded.tokenizer, tasks, limit=limit, answers=note)
-    names = [request.task.name for request in parse_tasks(tasks)]
-    with harness.quiet():
-        max_length = harness.language_model(loaded.model, loaded.tokenizer, batch_size=1).max_length
+    with answered_by(note):
+        results = evaluate_locally(loaded.model, loaded.tokenizer, tasks, limit=limit)
+    names = [request.name for request in parse_tasks(tasks)]
+    with quiet():
+        max_length = language_model(loaded.model, loaded.tokenizer, batch_size=1).max_length
     return {
         "format": FORMAT,
         "model": model,
@@ -72,13 +104,12 @@ def write_answers(path: str | Path, recorded: Recorded, answers: list[list[Answe
 
 def score(recorded: Recorded, answers: list[list[Answer]]) -> dict[str, Any]:
     """lm-eval's scores for recorded requests, answered: `TaskResults.to_dict`."""
-    from trisect.evaluate import tasks as harness
-    from trisect.evaluate.tasks import evaluate_tasks
+    from local_tasks import evaluate_locally
 
     loaded = load_model(recorded["model"])
     pending = list(zip(recorded["calls"], answers, strict=True))
 
-    def replay(pairs: list[harness.Pair]) -> list[Answer]:
+    def replay(pairs: list[Pair]) -> list[Answer]:
         call, given = pending.pop(0)
         if [list(pair) for pair in pairs] != [list(pair) for pair in call["requests"]]:
             raise TrisectError(
@@ -87,8 +118,10 @@ def score(recorded: Recorded, answers: list[list[Answer]]) -> dict[str, Any]:
             )
         return [(float(value), bool(greedy)) for value, greedy in given]
 
-    settings = {"limit": recorded["limit"], "seed": recorded["seed"], "answers": replay}
-    return evaluate_tasks(loaded.model, loaded.tokenizer, recorded["tasks"], **settings).to_dict()
+    settings = {"limit": recorded["limit"], "seed": recorded["seed"]}
+    with answered_by(replay):
+        results = evaluate_locally(loaded.model, loaded.tokenizer, recorded["tasks"], **settings)
+    return results.to_dict()
 
 
 def read_requests(path: str | Path) -> Recorded:

@@ -1,17 +1,13 @@
-"""`trisect doctor`: what is in order, what is not, what to type; findings against torch's own answers."""
+"""`trisect doctor`: what is in order, what is not, what to type; what the table says, --json says."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend
 
 from trisect.cli import main
-from trisect.commands import _checkup as machine
-from trisect.commands import _checkup_files as files
-from trisect.commands._checkup import NOTE, OK, PROBLEM
-from trisect.data.registry import REGISTRY_MODELS
+from trisect.commands import doctor
 
 LINES = [
     "inside>=2",
@@ -28,8 +24,7 @@ VERSIONS = {"trisect": "0.1.0", "inside": "2.5", "old": "2.9.1", "helper": "1.0"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of our own: the real one is somebody's."""
     monkeypatch.setenv("TRISECT_CACHE", str(tmp_path / "cache"))
-    for name in ("TRISECT_ASSETS", "TRISECT_DATA"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TRISECT_DATA", raising=False)
     return tmp_path / "cache"
 
 
@@ -40,17 +35,10 @@ def test_the_table_the_json_and_the_code_agree(
     shown = capsys.readouterr().out
     report = json.loads((tmp_path / "d.json").read_text())
     states = {entry["subject"]: entry["state"] for entry in report["findings"]}
-    assert report["problems"] == list(states.values()).count(PROBLEM)
+    assert report["problems"] == list(states.values()).count("problem")
     assert code == (1 if report["problems"] else 0)
-    assert {
-        "Python",
-        "torch build",
-        "SDPA on cpu",
-        "threads",
-        "cache folder",
-        "smollm2-135m",
-    } <= states.keys()
-    assert states["self-check on cpu"] == OK
+    assert {"Python", "torch build", "cpu", "threads", "cache folder", "hub"} <= states.keys()
+    assert states["self-check on cpu"] == "ok"
     assert all(subject.split(" [")[0] in shown for subject in states)
 
 
@@ -58,7 +46,7 @@ def test_a_problem_is_named_and_ends_in_code_1(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRISECT_DATA", "nowhere")
-    monkeypatch.setattr(files, "check_run", lambda devices: iter(()))
+    monkeypatch.setattr(doctor, "check_run", lambda: ())
     assert main(["doctor", "--quiet"]) == 1
     shown = capsys.readouterr().out
     assert "no folder nowhere" in shown
@@ -68,16 +56,16 @@ def test_a_problem_is_named_and_ends_in_code_1(
 
 def test_requirements_come_from_the_package_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"Requires-Dist": LINES, "Provides-Extra": ["speed"]}
-    monkeypatch.setattr(machine, "_metadata", fields.__getitem__)
-    monkeypatch.setattr(machine, "package_version", VERSIONS.get)
-    found = {entry.subject: entry for entry in machine.check_packages()}
+    monkeypatch.setattr(doctor, "_metadata", fields.__getitem__)
+    monkeypatch.setattr(doctor, "package_version", VERSIONS.get)
+    found = {entry.subject: entry for entry in doctor.check_packages()}
     assert {name: entry.state for name, entry in found.items()} == {
-        "trisect": OK,
-        "inside": OK,
-        "gone": PROBLEM,
-        "old": PROBLEM,
-        "helper [speed]": OK,
-        "absent [speed]": NOTE,
+        "trisect": "ok",
+        "inside": "ok",
+        "gone": "problem",
+        "old": "problem",
+        "helper [speed]": "ok",
+        "absent [speed]": "note",
     }
     assert found["gone"].fix == "pip install trisect"
     assert found["absent [speed]"].fix == 'pip install "trisect[speed]"'
@@ -85,75 +73,42 @@ def test_requirements_come_from_the_package_itself(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_source_tree_that_is_not_installed_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_metadata", lambda field: [])
-    (finding,) = machine.check_packages()
-    assert finding.state == NOTE
+    monkeypatch.setattr(doctor, "_metadata", lambda field: [])
+    (finding,) = doctor.check_packages()
+    assert finding.state == "note"
     assert "pip install -e ." in finding.fix
 
 
 def test_a_python_that_is_too_old_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_metadata", lambda field: [">=99"])
-    (finding,) = machine.check_python()
-    assert finding.state == PROBLEM
+    monkeypatch.setattr(doctor, "_metadata", lambda field: [">=99"])
+    (finding,) = doctor.check_python()
+    assert finding.state == "problem"
     assert ">=99" in finding.fix
 
 
-@pytest.mark.parametrize("widths", [(64, 64), (64, 48), (41, 41)])
-def test_usable_attention_holds_what_torch_itself_would_choose(widths: tuple[int, int]) -> None:
-    usable = machine.usable_backends("cpu", *widths)
-    query, value = torch.ones(1, 2, 16, widths[0]), torch.ones(1, 2, 16, widths[1])
-    choice = SDPBackend(torch._fused_sdp_choice(query, query, value, is_causal=True))
-    names = {SDPBackend.FLASH_ATTENTION: "flash", SDPBackend.MATH: "math"}
-    assert names[choice] in usable
-    assert "math" in usable
-    assert "cudnn" not in usable
-
-
 def test_threads_that_crowd_the_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine._threads(10**4).state == NOTE
-    assert "OMP_NUM_THREADS=" in machine._threads(10**4).fix
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: range(8), raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert machine._threads(2).fix == "unset OMP_NUM_THREADS to use them all"
-    assert machine._threads(8).state == OK
+    for threads, state in ((10**4, "note"), (1, "ok")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        found = {entry.subject: entry for entry in doctor.check_devices()}
+        assert found["threads"].state == state
+        assert ("OMP_NUM_THREADS=" in found["threads"].fix) == (state == "note")
 
 
 def test_a_cache_that_cannot_be_written_is_a_problem(cache: Path) -> None:
+    assert [entry.state for entry in doctor.check_folders()] == ["ok"]
+    assert not cache.exists()
     cache.write_text("in the way")
-    (finding,) = files.check_cache()
-    assert finding.state == PROBLEM
+    (finding,) = doctor.check_folders()
+    assert finding.state == "problem"
     assert "TRISECT_CACHE" in finding.fix
 
 
-def test_the_size_of_the_cache_is_counted(cache: Path) -> None:
-    (fresh,) = files.check_cache()
-    assert "made when it is needed" in fresh.says
-    assert not cache.exists()
-    (cache / "models").mkdir(parents=True)
-    (cache / "models" / "a").write_bytes(bytes(3_000_000))
-    (finding,) = files.check_cache()
-    assert f"{cache}: 3 MB in 1 files" in finding.says
-
-
-def test_a_damaged_demo_model_is_a_problem_and_a_missing_one_is_not(cache: Path) -> None:
-    (finding,) = files.check_demo_model()
-    assert (finding.state, finding.fix) == (NOTE, "trisect demo fetches it")
-    name, record = next(iter(REGISTRY_MODELS.items()))
-    path = cache / "models" / name / Path(record.member).name
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"half of it")
-    (finding,) = files.check_demo_model()
-    assert finding.state == PROBLEM
-    assert str(path) in finding.fix
-
-
-def test_assets_are_where_the_environment_says(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.mkdir()
-    monkeypatch.setenv("TRISECT_ASSETS", str(cache))
-    first, second = files.check_assets()
-    assert (first.state, second.state) == (PROBLEM, OK)
-    (cache / "data").mkdir()
-    assert next(files.check_assets()).state == OK
+@pytest.mark.parametrize(("answers", "state"), [(True, "ok"), (False, "note")])
+def test_a_hub_out_of_reach_is_a_note(answers: bool, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trisect.data.hub.hub_answers", lambda: answers)
+    (finding,) = doctor.check_hub()
+    assert finding.state == state
+    assert bool(finding.fix) == (not answers)
 
 
 def test_a_run_that_fails_is_a_finding_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +116,6 @@ def test_a_run_that_fails_is_a_finding_and_no_traceback(monkeypatch: pytest.Monk
         raise RuntimeError("no kernel\nimage")
 
     monkeypatch.setattr("trisect.compress", broken)
-    (finding,) = files.check_run(["cpu"])
-    assert finding.state == PROBLEM
+    finding = next(iter(doctor.check_run()))
+    assert finding.state == "problem"
     assert finding.says == "RuntimeError: no kernel image"

@@ -83,7 +83,7 @@ def test_windows_that_keep_a_bound_share_no_token_with_those_solved_on(
     assert (len(solving), len(judging)) == (12, 4)
     assert not set(solving.flatten().tolist()) & set(judging.flatten().tolist())
     for text in prepared.texts:
-        kept = set(text.apart.held_out(8, length=50).flatten().tolist())
+        kept = set(text.split.held_out(8, length=50).flatten().tolist())
         assert kept
         assert not kept & set(prepared.tokens.ids.flatten().tolist())
 

@@ -150,19 +150,19 @@ def test_local_copies_stand_in_for_the_hub(
 def test_the_default_can_be_synthetic_text_mixed_with_another(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trisect.calibrate.texts.STOPGAP", "builtin+own-words")
+    monkeypatch.setattr("trisect.calibrate.texts.STOPGAP", "builtin+own-words")  # the name from before
     before = {name: value.clone() for name, value in model.state_dict().items()}
     told: list[tuple[str, int, int]] = []
     config = CompressConfig(ratio=0.5, calibration=CalibrationConfig(samples=8, length=LENGTH))
     tokenizer = character_tokenizer()
     found = prepare(model, config, tokenizer, progress=lambda *what: told.append(what))
-    assert "builtin and own-words: 8 windows of 50 tokens from 2 texts. This is a stopgap" in found.line()
+    assert "builtin and synthetic: 8 windows of 50 tokens from 2 texts. This is a stopgap" in found.line()
     assert told[-1][0] == "tokens written"
     assert told[-1][1] == told[-1][2]
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
     assert prepare(model, config, tokenizer).tokens == found.tokens
     texts, _ = held_out_texts(found, tokenizer, count=2)
-    assert "held-out own-words" in [text.source for text in texts]
+    assert "held-out synthetic" in [text.source for text in texts]
 
 
 def test_the_table_and_the_receipt_have_a_row_for_each_text(

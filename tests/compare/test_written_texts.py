@@ -7,7 +7,7 @@ import pytest
 from compare_recipes import RECIPE
 
 from tiny_models import save_tiny
-from trisect.calibrate.synthetic import OwnWords, receipt_beside, write_own_words
+from trisect.calibrate.synthetic import SampleConfig, receipt_beside, write_synthetic
 from trisect.compare.recipe import Recipe, WrittenText, validated
 from trisect.compare.texts import make_texts
 from trisect.errors import TrisectError
@@ -31,12 +31,12 @@ def test_the_named_model_writes_what_sample_would_write(entry: dict[str, Any]) -
     recipe = recipe_with(entry)
     (text,) = recipe.texts
     assert isinstance(text, WrittenText)
-    assert (text.by, text.words) == ("model", OwnWords(**WORDS))
+    assert (text.by, text.words) == ("model", SampleConfig(**WORDS))
     told: list[tuple[str, int, int]] = []
     make_texts(recipe, progress=lambda *now: told.append(now))
     assert told[-1][1:] == (64, 64)  # two batches of two texts
     loaded, alone = load_model("model"), Path("alone.jsonl")
-    write_own_words(loaded.model, loaded.tokenizer, OwnWords(**WORDS), alone)
+    write_synthetic(loaded.model, loaded.tokenizer, SampleConfig(**WORDS), alone)
     assert Path("runs/own.jsonl").read_bytes() == alone.read_bytes()
 
 

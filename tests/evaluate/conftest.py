@@ -1,5 +1,7 @@
 """A random model that reads characters: every prompt works, and nothing has to be downloaded."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,9 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+# Local documents of tasks, and log-likelihoods without lm-eval.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "experiments"))
 
 
 @pytest.fixture

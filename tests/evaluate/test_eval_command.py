@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from local_tasks import load_locally
 
 from trisect.cli import main
 
@@ -16,8 +17,9 @@ def _task_files(assets: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_writes_scores_beside_perplexity(
-    random_model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    random_model, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trisect.evaluate.tasks.load_task", load_locally)
     for part in random_model:
         part.save_pretrained(tmp_path / "model")
     arguments = [
@@ -50,7 +52,7 @@ def test_the_command_prints_a_table_and_writes_scores_beside_perplexity(
         (["--tasks", "arc_chalenge"], "Did you mean arc_challenge?"),
         (["--limit", "5"], "add --tasks"),
         (["--tasks", "quick", "--limit", "-1"], "--limit 1 or more"),
-        (["--tasks", "quick", "--task-source", "disk"], "Known: hub, local"),
+        (["--tasks", "quick"], "lm-eval could not load winogrande"),
     ],
 )
 def test_a_bad_command_fails_before_a_model_is_loaded(

@@ -13,13 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from likelihood import answer, context_length
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from trisect.errors import TrisectError
-from trisect.evaluate.likelihood import answer, context_length
 
-ROOT = Path(__file__).resolve().parents[2]
-TASKS = "openbookqa:0,winogrande:0,lambada:0"
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+TASKS = "openbookqa:0,winogrande:0,lambada_openai:0"
 
 
 @pytest.fixture
@@ -149,12 +149,12 @@ def test_no_requests_have_no_answers(model) -> None:
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_answers_are_lm_evals_own(random_model, batch_size: int) -> None:
     pytest.importorskip("lm_eval", reason="the extra trisect[eval] is not installed")
-    from trisect.evaluate import tasks as harness
+    from trisect.evaluate.tasks import language_model, quiet
 
     model, tokenizer = random_model
     requests = [*some_requests(2), ([3, 4], [5]), ([3, 4], [6]), ([50] * 3000, [7, 8])]
-    with harness.quiet():
-        lm = harness.language_model(model, tokenizer, batch_size=batch_size)
+    with quiet():
+        lm = language_model(model, tokenizer, batch_size=batch_size)
         theirs = lm._loglikelihood_tokens([(("", ""), *pair) for pair in requests])
     # Not merely close: the batches are the same ones.
     assert answer(model, requests, batch_size=batch_size) == theirs
@@ -164,8 +164,7 @@ def test_neither_lm_eval_nor_datasets_is_needed_to_answer() -> None:
     # The modules are made impossible to import, as where they are not installed.
     names = ("lm_eval", "datasets", "typer", "rich", "accelerate", "sentencepiece")
     blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in names)
-    path = str(ROOT / "experiments" / "device_tasks.py")
-    code = f"import runpy, sys; {blocked}; runpy.run_path({path!r})"
+    code = f"import sys; sys.path.append({str(EXPERIMENTS)!r}); {blocked}; import device_tasks"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
@@ -185,8 +184,7 @@ def test_recorded_answered_and_scored_is_evaluated(
     device_tasks, stories, tmp_path: Path, monkeypatch, capsys, tasks: str, limit: int
 ) -> None:
     from lm_eval.models.huggingface import HFLM
-
-    from trisect.evaluate.tasks import evaluate_tasks
+    from local_tasks import evaluate_locally
 
     theirs = []
     requests, answers, out = (str(tmp_path / name) for name in ("requests.json", "answers.json", "out.json"))
@@ -204,7 +202,7 @@ def test_recorded_answered_and_scored_is_evaluated(
     monkeypatch.setattr(HFLM, "_loglikelihood_tokens", spy)
     model = LlamaForCausalLM.from_pretrained(stories, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(stories)
-    direct = evaluate_tasks(model, tokenizer, tasks, limit=limit, batch_size=4)
+    direct = evaluate_locally(model, tokenizer, tasks, limit=limit, batch_size=4)
     scored = json.loads(Path(out).read_text())
     for name, value in json.loads(json.dumps(direct.to_dict())).items():
         assert scored[name] == value
@@ -245,9 +243,11 @@ def test_what_was_not_asked_is_not_scored(device_tasks, stories, tmp_path: Path)
         device_tasks.read_answers(tmp_path / "answers.json", {"sha256": "another"})
 
 
-def test_written_answers_cannot_come_from_elsewhere(random_model) -> None:
-    pytest.importorskip("lm_eval", reason="the extra trisect[eval] is not installed")
-    from trisect.evaluate.tasks import evaluate_tasks
+def test_written_answers_cannot_come_from_elsewhere(device_tasks, stories, random_model) -> None:
+    from local_tasks import evaluate_locally
 
-    with pytest.raises(TrisectError, match="leave gsm8k out"):
-        evaluate_tasks(*random_model, "gsm8k:0", limit=1, answers=lambda pairs: [(0.0, False)] * len(pairs))
+    with (
+        device_tasks.answered_by(lambda pairs: [(0.0, False)] * len(pairs)),
+        pytest.raises(TrisectError, match="leave it out"),
+    ):
+        evaluate_locally(*random_model, "gsm8k:0", limit=1)

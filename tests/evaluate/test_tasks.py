@@ -15,20 +15,20 @@ import pytest
 import torch
 import yaml
 from by_hand import log_probability
+from local_tasks import TASKS, evaluate_locally, load_locally, read_local
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import trisect
 from trisect.errors import TrisectError
-from trisect.evaluate import tasks as harness
-from trisect.evaluate.task_table import local_task
-from trisect.evaluate.tasks import TaskResults, TaskScore, evaluate_tasks, parse_tasks
+from trisect.evaluate import tasks as evaluation
+from trisect.evaluate.tasks import TaskResults, TaskScore, evaluate_tasks, load_task, parse_tasks
 
 lm_eval = pytest.importorskip("lm_eval", reason="the extra trisect[eval] is not installed")
 
 OWN_YAML = {
     "openbookqa": "openbookqa/openbookqa.yaml",
     "winogrande": "winogrande/default.yaml",
-    "lambada": "lambada/lambada_openai.yaml",
+    "lambada_openai": "lambada/lambada_openai.yaml",
 }
 
 
@@ -57,25 +57,26 @@ def lm_eval_alone(
 
     names = []
     for request in parse_tasks(text):
-        local, task = local_task(request), request.task
-        files = {task.questions_split: local.questions[""]}
+        name, task = request.name, TASKS[request.name]
+        questions, examples, _ = read_local(request)
+        files = {task.split: questions[""]}
         if task.examples_split is not None:
-            files[task.examples_split] = local.examples.get("", local.questions[""][:1])
+            files[task.examples_split] = examples.get("", questions[""][:1])
         paths = {}
         for split, documents in files.items():
-            path = folder / f"{task.name}-{split}.jsonl"
+            path = folder / f"{name}-{split}.jsonl"
             path.write_text("".join(json.dumps(document) + "\n" for document in documents))
             paths[split] = str(path)
         definition = {
-            "include": str(Path(lm_eval.__file__).parent / "tasks" / OWN_YAML[task.name]),
-            "task": task.name,
+            "include": str(Path(lm_eval.__file__).parent / "tasks" / OWN_YAML[name]),
+            "task": name,
             "dataset_path": "json",
             "dataset_name": None,
             "dataset_kwargs": {"data_files": paths, "cache_dir": str(folder / "cache")},
             "num_fewshot": request.shots,
         }
-        (folder / f"{task.name}.yaml").write_text(yaml.safe_dump(definition))
-        names.append(task.name)
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(definition))
+        names.append(name)
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)  # five seconds of `pip list`
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
     lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
@@ -87,9 +88,9 @@ def lm_eval_alone(
 
 
 def test_scores_equal_lm_evals_own_to_the_last_digit(stories, tmp_path, monkeypatch) -> None:
-    text = "openbookqa:0,winogrande:2,lambada:0"
+    text = "openbookqa:0,winogrande:2,lambada_openai:0"
     expected = lm_eval_alone(*stories, tmp_path, monkeypatch, text=text, limit=6)
-    ours = evaluate_tasks(*stories, text, limit=6, batch_size=1)
+    ours = evaluate_locally(*stories, text, limit=6, batch_size=1)
     assert [score.task for score in ours.scores] == list(expected)
     for score in ours.scores:
         assert score.value == expected[score.task]["acc,none"]
@@ -107,7 +108,7 @@ def test_accuracy_is_the_most_probable_choice_worked_out_by_hand(stories, assets
         means = [total / len(choice) for total, choice in zip(sums, row["choices"], strict=True)]
         right += sums.index(max(sums)) == row["gold"]
         right_per_character += means.index(max(means)) == row["gold"]
-    (score,) = evaluate_tasks(*stories, "openbookqa", limit=5).scores
+    (score,) = evaluate_locally(*stories, "openbookqa", limit=5).scores
     assert score.value == right / 5
     assert score.other["acc_norm,none"] == right_per_character / 5
 
@@ -116,20 +117,20 @@ def test_lambada_perplexity_is_that_of_the_last_word(stories, assets) -> None:
     lines = (assets / "data" / "tasks" / "lambada_openai.jsonl").read_text().split("\n")[:3]
     rows = [json.loads(line) for line in lines]
     logs = [log_probability(*stories, row["context"], f" {row['continuation']}") for row in rows]
-    (score,) = evaluate_tasks(*stories, "lambada", limit=3).scores
+    (score,) = evaluate_locally(*stories, "lambada_openai", limit=3).scores
     assert score.other["perplexity,none"] == pytest.approx(math.exp(-sum(logs) / 3), rel=1e-4)
 
 
 def test_the_batch_size_does_not_change_the_scores(stories) -> None:
     first, second = (
-        evaluate_tasks(*stories, "winogrande:1,openbookqa:0", limit=7, batch_size=size) for size in (1, 4)
+        evaluate_locally(*stories, "winogrande:1,openbookqa:0", limit=7, batch_size=size) for size in (1, 4)
     )
     assert first == second
 
 
 def test_a_written_answer_is_scored_by_strict_match(random_model) -> None:
     seen: list[tuple[str, int, int]] = []
-    result = evaluate_tasks(*random_model, "gsm8k:1", limit=2, progress=lambda *step: seen.append(step))
+    result = evaluate_locally(*random_model, "gsm8k:1", limit=2, progress=lambda *step: seen.append(step))
     (score,) = result.scores
     assert (score.metric, score.value, score.questions) == ("exact_match,strict-match", 0.0, 2)
     assert set(score.other) == {"exact_match,flexible-extract"}
@@ -142,72 +143,59 @@ def test_a_compressed_model_scores_the_same_in_memory_and_saved(random_model, tm
     config = trisect.CompressConfig(ratio=0.25, method="a3", align=None)
     small = trisect.compress(model, config=config, calibration=ids, tokenizer=tokenizer)
     loaded = trisect.load(trisect.save(small, tmp_path / "small"))
-    in_memory = evaluate_tasks(small, tokenizer, "winogrande:1,gsm8k:0", limit=2)
-    assert in_memory == evaluate_tasks(loaded, loaded.tokenizer, "winogrande:1,gsm8k:0", limit=2)
+    in_memory = evaluate_locally(small, tokenizer, "winogrande:1,gsm8k:0", limit=2)
+    assert in_memory == evaluate_locally(loaded, loaded.tokenizer, "winogrande:1,gsm8k:0", limit=2)
 
 
 def test_the_result_states_limit_shots_and_documents(stories) -> None:
-    result = evaluate_tasks(*stories, "winogrande:3", limit=2)
+    result = evaluate_locally(*stories, "winogrande:3", limit=2)
     written = json.loads(json.dumps(result.to_dict()))
-    assert (written["limit"], written["seed"], written["task_source"]) == (2, 1234, "local")
+    assert (written["limit"], written["seed"]) == (2, 1234)
     score = written["scores"]["winogrande"]
-    assert (score["shots"], score["questions"], score["available"]) == (3, 2, 1267)
-    assert score["source"] == "data/tasks/winogrande.jsonl (llm-foundry)"
-    assert score["sha256"].startswith("95a7552b5d65")
-    assert score["examples"] == "the last 32 documents of the same file, which are not asked"
+    assert (score["shots"], score["questions"], score["available"]) == (3, 2, 1267 - 32)
+    assert score["source"].startswith("data/tasks/winogrande.jsonl (llm-foundry)")
+    assert score["version"] == 1.0
+    again, other = (evaluate_locally(*stories, f"winogrande:{shots}", limit=2).scores[0] for shots in (3, 2))
+    assert score["sha256"] == again.sha256 != other.sha256
+
+
+def test_a_loaded_task_scores_the_same_every_time(stories) -> None:
+    """Few-shot examples are drawn anew for every model, from the same seed."""
+    loaded = [load_locally(request) for request in parse_tasks("winogrande:2")]
+    assert evaluate_tasks(*stories, loaded, limit=3) == evaluate_tasks(*stories, loaded, limit=3)
 
 
 def test_the_average_and_its_error() -> None:
     fields: dict[str, Any] = dict(shots=0, metric="acc,none", questions=1, available=1, other={}, source="")
-    fields |= dict(sha256=None, examples="", truncated=False)
+    fields |= dict(sha256="", version=1, truncated=False)
     scores = [
         TaskScore(task=str(value), value=value, stderr=stderr, **fields)
         for value, stderr in ((0.5, 0.03), (0.7, 0.04))
     ]
-    settings: dict[str, Any] = dict(limit=None, seed=0, task_source="local", lm_eval="")
+    settings: dict[str, Any] = dict(limit=None, seed=0, lm_eval="")
     both = TaskResults(scores=tuple(scores), **settings)
     assert (both.average, both.average_stderr) == (pytest.approx(0.6), pytest.approx(0.025))
     without = TaskScore(task="x", value=1.0, stderr=None, **fields)
     assert TaskResults(scores=(*scores, without), **settings).average_stderr is None
 
 
-@pytest.mark.parametrize("name", ["winogrande", "gsm8k"])
-def test_held_out_examples_are_not_asked(name: str) -> None:
-    zero, five = (local_task(*parse_tasks(f"{name}:{shots}")) for shots in (0, 5))
-    assert (len(zero.questions[""]), len(five.questions[""])) == (zero.available, five.available - 32)
-    assert five.examples[""] == zero.questions[""][-32:]
-    assert not [document for document in five.examples[""] if document in five.questions[""]]
-    assert zero.sha256 == five.sha256
-
-
-def test_no_example_of_winogrande_is_the_twin_of_a_question() -> None:
-    local = local_task(*parse_tasks("winogrande:5"))
-
-    def start(document: dict[str, str]) -> tuple[str, ...]:
-        return tuple(sorted((document["option1"], document["option2"]))) + tuple(
-            document["sentence"].split()[:4]
-        )
-
-    assert not {start(d) for d in local.examples[""]} & {start(d) for d in local.questions[""]}
-
-
 def test_prompts_that_exceed_the_context_are_reported(stories, caplog) -> None:
     with caplog.at_level(logging.WARNING, logger="trisect"):
-        (score,) = evaluate_tasks(*stories, "winogrande:20", limit=1).scores
+        (score,) = evaluate_locally(*stories, "winogrande:20", limit=1).scores
     assert score.truncated
-    assert "winogrande: prompts with 20 examples exceed the model's context of 256 tokens" in caplog.text
+    assert "winogrande: prompts exceed the model's context of 256 tokens" in caplog.text
 
 
 def test_a_context_too_short_for_written_answers_is_refused(stories) -> None:
     with pytest.raises(TrisectError, match="write 256 tokens, but its context is 256"):
-        evaluate_tasks(*stories, "gsm8k:0", limit=1)
+        evaluate_locally(*stories, "gsm8k:0", limit=1)
 
 
 def test_logits_that_are_not_numbers_are_refused(random_model) -> None:
     model, tokenizer = random_model
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     with pytest.raises(TrisectError, match="not finite on a question of openbookqa"):
-        evaluate_tasks(model, tokenizer, "openbookqa", limit=1)
+        evaluate_locally(model, tokenizer, "openbookqa", limit=1)
 
 
 def test_nothing_is_left_changed_and_nothing_is_printed(random_model, capfd, monkeypatch) -> None:
@@ -233,7 +221,7 @@ def test_nothing_is_left_changed_and_nothing_is_printed(random_model, capfd, mon
         ]
 
     before = state()
-    evaluate_tasks(model, tokenizer, "lambada,winogrande:1", limit=2)
+    evaluate_locally(model, tokenizer, "lambada_openai,winogrande:1", limit=2)
     assert state() == before
     assert capfd.readouterr() == ("", "")
 
@@ -244,11 +232,11 @@ def test_local_tasks_never_touch_the_network(random_model, monkeypatch) -> None:
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert evaluate_tasks(*random_model, "openbookqa", limit=1).scores[0].questions == 1
+    assert evaluate_locally(*random_model, "openbookqa", limit=1).scores[0].questions == 1
 
 
 def test_without_lm_eval_the_message_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.setattr(harness, "find_spec", lambda name: None)
+    monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
     with pytest.raises(TrisectError, match=r"pip install 'trisect\[eval\]'"):
         evaluate_tasks(None, None, "openbookqa")  # type: ignore[arg-type]
 
@@ -258,7 +246,6 @@ def test_without_lm_eval_the_message_says_what_to_install(monkeypatch) -> None:
     [
         ({"limit": 0}, "give --limit 1 or more"),
         ({"batch_size": 0}, "batch size is 0"),
-        ({"task_source": "hubb"}, "Did you mean hub?"),
         ({}, "no tokenizer"),
     ],
 )
@@ -267,26 +254,36 @@ def test_bad_requests_say_what_would_do(kwargs: dict[str, Any], message: str) ->
         evaluate_tasks(None, None, "openbookqa", **kwargs)  # type: ignore[arg-type]
 
 
+def test_a_tokenizer_without_bos_and_eos_is_one_clear_line(random_model) -> None:
+    model, tokenizer = random_model
+    tokenizer.eos_token = None
+    with pytest.raises(TrisectError, match="BOS or an EOS token"):
+        evaluate_tasks(model, tokenizer, "openbookqa")
+
+
 def test_from_the_hub_comes_lm_evals_own_dataset(random_model, monkeypatch) -> None:
-    documents = local_task(*parse_tasks("openbookqa")).questions[""][:5]
+    questions, _, _ = read_local(*parse_tasks("openbookqa:0"))
     asked: list[dict[str, Any]] = []
 
     def load_dataset(**arguments: Any) -> dict[str, datasets.Dataset]:
         asked.append(arguments)
-        rows = datasets.Dataset.from_list(documents)
+        rows = datasets.Dataset.from_list(questions[""][:5])
         return {"train": rows, "validation": rows, "test": rows}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    (score,) = evaluate_tasks(*random_model, "openbookqa", limit=3, task_source="hub").scores
+    (score,) = evaluate_tasks(*random_model, "openbookqa", limit=3).scores
     assert asked == [{"path": "allenai/openbookqa", "name": "main"}]
-    assert (score.questions, score.available, score.source, score.sha256) == (3, 5, "hub", None)
-    assert score.value == evaluate_tasks(*random_model, "openbookqa", limit=3).scores[0].value
+    assert (score.questions, score.available, score.shots) == (3, 5, 0)
+    assert score.source == "allenai/openbookqa"
+    local = evaluate_locally(*random_model, "openbookqa", limit=3).scores[0]
+    assert (score.value, score.sha256) == (local.value, local.sha256)
 
 
-def test_a_hub_out_of_reach_is_one_clear_line(random_model, monkeypatch) -> None:
+def test_a_hub_out_of_reach_is_one_clear_line(monkeypatch) -> None:
     def load_dataset(**_: Any) -> None:
-        raise ConnectionError("Couldn't reach the Hub")
+        raise ConnectionError("Couldn't reach\nthe Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(TrisectError, match=r"could not load openbookqa \(Couldn't.*--task-source local"):
-        evaluate_tasks(*random_model, "openbookqa", limit=1, task_source="hub")
+    message = r"could not load openbookqa \(Couldn't reach the Hub\): .*leave openbookqa out"
+    with pytest.raises(TrisectError, match=message):
+        load_task(*parse_tasks("openbookqa"))

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from hub_server import Hub, Repository, serving
 
-from tiny_models import save_tiny
+from tiny_models import character_tokenizer, save_tiny
 
 SCRIPT = Path(__file__).with_name("on_loopback.py")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -33,6 +33,12 @@ def rows(subject: str, count: int = 700) -> list[str]:
 def parquet(texts: list[str]) -> bytes:
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file, row_group_size=100)
+    return file.getvalue()
+
+
+def parquet_rows(rows: list[dict[str, object]]) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
     return file.getvalue()
 
 
@@ -171,9 +177,9 @@ def test_without_a_hub_the_stopgap_says_that_it_is_one(tmp_path: Path) -> None:
     done = typed(tmp_path, NOWHERE, "compress", folder, "-o", tmp_path / "out", *SMALL, "--samples", 16)
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
-    assert re.search(r"on own-words: 16 windows of 32 tokens.*stopgap.*--calibration your_text\.txt", first)
+    assert re.search(r"on synthetic: 16 windows of 32 tokens.*stopgap.*--calibration your_text\.txt", first)
     assert "Retrying" not in done.stderr
-    assert measured(tmp_path) == ["held-out own-words", "builtin"]
+    assert measured(tmp_path) == ["held-out synthetic", "builtin"]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +198,29 @@ def test_a_dataset_that_does_not_come_is_one_line_with_what_to_do(
     done = compressed(tmp_path, hub, "org/tiny", "--calibration", "c4")
     assert_one_line(done, words)
     assert len(hub.asked) < 60
+
+
+def test_a_task_comes_from_the_hub_as_lm_eval_loads_it(hub: Hub, tmp_path: Path) -> None:
+    choices = {"text": ["fog", "sand", "ice", "fire"], "label": ["A", "B", "C", "D"]}
+    question = {"id": "1", "question_stem": "A marsh often has", "choices": choices, "answerKey": "A"}
+    splits = ("train", "validation", "test")
+    files = {f"main/{split}-0.parquet": parquet_rows([question] * 3) for split in splits}
+    listed = "".join(f"  - split: {split}\n    path: main/{split}-*\n" for split in splits)
+    card = f"---\nconfigs:\n- config_name: main\n  data_files:\n{listed}---\n"
+    hub.datasets["allenai/openbookqa"] = Repository(files={"README.md": card.encode(), **files})
+    folder = save_tiny(tmp_path / "tiny")
+    character_tokenizer(bos_token="~").save_pretrained(folder)
+    words = ["eval", folder, "--tasks", "openbookqa:0", "--limit", "2", "--json", tmp_path / "e.json"]
+    done = typed(tmp_path, hub.url, *words)
+    assert done.returncode == 0, done.stderr
+    score = json.loads((tmp_path / "e.json").read_text())["tasks"]["scores"]["openbookqa"]
+    assert (score["questions"], score["available"], score["source"]) == (2, 3, "allenai/openbookqa")
+
+
+def test_tasks_without_a_hub_are_one_line_before_the_model_is_loaded(tmp_path: Path) -> None:
+    done = typed(tmp_path, NOWHERE, "eval", "no-such-model", "--tasks", "quick")
+    assert_one_line(done, r"lm-eval could not load winogrande.*Hugging Face hub")
+    assert "Retrying" not in done.stderr
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], words: str) -> None:

@@ -1,7 +1,7 @@
-"""Text that a model writes itself, to calibrate on: the nearest thing at hand to what it was trained on.
+"""Synthetic text, drawn from the model itself, to calibrate on: the nearest thing to its training data.
 
-A calibration text says little about neurons that other texts need. What a model writes when nobody leads it
-has something of everything it has learnt.
+A calibration text says little about neurons that other texts need. Text drawn without a prompt has something
+of everything the model has learnt.
 """
 
 import copy
@@ -10,7 +10,6 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,23 +19,22 @@ from torch import Tensor
 
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
-from trisect.evaluate.likelihood import stated_contexts
+from trisect.evaluate.perplexity import stated_contexts
 from trisect.models.fingerprint import fingerprint
 from trisect.models.streamed import refuse_streamed
-from trisect.support.checks import is_number
+from trisect.support.checks import check_integer, is_number
 from trisect.support.clock import stage, timing
 from trisect.support.distributed import unfinished
 from trisect.support.files import atomic_write_text, check_writable, write_json
 from trisect.support.receipt import build_receipt
 
-Told = Callable[[int, int], None]
-"""(tokens written, tokens to write), called again and again."""
-TELL_EVERY = 16
-LEAST = {"samples": 1, "length": 2, "batch_size": 1, "seed": 0}
+Progress = Callable[[int, int], None]
+"""Called with (tokens written, tokens to write)."""
+REPORT_EVERY = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnWords:
+class SampleConfig:
     """How much to write, and how freely."""
 
     samples: int = 128
@@ -49,20 +47,24 @@ class OwnWords:
     """Texts that are written at once. Draws are shared out among them: another number gives other texts."""
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise TrisectError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+        for name, minimum in {"samples": 1, "length": 2, "batch_size": 1, "seed": 0}.items():
+            check_integer(name, getattr(self, name), minimum=minimum)
         if not is_number(self.temperature) or not 0 < self.temperature < math.inf:
             raise TrisectError(f"The temperature must be above 0, not {self.temperature!r}; try 1.")
 
 
-def write_own_words(
-    model: Any, tokenizer: Any, config: OwnWords, out: Path, *, name: str = "", told: Told | None = None
+def write_synthetic(
+    model: Any,
+    tokenizer: Any,
+    config: SampleConfig,
+    out: Path,
+    *,
+    name: str = "",
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Let a model write texts into `out`, a .jsonl file, with a receipt beside it, which comes back.
+    """Write synthetic texts into `out`, a .jsonl file, with a receipt beside it, which is returned.
 
-    A run that dies goes on behind its last whole batch. The model is prepared for inference by this
+    A run that dies resumes after its last whole batch. The model is prepared for inference by this
     (docs/runtime.md): load it again to compress it.
     """
     check_output(out)
@@ -73,7 +75,7 @@ def write_own_words(
     with unfinished(out, pieces="texts-*") as folder, timing(device) as clock:
         writer = Writer(model, tokenizer, config)
         with stage("write"):
-            written = "".join(_pieces(writer, folder, key, told))
+            written = "".join(_pieces(writer, folder, key, progress))
         text = "".join(written.splitlines(keepends=True)[: config.samples])
         receipt = build_receipt(
             {"verb": "sample", "model": name, **settings},
@@ -86,11 +88,13 @@ def write_own_words(
     return receipt
 
 
-def own_text(model: Any, tokenizer: Any, config: OwnWords, *, told: Told | None = None) -> str:
-    """Texts of a model's own in one, written by a copy: the model stays as it is."""
-    refuse_streamed(model, "Writing text of its own is done by a copy of the model, which")
+def synthetic_text(
+    model: Any, tokenizer: Any, config: SampleConfig, *, progress: Progress | None = None
+) -> str:
+    """Synthetic texts joined to one, written by a copy of the model."""
+    refuse_streamed(model, "Synthetic text is written by a copy of the model, which")
     writer = Writer(copy.deepcopy(model), tokenizer, config)
-    texts = [text for number in range(writer.batches) for text in writer.write(number, told)]
+    texts = [text for number in range(writer.batches) for text in writer.write(number, progress)]
     return "\n\n".join(texts[: config.samples])
 
 
@@ -108,40 +112,34 @@ def receipt_beside(out: Path) -> Path:
     return out.with_name(f"{out.stem}.receipt.json")
 
 
-def _pieces(writer: "Writer", folder: Path, key: str, told: Told | None) -> Iterator[str]:
-    """The lines of one batch after the other; those of an earlier run are taken as they are."""
+def _pieces(writer: "Writer", folder: Path, key: str, progress: Progress | None) -> Iterator[str]:
+    """The lines of one batch after the other; those of an earlier run are reused."""
     for number in range(writer.batches):
         path = folder / f"texts-{key}-{number:05d}.jsonl"
-        if not path.exists():
-            with _explained(number, writer):
-                texts = writer.write(number, told)
+        try:
+            texts = [] if path.exists() else writer.write(number, progress)
+        except KeyboardInterrupt as error:
+            kept = f"{number} of {writer.batches} batches are kept, and the same command goes on with them."
+            raise KeyboardInterrupt(kept if number else "") from error
+        except torch.OutOfMemoryError as error:
+            raise TrisectError(
+                f"{writer.batch} texts of {writer.config.length} tokens at once do not fit into the memory "
+                f"of {writer.decoder.device}; give a smaller --batch-size than {writer.batch}, or --dtype "
+                "bfloat16."
+            ) from error
+        if texts:
             atomic_write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
         yield path.read_text(encoding="utf-8")
-
-
-@contextmanager
-def _explained(done: int, writer: "Writer") -> Iterator[None]:
-    """Say what is kept of a run that was interrupted, and what to change where memory is short."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        kept = f"{done} of {writer.batches} batches are kept, and the same command goes on with them."
-        raise KeyboardInterrupt(kept if done else "") from error
-    except torch.OutOfMemoryError as error:
-        raise TrisectError(
-            f"{writer.batch} texts of {writer.config.length} tokens at once do not fit into the memory of "
-            f"{writer.decoder.device}; give a smaller --batch-size than {writer.batch}, or --dtype bfloat16."
-        ) from error
 
 
 class Writer:
     """Writes batches of texts; each batch has a seed of its own, so any of them can be written alone."""
 
-    def __init__(self, model: Any, tokenizer: Any, config: OwnWords):
+    def __init__(self, model: Any, tokenizer: Any, config: SampleConfig):
         if tokenizer is None:
             raise TrisectError(
-                "The model came without a tokenizer, so its words cannot be written down: put the "
-                "tokenizer's files into the model's folder."
+                "The model came without a tokenizer, so it cannot write text: put the tokenizer's files into "
+                "the model's folder."
             )
         self.config, self.tokenizer = config, tokenizer
         self.before = torch.tensor(tokenizer("")["input_ids"], dtype=torch.int64)  # (t,), often one or none
@@ -150,36 +148,30 @@ class Writer:
         special = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
         self.ordinary = torch.tensor([token for token in range(known) if token not in special])
         self.batch = min(config.batch_size, config.samples)
-        self.decoder = Decoder(
-            model,
-            batch=self.batch,
-            max_length=config.length,
-            pick=drawn(temperature=config.temperature, vocabulary=known),
-        )
+        pick = drawn(temperature=config.temperature, vocabulary=known)
+        self.decoder = Decoder(model, batch=self.batch, max_length=config.length, pick=pick)
 
     @property
     def batches(self) -> int:
         return -(-self.config.samples // self.batch)
 
-    def write(self, number: int, told: Told | None = None) -> list[str]:
+    def write(self, number: int, progress: Progress | None = None) -> list[str]:
         """The texts of one batch, without what the tokenizer puts before them."""
-        ids = self.draw(number, told)[:, len(self.before) :]
+        ids = self.draw(number, progress)[:, len(self.before) :]
         return [self.tokenizer.decode(row, clean_up_tokenization_spaces=False) for row in ids.tolist()]
 
-    def draw(self, number: int, told: Told | None = None) -> Tensor:
+    def draw(self, number: int, progress: Progress | None = None) -> Tensor:
         """The tokens of one batch, (b, length)."""
         seed = random.Random(f"{self.config.seed}/{number}").getrandbits(63)
-        length, device = self.config.length, self.decoder.device
-        opening = self._opening(seed)
+        length, device, opening = self.config.length, self.decoder.device, self._opening(seed)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             found = [opening.to(device), self.decoder.prefill(opening)[:, None]]
-            for done in range(opening.shape[1] + 1, length):
-                found.append(self.decoder.step()[:, None])
-                if told is not None and done % TELL_EVERY == 0:
-                    told(self.batch * (number * length + done), self.batch * self.batches * length)
-        if told is not None:
-            told(self.batch * (number + 1) * length, self.batch * self.batches * length)
+            for done in range(opening.shape[1] + 1, length + 1):
+                if progress is not None and (done % REPORT_EVERY == 0 or done == length):
+                    progress(self.batch * (number * length + done), self.batch * self.batches * length)
+                if done < length:
+                    found.append(self.decoder.step()[:, None])
         return torch.cat(found, dim=1)
 
     def _opening(self, seed: int) -> Tensor:
@@ -196,4 +188,4 @@ def _check_length(model: Any, length: int, *, opening: int) -> None:
             f"The model reads {min(known)} tokens, and a text has {length}; give --length {min(known)}."
         )
     if length <= opening:
-        raise TrisectError(f"A text of {length} tokens has none of the model's own; give --length 2048.")
+        raise TrisectError(f"A text of {length} tokens has none drawn from the model; give --length 2048.")

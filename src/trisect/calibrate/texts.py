@@ -1,6 +1,7 @@
-"""Texts that a compressed model is measured on: held out of calibration, and one that took no part in it."""
+"""The texts of a run: windows to calibrate on, and windows held out to measure on."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from trisect.calibrate import Progress
 from trisect.config import CompressConfig, Increase
 from trisect.config.settings import CalibrationConfig
 from trisect.data import Tokens, tokens_from_tensor
-from trisect.data.catalogue import BUILTIN, DEFAULT_MIXTURE, OTHER_TEXTS, OWN_WORDS, STOPGAP
+from trisect.data.catalogue import BUILTIN, DEFAULT_MIXTURE, OTHER_TEXTS, STOPGAP, SYNTHETIC
 from trisect.data.hub import can_be_read
 from trisect.data.load import (
     count_windows,
@@ -22,9 +23,9 @@ from trisect.data.load import (
     share_out,
     tokenize,
 )
-from trisect.data.tokens import TEST_SHARE, Apart, room, set_apart, windows
+from trisect.data.tokens import TEST_SHARE, WindowSplit, room, split_windows, windows
 from trisect.errors import TrisectError
-from trisect.evaluate.likelihood import stated_contexts
+from trisect.evaluate.perplexity import stated_contexts
 from trisect.models.fingerprint import check_tokens
 from trisect.support import distributed
 
@@ -32,9 +33,11 @@ USUAL_LENGTH = 2048
 FEWEST, MOST = 16, 256
 CPU_WORK = 9e12
 """Tokens times parameters that a CPU is given by default: SmolLM2-135M reads 32 windows of 2048."""
-
-WRITTEN_ON_CPU = 16_384
+SYNTHETIC_ON_CPU = 16_384
 """Tokens of synthetic text that a CPU writes by default: writing is slower than reading."""
+SPARE = 1.25
+"""A model writes so much more than is calibrated on: some is held out, and its tokens read back are fewer."""
+TOO_SHORT = "is too short to hold anything out, so nothing is measured on it; --eval FILE names another text"
 
 
 def usual_length(model: Any) -> int:
@@ -49,20 +52,16 @@ def usual_windows(model: Any, *, length: int) -> int:
     return windows_on_cpu(sum(parameter.numel() for parameter in model.parameters()), length=length)
 
 
-def usual_written(model: Any, *, windows: int, length: int) -> int:
-    """Windows of synthetic text where that many are usual of others."""
-    if next(model.parameters()).device.type == "cuda":
-        return windows
-    return min(windows, max(FEWEST, WRITTEN_ON_CPU // length))
-
-
 def windows_on_cpu(parameters: int, *, length: int) -> int:
     """Between 16 and 256, fewer the larger the model is."""
     return max(FEWEST, min(MOST, int(CPU_WORK / (parameters * length))))
 
 
-SPARE = 1.25
-"""A model writes so much more than is calibrated on: some is held out, and its tokens read back are fewer."""
+def usual_synthetic(model: Any, *, windows: int, length: int) -> int:
+    """Windows of synthetic text where that many are usual of other texts."""
+    if next(model.parameters()).device.type == "cuda":
+        return windows
+    return min(windows, max(FEWEST, SYNTHETIC_ON_CPU // length))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ class Text:
     """One source of the calibration windows."""
 
     source: str
-    apart: Apart
+    split: WindowSplit
     is_text: bool
     """And not ready-made token ids."""
 
@@ -84,17 +83,17 @@ class Prepared:
     """Calibration windows, and where they come from."""
 
     calibration: CalibrationConfig
-    """With nothing left open."""
+    """All of its defaults decided."""
     tokens: Tokens
     texts: tuple[Text, ...]
     usual: int
-    """Windows that nobody asked for in number; the text may have had fewer."""
+    """The default number of windows, which the text may not have; 0 where a number was given."""
     stopgap: bool
     notes: tuple[str, ...]
     """What of the default mixture could not be read."""
 
     def line(self) -> str:
-        """What a run says first."""
+        """The first line that a run prints."""
         names, count = [text.name for text in self.texts], len(self.tokens.ids)
         several = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
         line = f"Calibrating on {several}: {count} windows of {self.calibration.length} tokens "
@@ -117,7 +116,7 @@ def with_tokens(
     tokenizer: Any,
     progress: Progress | None = None,
 ) -> tuple[CompressConfig, Tokens]:
-    """The tokens given, or those that a config comes to, fit for the model; and the config that says so."""
+    """The config with its calibration decided, and its tokens (or those given), checked against the model."""
     if tokens is None:
         prepared = prepare(model, config, tokenizer, progress=progress)
         config, tokens = replace(config, calibration=prepared.calibration), prepared.tokens
@@ -128,7 +127,7 @@ def with_tokens(
 def prepare(
     model: Any, config: CompressConfig, tokenizer: Any, *, progress: Progress | None = None
 ) -> Prepared:
-    """Settle what a config leaves open about calibration, and read its windows.
+    """Decide what a config leaves open about calibration, and read its windows.
 
     Under a bound on perplexity the last quarter of the windows shares no token with the others.
     """
@@ -138,36 +137,37 @@ def prepare(
     known, notes = _default_contents() if asked.source is None else ({}, ())
     source = asked.source or distributed.broadcast("+".join(known)) or _stopgap(model)
     mixture = parse_mixture(source)
-    counts = share_out(mixture, samples=wanted, name=source)
-    streams: list[tuple[str, str | Tensor, Tensor]] = []
-    for index, (name, count) in enumerate(zip((part.source for part in mixture), counts, strict=True)):
+    names, counts = [part.source for part in mixture], share_out(mixture, samples=wanted, name=source)
+    contents, streams = [], []
+    for index, name in enumerate(names):
         content = known.get(name)
-        if name == OWN_WORDS:
+        if name == SYNTHETIC:
             if asked.samples is None:
-                count = counts[index] = usual_written(model, windows=count, length=length)
-            content = _written(model, tokenizer, count, length, asked.seed, progress)
+                counts[index] = usual_synthetic(model, windows=counts[index], length=length)
+            content = _synthetic(model, tokenizer, counts[index], length, asked.seed, progress)
         content = read_source(name, split="calibration") if content is None else content
         ids = tokenize(content, tokenizer, source=name) if isinstance(content, str) else content
-        streams.append((name, content, ids))
         if asked.samples is None:
-            counts[index] = min(count, room(ids, length=length, whole=has_two_parts(name)))
-    judging = _judging(counts) if isinstance(config.goal, Increase) else [0] * len(counts)
+            counts[index] = min(counts[index], room(ids, length=length, whole=has_two_parts(name)))
+        contents.append(content)
+        streams.append(ids)
+    tests = _test_counts(counts) if isinstance(config.goal, Increase) else [0] * len(counts)
     texts = []
-    for index, (name, content, ids) in enumerate(streams):
-        apart = set_apart(
-            ids,
+    for index, name in enumerate(names):
+        split = split_windows(
+            streams[index],
             samples=counts[index],
             length=length,
             sampling=asked.sampling,
             seed=asked.seed + index,  # so that a source named twice gives other windows the second time
             source=name,
             whole=has_two_parts(name),
-            judging=judging[index],
+            test=tests[index],
         )
-        texts.append(Text(source=name, apart=apart, is_text=isinstance(content, str)))
+        texts.append(Text(source=name, split=split, is_text=isinstance(contents[index], str)))
     return Prepared(
         calibration=replace(asked, source=source, samples=sum(counts), length=length),
-        tokens=tokens_from_tensor(_mixed([text.apart for text in texts], seed=asked.seed), source),
+        tokens=tokens_from_tensor(_mixed([text.split for text in texts], seed=asked.seed), source),
         texts=tuple(texts),
         usual=wanted if asked.samples is None else 0,
         stopgap=asked.source is None and not known,
@@ -177,8 +177,7 @@ def prepare(
 
 def _default_contents() -> tuple[dict[str, str | Tensor], tuple[str, ...]]:
     """The texts of the default mixture that can be read, and what was wrong with the others."""
-    found: dict[str, str | Tensor] = {}
-    notes = []
+    found, notes = {}, []
     for name in filter(can_be_read, DEFAULT_MIXTURE):
         try:
             found[name] = read_source(name, split="calibration")
@@ -192,40 +191,33 @@ def _stopgap(model: Any) -> str:
     return BUILTIN if hasattr(model, "layer_store") else STOPGAP
 
 
-def _written(
+def _synthetic(
     model: Any, tokenizer: Any, windows: int, length: int, seed: int, progress: Progress | None
 ) -> str:
     """Synthetic text for so many windows, the same in every process."""
-    from trisect.calibrate.synthetic import OwnWords, own_text
+    from trisect.calibrate.synthetic import SampleConfig, synthetic_text
 
-    def told(done: int, total: int) -> None:
-        if progress is not None:
-            progress("tokens written", done, total)
-
-    config = OwnWords(samples=int(windows * SPARE) + 1, length=length, seed=seed)
-    text: str = distributed.broadcast(own_text(model, tokenizer, config, told=told))
+    report = None if progress is None else partial(progress, "tokens written")
+    config = SampleConfig(samples=int(windows * SPARE) + 1, length=length, seed=seed)
+    text: str = distributed.broadcast(synthetic_text(model, tokenizer, config, progress=report))
     return text
 
 
-def _judging(counts: list[int]) -> list[int]:
-    """Of the windows of each text, those that judge: a quarter of all of them, at least one."""
+def _test_counts(counts: list[int]) -> list[int]:
+    """How many windows of each text are test windows: a quarter of all of them, at least one."""
     total = sum(counts)
     return count_windows([count / total for count in counts], samples=max(1, total // TEST_SHARE))
 
 
-def _mixed(aparts: list[Apart], *, seed: int) -> Tensor:
-    """The windows of all texts, shuffled where there are several, those that judge last."""
-    parts = [torch.cat([apart.solving for apart in aparts]), torch.cat([apart.judging for apart in aparts])]
-    if len(aparts) > 1:
-        parts = [part[torch.randperm(len(part), generator=_generator(seed))] for part in parts]
+def _mixed(splits: list[WindowSplit], *, seed: int) -> Tensor:
+    """The windows of all texts, shuffled where there are several, test windows last."""
+    parts = [torch.cat([split.solve for split in splits]), torch.cat([split.test for split in splits])]
+    if len(splits) > 1:
+        shuffles = [
+            torch.randperm(len(part), generator=torch.Generator().manual_seed(seed)) for part in parts
+        ]
+        parts = [part[shuffle] for part, shuffle in zip(parts, shuffles, strict=True)]
     return torch.cat(parts)
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-TOO_SHORT = "is too short to hold anything out, so nothing is measured on it; --eval FILE names another text"
 
 
 def held_out_texts(
@@ -240,7 +232,10 @@ def held_out_texts(
     found, notes = [], []
     for text in {text.source: text for text in prepared.texts}.values():
         try:
-            ids = _held_out(text, tokenizer, count=count, length=length)
+            if has_two_parts(text.source):
+                ids = _evaluation_windows(text.source, tokenizer, count=count, length=length)
+            else:
+                ids = text.split.held_out(count, length=length)
         except TrisectError as error:
             notes.append(f"Nothing is measured on held-out {text.name}. {error}")
             continue
@@ -253,24 +248,15 @@ def held_out_texts(
     return found, notes
 
 
-def _held_out(text: Text, tokenizer: Any, *, count: int, length: int) -> Tensor:
-    """Windows of a known text's own evaluation part, or of what calibration left of a file."""
-    if not has_two_parts(text.source):
-        return text.apart.held_out(count, length=length)
-    return _evaluation_windows(text.source, tokenizer, count=count, length=length)
-
-
 def _other_text(taken: set[str], tokenizer: Any, *, count: int, length: int) -> list[Tokens]:
-    """The first text that took no part and can be read; none is no reason to stop."""
+    """Windows of the first text that took no part and can be read, if there is one."""
     for name in OTHER_TEXTS:
         if name in taken or not (name == BUILTIN or can_be_read(name)):
             continue
         try:
-            ids = _evaluation_windows(name, tokenizer, count=count, length=length)
+            return [_named(name, _evaluation_windows(name, tokenizer, count=count, length=length), tokenizer)]
         except TrisectError:
             continue
-        if len(ids):
-            return [_named(name, ids, tokenizer)]
     return []
 
 
@@ -279,9 +265,7 @@ def _evaluation_windows(name: str, tokenizer: Any, *, count: int, length: int) -
     content = read_source(name, split="evaluation")
     assert isinstance(content, str)
     ids = tokenize(content, tokenizer, source=name)
-    found = min(count, len(ids) // length)
-    if found == 0:
-        return ids[:0].reshape(0, length)
+    found = max(1, min(count, len(ids) // length))
     return windows(ids, samples=found, length=length, sampling="first", seed=0, source=name)
 
 

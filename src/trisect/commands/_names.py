@@ -6,7 +6,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[1]
 
-DATA_TABLES = ("BUILTIN", "OWN_WORDS", "DATASETS")
+DATA_TABLES = ("BUILTIN", "SYNTHETIC", "DATASETS")
 
 Completer = Callable[[str], list[str]]
 

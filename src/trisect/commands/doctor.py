@@ -1,15 +1,20 @@
 """`trisect doctor`: whether this installation works, and what to do where it does not."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from trisect.commands import _options as options
-
-if TYPE_CHECKING:
-    from trisect.commands._checkup import Finding
+from trisect.errors import TrisectError
+from trisect.support.receipt import package_version, usable_cores
 
 PANEL = "Start here"
 EXAMPLES = (
@@ -18,55 +23,192 @@ EXAMPLES = (
 )
 UNFIT = 1
 """The exit code where there is a problem."""
+STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+LITTLE = 2 * 10**9
+"""Bytes of free disk: less does not hold a fetched model and what is made of it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the table: `state` is ok, note or problem, `fix` is what to type or do."""
+
+    subject: str
+    state: str
+    says: str
+    fix: str = ""
+
+
+def note(subject: str, says: str, fix: str = "") -> Finding:
+    return Finding(subject, "note" if fix else "ok", says, fix)
+
+
+def problem(subject: str, says: str, fix: str = "") -> Finding:
+    return Finding(subject, "problem" if fix else "ok", says, fix)
 
 
 def run(json: options.Json = None, quiet: options.Quiet = False) -> None:
-    """Check Python, packages, devices, attention, folders and one tiny run; say what to fix."""
-    from trisect.commands._checkup import OK, PROBLEM
+    """Check Python, packages, devices, folders, the hub and one tiny run; say what to fix."""
+    from rich.table import Table
+
     from trisect.commands._screen import keep_measurement, progress, quiet_libraries, say_next, stdout
 
+    checks = (check_python, check_packages, check_devices, check_folders, check_hub, check_run)
+    findings: list[Finding] = []
     with quiet_libraries(), progress(quiet=quiet) as report:
-        findings = list(examine(report))
-    shown = [finding for finding in findings if not (quiet and finding.state == OK)]
-    stdout().print(_table(shown))
-    problems = [finding for finding in findings if finding.state == PROBLEM]
+        for done, check in enumerate(checks, start=1):
+            findings += check()
+            report("checks", done, len(checks))
+    table = Table("", "state", "found", "what to do")
+    for entry in findings:
+        if not (quiet and entry.state == "ok"):
+            table.add_row(entry.subject, entry.state, entry.says, entry.fix, style=STYLES[entry.state])
+    stdout().print(table)
+    problems = [entry.subject for entry in findings if entry.state == "problem"]
     keep_measurement(json, {"problems": len(problems), "findings": [asdict(entry) for entry in findings]})
     if problems:
-        stdout().print(f"{len(problems)} to fix: {', '.join(finding.subject for finding in problems)}")
+        stdout().print(f"{len(problems)} to fix: {', '.join(problems)}")
         raise typer.Exit(code=UNFIT)
     stdout().print("No problem was found.")
     say_next("trisect demo", quiet=quiet)
 
 
-def examine(report: Callable[[str, int, int], None]) -> "Iterator[Finding]":
-    """Every finding; what comes later may rely on what came before."""
-    from trisect.commands import _checkup as machine
-    from trisect.commands import _checkup_files as files
+def check_python() -> Iterator[Finding]:
+    """The interpreter, against what the package asks for."""
+    from packaging.specifiers import SpecifierSet
 
-    yield from machine.check_python()
-    yield from machine.check_packages()
-    devices = machine.devices_here()
-    checks = (
-        lambda: machine.check_torch(devices),
-        lambda: machine.check_attention(devices),
-        files.check_cache,
-        files.check_assets,
-        files.check_demo_model,
-        lambda: files.check_run(devices),
-    )
-    for done, check in enumerate(checks):
-        report("checks", done, len(checks))
-        yield from check()
-    report("checks", len(checks), len(checks))
+    found, wanted = platform.python_version(), SpecifierSet(next(iter(_metadata("Requires-Python")), ""))
+    fits = wanted.contains(found, prereleases=True)
+    fix = "" if fits else f"make an environment with Python {wanted}"
+    yield problem("Python", f"{found} at {sys.executable}", fix)
 
 
-def _table(findings: "list[Finding]") -> object:
-    from rich.table import Table
+def check_packages() -> Iterator[Finding]:
+    """Every requirement in the package's own metadata, those of its extras by the extra's name."""
+    from packaging.requirements import Requirement
 
-    from trisect.commands._checkup import NOTE, OK, PROBLEM
+    requirements = [Requirement(line) for line in _metadata("Requires-Dist")]
+    if not requirements:
+        says = "runs from source without being installed, so its requirements are not known"
+        yield note("trisect", says, "pip install -e . in the folder with pyproject.toml")
+        return
+    yield note("trisect", package_version("trisect") or "")
+    for extra in ("", *_metadata("Provides-Extra")):
+        yield from (_package(one, extra) for one in requirements if _belongs(one, extra))
 
-    styles = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
-    table = Table("", "state", "found", "what to do")
-    for entry in findings:
-        table.add_row(entry.subject, entry.state, entry.says, entry.fix, style=styles[entry.state])
-    return table
+
+def check_devices() -> Iterator[Finding]:
+    """torch's build, its threads, and the free memory of every device."""
+    import psutil
+    import torch
+
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    built = built if torch.version.cuda or torch.version.hip else "CPU only"
+    blind = built != "CPU only" and not torch.cuda.is_available()
+    fix = "it sees no GPU: compare the driver in `nvidia-smi` with this CUDA version" if blind else ""
+    yield note("torch build", f"{torch.__version__}, {built}", fix)
+    threads, cores = torch.get_num_threads(), usable_cores()
+    fix = f"export OMP_NUM_THREADS={cores}" if threads > cores else ""
+    yield note("threads", f"torch uses {threads} for {cores} cores", fix)
+    memory = psutil.virtual_memory()
+    devices = {"cpu": (platform.machine(), memory.available, memory.total)}
+    for index in range(torch.cuda.device_count()):
+        devices[f"cuda:{index}"] = (torch.cuda.get_device_name(index), *torch.cuda.mem_get_info(index))
+    for device, (name, free, total) in devices.items():
+        yield note(device, f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+
+
+def check_folders() -> Iterator[Finding]:
+    """The folder of fetched models, and that of local datasets where one is set."""
+    from trisect.data.registry import cache_folder
+    from trisect.support.files import check_writable, existing_parent
+
+    folder = cache_folder() / "models"
+    try:
+        check_writable(folder)
+        free = shutil.disk_usage(existing_parent(folder)).free
+        fix = "make room, or set TRISECT_CACHE to a larger disk" if free < LITTLE else ""
+        yield note("cache folder", f"{folder.parent}, {free / 1e9:.1f} GB free", fix)
+    except TrisectError as error:
+        yield problem("cache folder", str(error), "set TRISECT_CACHE to a folder that can be written")
+    data = os.environ.get("TRISECT_DATA")
+    if data:
+        there = Path(data).expanduser().is_dir()
+        fix = "" if there else "set TRISECT_DATA to the right folder, or unset it"
+        yield problem("TRISECT_DATA", data if there else f"no folder {data}", fix)
+
+
+def check_hub() -> Iterator[Finding]:
+    """Whether models, texts and tasks can come from the hub; everything else works without."""
+    from huggingface_hub import constants
+
+    from trisect.data.hub import hub_answers
+
+    answers = hub_answers()
+    silent = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
+    fix = "" if answers else "check the connection, or give models and texts as files"
+    yield note("hub", f"{constants.ENDPOINT} answers" if answers else silent, fix)
+
+
+def check_run() -> Iterator[Finding]:
+    """A tiny random model, compressed with the default method on each kind of device."""
+    import torch
+
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        fix = ""
+        try:
+            says = compress_tiny_model(device)
+        # Whatever goes wrong here is what a user would meet in a real run; the table has to name it.
+        except Exception as error:
+            says = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            fix = "run again with --verbose, and report what it says if the lines above are all ok"
+        yield problem(f"self-check on {device}", says, fix)
+
+
+def compress_tiny_model(device: str) -> str:
+    """What a whole compression of random weights came to; raises where it is not what was asked for."""
+    import torch
+    import transformers
+
+    import trisect
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    config = transformers.LlamaConfig(**sizes, **heads, bos_token_id=1, eos_token_id=2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config).eval().to(device)
+        ids = torch.randint(64, (8, 16))
+    before = model.num_parameters()
+    model = trisect.compress(model, 0.5, calibration=ids)
+    after = model.num_parameters()
+    with torch.no_grad():
+        finite = bool(model(ids.to(device)).logits.isfinite().all())
+    if not finite or after >= before:
+        raise TrisectError(f"logits finite: {finite}; parameters {before} before, {after} after")
+    return f"a random model went from {before:,} to {after:,} parameters, its logits are finite"
+
+
+def _package(requirement: Any, extra: str) -> Finding:
+    subject = f"{requirement.name} [{extra}]" if extra else requirement.name
+    command = f'pip install "trisect[{extra}]"' if extra else "pip install trisect"
+    found = package_version(requirement.name)
+    if found is None:
+        return (note if extra else problem)(subject, "not installed", command)
+    if requirement.specifier.contains(found, prereleases=True):
+        return note(subject, found)
+    return problem(subject, f"{found}, but trisect needs {requirement.specifier}", f"{command} --upgrade")
+
+
+def _belongs(requirement: Any, extra: str) -> bool:
+    """Whether a requirement is asked for on this machine by this extra ("" for none), and only by it."""
+    if requirement.marker is None:
+        return extra == ""
+    plain = bool(requirement.marker.evaluate({"extra": ""}))
+    return plain if extra == "" else not plain and bool(requirement.marker.evaluate({"extra": extra}))
+
+
+def _metadata(field: str) -> list[str]:
+    try:
+        return [str(value) for value in metadata("trisect").get_all(field) or []]
+    except PackageNotFoundError:
+        return []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from trisect.evaluate.perplexity import PositionProfile
-    from trisect.evaluate.tasks import Request, TaskResults
+    from trisect.evaluate.tasks import LoadedTask, TaskResults
     from trisect.models import Loaded
 
 PANEL = "Measure"
@@ -58,7 +58,7 @@ def run(
         str | None,
         typer.Option(
             metavar="PRESET|TASK[:SHOTS],...",
-            help="Tasks of lm-eval-harness: paper, zero-shot, quick, or names such as boolq,winogrande:5.",
+            help="Tasks of lm-eval, from the hub: paper, zero-shot, quick, or its names: boolq,winogrande:5.",
             autocompletion=one_of("paper", "zero-shot", "quick"),
         ),
     ] = None,
@@ -66,16 +66,8 @@ def run(
         int | None, typer.Option(help="Questions per task, for a quick look. (default: all)")
     ] = None,
     shots: Annotated[
-        int | None, typer.Option(help="Examples in each prompt. (default: as the preset or the paper has it)")
+        int | None, typer.Option(help="Examples in each prompt. (default: as the preset or lm-eval has it)")
     ] = None,
-    task_source: Annotated[
-        str,
-        typer.Option(
-            metavar="local|hub",
-            help="Task files: local ones, or lm-eval's from the hub.",
-            autocompletion=one_of("local", "hub"),
-        ),
-    ] = "local",
     batch_size: options.BatchSize = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
@@ -87,7 +79,7 @@ def run(
     from trisect.calibrate.texts import USUAL_LENGTH, usual_length
     from trisect.commands._screen import keep_measurement, load, quoted, say_next
     from trisect.evaluate.perplexity import check_buckets
-    from trisect.evaluate.tasks import check_request, parse_tasks
+    from trisect.evaluate.tasks import check_request, load_task, parse_tasks
 
     requests = [] if tasks is None else parse_tasks(tasks, shots=shots)
     if by_position is not None:
@@ -95,9 +87,10 @@ def run(
             raise TrisectError("--by-position is about a text, and tasks are not one: add --data builtin.")
         check_buckets(by_position, length=length or USUAL_LENGTH)
     if requests:
-        check_request(limit=limit, task_source=task_source, batch_size=batch_size)
+        check_request(limit=limit, batch_size=batch_size)
     elif limit is not None or shots is not None:
         raise TrisectError("--limit and --shots are about tasks: add --tasks paper, or another.")
+    prepared = [load_task(request) for request in requests]  # before the model: the hub may be out of reach
     loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     measured: dict[str, Any] = {"model": model}
     if data is not None or not requests:
@@ -106,8 +99,7 @@ def run(
         settings: dict[str, Any] = {"buckets": by_position, "batch_size": batch_size, "quiet": quiet}
         measured |= _perplexity(loaded, data or "builtin", choice, **settings)
     if requests:
-        choice = {"limit": limit, "task_source": task_source}
-        measured["tasks"] = _tasks(loaded, requests, choice, batch_size=batch_size, quiet=quiet)
+        measured["tasks"] = _tasks(loaded, prepared, limit=limit, batch_size=batch_size, quiet=quiet)
     keep_measurement(json, measured)
     kept = "FILE, after --json FILE here" if json is None else quoted(json)
     say_next(f"trisect report RUN --measured {kept}", quiet=quiet)
@@ -124,21 +116,22 @@ def _perplexity(
 ) -> dict[str, Any]:
     from trisect.commands._screen import of_stage, progress, stdout
     from trisect.data import load_tokens
-    from trisect.evaluate.perplexity import perplexity_from, profile_from, sum_losses
+    from trisect.evaluate.perplexity import perplexity, perplexity_by_position
 
-    tokens = load_tokens(data, loaded.tokenizer, split="evaluation", **choice)
+    tokens, profile = load_tokens(data, loaded.tokenizer, split="evaluation", **choice), None
     with progress(quiet=quiet) as report:
-        stage = of_stage(report, "perplexity")
-        losses = sum_losses(loaded.model, tokens, batch_size=batch_size, progress=stage)
-    result = perplexity_from(losses, tokens)
+        settings: dict[str, Any] = {"batch_size": batch_size, "progress": of_stage(report, "perplexity")}
+        if buckets is None:
+            result = perplexity(loaded.model, tokens, **settings)
+        else:
+            result, profile = perplexity_by_position(loaded.model, tokens, buckets=buckets, **settings)
     stdout().print(
         f"perplexity {result.perplexity:.4f} on {result.data} "
         f"({result.windows} windows of {result.length} tokens)",
         soft_wrap=True,
     )
-    if buckets is None:
+    if profile is None:
         return asdict(result)
-    profile = profile_from(losses, tokens, buckets=buckets)
     stdout().print(_profile_table(profile))
     return {**asdict(result), "by_position": asdict(profile)}
 
@@ -155,19 +148,14 @@ def _profile_table(profile: "PositionProfile") -> "Table":
 
 
 def _tasks(
-    loaded: "Loaded",
-    requests: "list[Request]",
-    choice: dict[str, Any],
-    *,
-    batch_size: int | None,
-    quiet: bool,
+    loaded: "Loaded", tasks: "list[LoadedTask]", *, limit: int | None, batch_size: int | None, quiet: bool
 ) -> dict[str, Any]:
     from trisect.commands._screen import progress, quiet_libraries, stdout
     from trisect.evaluate.tasks import evaluate_tasks
 
     with quiet_libraries(), progress(quiet=quiet) as report:
         results = evaluate_tasks(
-            loaded.model, loaded.tokenizer, requests, batch_size=batch_size, progress=report, **choice
+            loaded.model, loaded.tokenizer, tasks, limit=limit, batch_size=batch_size, progress=report
         )
     stdout().print(_table(results))
     return results.to_dict()

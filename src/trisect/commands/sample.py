@@ -1,4 +1,4 @@
-"""`trisect sample`: let a model write text of its own, to calibrate on."""
+"""`trisect sample`: synthetic text, written by the model itself, to calibrate on."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from trisect.commands import _options as options
 
 PANEL = "Compress"
 EXAMPLES = (
-    ("Text of the model's own", "trisect sample smollm2-135m -o own.jsonl --device cuda"),
+    ("Synthetic text", "trisect sample smollm2-135m -o own.jsonl --device cuda"),
     (
         "... alone, or beside yours",
         "trisect compress smollm2-135m -o small --ratio 0.25 --calibration text.txt:0.5+own.jsonl:0.5",
@@ -35,20 +35,20 @@ def run(
     quiet: options.Quiet = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Let a model write text of its own, to calibrate on."""
-    from trisect.calibrate.synthetic import OwnWords, check_output, write_own_words
+    """Let a model write synthetic text to calibrate on."""
+    from trisect.calibrate.synthetic import SampleConfig, check_output, write_synthetic
     from trisect.calibrate.texts import usual_length
     from trisect.commands._screen import load, of_stage, progress, quoted, say_next, stdout
 
     chosen: dict[str, Any] = {"samples": samples, "temperature": temperature}
     chosen |= {"seed": seed, "batch_size": batch_size}
-    OwnWords(**chosen, **options.given(length=length))
+    SampleConfig(**chosen, **options.given(length=length))
     check_output(out)
     loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    config = OwnWords(**chosen, length=length or usual_length(loaded.model))
+    config = SampleConfig(**chosen, length=length or usual_length(loaded.model))
     with progress(quiet=quiet) as report:
-        told = of_stage(report, "tokens")
-        write_own_words(loaded.model, loaded.tokenizer, config, out, name=model, told=told)
+        stage = of_stage(report, "tokens")
+        write_synthetic(loaded.model, loaded.tokenizer, config, out, name=model, progress=stage)
     count = config.samples * config.length
     stdout().print(f"{config.samples} texts, {count:,} tokens, saved to {out}", soft_wrap=True)
     cut = f"trisect compress {quoted(model)} -o OUT --ratio 0.25"

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from trisect.calibrate.synthetic import OwnWords
+from trisect.calibrate.synthetic import SampleConfig
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.config.goals import GOALS
 from trisect.errors import TrisectError, unknown_name
@@ -278,7 +278,7 @@ class WrittenText(Entry):
 
     file: Annotated[str, _file_below(".jsonl")]
     by: Text
-    words: Annotated[OwnWords, BeforeValidator(lambda given: OwnWords(**given))]
+    words: Annotated[SampleConfig, BeforeValidator(lambda given: SampleConfig(**given))]
 
 
 def _text_kind(data: Any) -> str:

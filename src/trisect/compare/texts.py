@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trisect.calibrate import Progress
-from trisect.calibrate.synthetic import receipt_beside, write_own_words
+from trisect.calibrate.synthetic import receipt_beside, write_synthetic
 from trisect.compare.recipe import CalibrationEntry, DerivedText, EvaluationEntry, Recipe, WrittenText
 from trisect.data import Tokens, load_tokens
 from trisect.data.catalogue import BUILTIN, DATASETS
@@ -88,7 +88,7 @@ def _write(text: WrittenText, path: Path, model: str, *, device: str, progress: 
             progress(f"tokens of {path.name}", done, total)
 
     loaded = load_model(model, device=device)
-    write_own_words(loaded.model, loaded.tokenizer, text.words, path, name=text.by, told=report)
+    write_synthetic(loaded.model, loaded.tokenizer, text.words, path, name=text.by, progress=report)
 
 
 def _check_written(text: WrittenText, path: Path) -> None:

@@ -1,9 +1,9 @@
-"""The source that is always there: the language reference inside Python's own standard library.
+"""Texts that are known by name: datasets of the hub, and one inside Python's own standard library.
 
-`pydoc_data.topics` is about 340 kB of English technical prose. Topics in alphabetical order: every
-fourth, from the first, evaluates; the others calibrate. Some topics quote others at length, so
-calibration also loses each paragraph that evaluation has: no paragraph is in both.
-The text differs a little between Python versions; the token hash in every result says so.
+`builtin` is `pydoc_data.topics`, about 340 kB of English technical prose. Topics in alphabetical order: every
+fourth, from the first, evaluates; the others calibrate. Some topics quote others at length, so calibration
+also loses each paragraph that evaluation has: no paragraph is in both. The text differs a little between
+Python versions; the token hash in every result says so.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,6 @@ class Split:
     max_characters: int | None = None
     """Stop after the document that reaches this many."""
 
-    @property
-    def limited(self) -> bool:
-        return self.max_documents is not None or self.max_characters is not None
-
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRecord:
@@ -52,11 +48,8 @@ class DatasetRecord:
         most = self.calibration.max_characters
         return "read whole" if most is None else f"{most // 1_000_000} million characters read"
 
-    def split(self, name: str) -> Split:
-        return {"calibration": self.calibration, "evaluation": self.evaluation}[name]
 
-
-# Of a dataset with one split.
+# Datasets with one split.
 BEHIND = Split(name="train", skip_documents=HELD_OUT_DOCUMENTS, max_characters=POOL_CHARACTERS)
 BEGINNING = Split(name="train", max_documents=HELD_OUT_DOCUMENTS)
 
@@ -66,16 +59,12 @@ DATASETS: dict[str, DatasetRecord] = {
         licence="ODC-BY 1.0",
         path="allenai/c4",
         calibration=Split(
-            name="train",
-            data_files="en/c4-train.00000-of-01024.json.gz",
-            max_characters=POOL_CHARACTERS,
+            name="train", data_files="en/c4-train.00000-of-01024.json.gz", max_characters=POOL_CHARACTERS
         ),
         # 1100 documents joined by a space, as GPTQ, SVD-LLM and their heirs read it; they then stop
         # at 256 windows (--windows 256).
         evaluation=Split(
-            name="train",
-            data_files="en/c4-validation.00000-of-00008.json.gz",
-            max_documents=1100,
+            name="train", data_files="en/c4-validation.00000-of-00008.json.gz", max_documents=1100
         ),
         joiner=" ",
     ),
@@ -125,11 +114,13 @@ DATASETS: dict[str, DatasetRecord] = {
 }
 
 BUILTIN = "builtin"
-OWN_WORDS = "own-words"
+SYNTHETIC = "synthetic"
+ALIASES = {"own-words": SYNTHETIC}
+"""Names from before, still understood."""
 DEFAULT_MIXTURE = ("c4", "fineweb-edu", "wikipedia")
-"""What is calibrated on where nobody says. WikiText-2 is not in it: results are reported on that."""
-STOPGAP = OWN_WORDS
-"""Where none of those can be read; a mixture such as builtin+own-words works here too. On anything but
+"""The default calibration text. WikiText-2 is not in it: results are reported on that."""
+STOPGAP = SYNTHETIC
+"""Where none of those can be read; a mixture such as builtin+synthetic works here too. On anything but
 manuals, text that the model writes itself serves better than `builtin` (docs/calibration.md)."""
 OTHER_TEXTS = ("wikitext2", BUILTIN)
 """Evaluated on as well: the first of these that took no part in calibration and can be read."""

@@ -34,12 +34,8 @@ def read_file(path: Path) -> list[str] | Tensor:
 def read_documents(path: Path, *, fields: Sequence[str] = TEXT_FIELDS) -> list[str]:
     """Texts of a .jsonl, .json or .parquet file; any other file is one UTF-8 document."""
     match path.suffix.lower():
-        case ".jsonl":
-            return _json_lines(path, fields=fields)
-        case ".json":
-            # C4 and others call a file of lines .json, so the content decides, not the name.
-            is_list = read_text(path).lstrip().startswith("[")
-            return _json_list(path, fields=fields) if is_list else _json_lines(path, fields=fields)
+        case ".jsonl" | ".json":
+            return _json_texts(path, fields=fields)
         case ".parquet":
             return _parquet(path, fields=fields)
         case _:
@@ -67,21 +63,18 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def _json_list(path: Path, *, fields: Sequence[str]) -> list[str]:
-    entries = parsed(read_text(path), where=str(path), lines=True)
-    return [
-        _text_of(entry, where=f"{path}, entry {number}", fields=fields)
-        for number, entry in enumerate(entries, start=1)
-    ]
-
-
-def _json_lines(path: Path, *, fields: Sequence[str]) -> list[str]:
+def _json_texts(path: Path, *, fields: Sequence[str]) -> list[str]:
+    """C4 and others call a file of lines .json, so the content decides, not the name."""
+    text = read_text(path)
+    if path.suffix.lower() == ".json" and text.lstrip().startswith("["):
+        entries = enumerate(parsed(text, where=str(path), lines=True), start=1)
+        return [_text_of(entry, where=f"{path}, entry {number}", fields=fields) for number, entry in entries]
     # Not splitlines(): JSON strings may hold U+2028 and its kin raw, which splitlines() would cut.
-    lines = enumerate(read_text(path).split("\n"), start=1)
+    places = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), start=1))
     return [
         _text_of(parsed(line, where=where), where=where, fields=fields)
-        for number, line in lines
-        if line.strip() and (where := f"{path}, line {number}")
+        for where, line in places
+        if line.strip()
     ]
 
 
@@ -90,7 +83,11 @@ def parsed(text: str, *, where: str, lines: bool = False) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise _not_json(f"{where}, line {error.lineno}" if lines else where, error) from error
+        place = f"{where}, line {error.lineno}" if lines else where
+        raise TrisectError(
+            f"{place}: not JSON ({error.msg}, column {error.colno}). A .jsonl file has one object per "
+            'line, such as {"text": "..."}; rename plain text to .txt.'
+        ) from error
     except (ValueError, RecursionError) as error:
         raise TrisectError(f"{where}: JSON that cannot be read ({str(error)[:100]}).") from error
 
@@ -133,13 +130,6 @@ def _string(value: Any, *, where: str) -> str:
     raise TrisectError(
         f"{where}: the text is {type(value).__name__}, not a string. "
         f"Give objects with one of the fields {', '.join(TEXT_FIELDS)}, or plain strings."
-    )
-
-
-def _not_json(where: str, error: json.JSONDecodeError) -> TrisectError:
-    return TrisectError(
-        f"{where}: not JSON ({error.msg}, column {error.colno}). A .jsonl file has one object per "
-        'line, such as {"text": "..."}; rename plain text to .txt.'
     )
 
 

@@ -9,11 +9,10 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from trisect.data.catalogue import DATASETS, DatasetRecord, Split
 from trisect.data.files import TEXT_FIELDS, read_documents
@@ -21,77 +20,77 @@ from trisect.errors import TrisectError
 
 CONNECT_SECONDS = 5.0
 REMEMBERED_SECONDS = 60.0
-_answered: dict[str, tuple[float, bool]] = {}
-"""Endpoint -> when it was asked, and whether it answered: a run asks for many files in a row."""
+"""A run asks for many files in a row; whether the hub answers is asked once in a while."""
+LOCAL_SUFFIXES = ("txt", "jsonl", "json", "parquet")
+
+
+@contextmanager
+def replaced(*settings: tuple[Any, str, Any]) -> Iterator[None]:
+    """Attributes have other values inside, each given as (owner, name, value)."""
+    before = [getattr(owner, name) for owner, name, _ in settings]
+    try:
+        for owner, name, value in settings:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), value in zip(settings, before, strict=True):
+            setattr(owner, name, value)
 
 
 @contextmanager
 def short_patience(*, hub: bool = True) -> Iterator[None]:
-    """Where the hub cannot be reached, look into its cache only, and do not try for half a minute.
+    """Fail in seconds: where the hub cannot be reached, only its cache is read, without retries.
 
-    Nor try for ten minutes, as `datasets` does, to stream from a hub that closes connections. `hub` False:
+    `datasets` would also retry for ten minutes to stream from a hub that closes connections. `hub` False:
     what is loaded does not come from there.
     """
     from huggingface_hub import constants
 
-    datasets = sys.modules.get("datasets.config")  # whoever streams has imported it
+    datasets = sys.modules.get("datasets.config")  # imported by whoever streams
     settings: list[tuple[Any, str, Any]] = []
     if datasets is not None:
         settings += [(datasets, f"STREAMING_{what}_MAX_RETRIES", 1) for what in ("READ", "OPEN")]
     if hub and not hub_answers():
         settings += [(module, "HF_HUB_OFFLINE", True) for module in (datasets, constants) if module]
-    before = [getattr(module, name) for module, name, _ in settings]
-    try:
-        for module, name, value in settings:
-            setattr(module, name, value)
+    with replaced(*settings):
         yield
-    finally:
-        for (module, name, _), value in zip(settings, before, strict=True):
-            setattr(module, name, value)
 
 
 def hub_answers() -> bool:
-    """Whether the hub can be reached; its own libraries would try for half a minute."""
+    """Whether the hub can be reached; its own libraries would retry for half a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
-    asked, answer = _answered.get(constants.ENDPOINT, (0.0, False))
-    if not asked or time.monotonic() - asked > REMEMBERED_SECONDS:
-        answer = _answers(constants.ENDPOINT)
-        _answered[constants.ENDPOINT] = time.monotonic(), answer
-    return answer
+    return _answers(constants.ENDPOINT, int(time.monotonic() / REMEMBERED_SECONDS))
 
 
-def _answers(endpoint: str) -> bool:
-    """One request, through a proxy where one is set; whatever the hub says to it, it is there."""
+@lru_cache
+def _answers(endpoint: str, period: int) -> bool:
+    """Whether one request gets an answer; a proxy that finds nothing behind it says 502 to 504."""
+    from huggingface_hub.utils import get_session
+
     try:
-        urlopen(Request(endpoint, method="HEAD"), timeout=CONNECT_SECONDS).close()
-    except HTTPError as error:
-        return error.code < 500  # a proxy that finds nothing behind it answers 502 to 504
-    except (OSError, ValueError):
+        return bool(get_session().head(endpoint, timeout=CONNECT_SECONDS).status_code < 500)
+    except Exception:  # of whichever HTTP library the hub's client uses
         return False
-    return True
-
-
-LOCAL_SUFFIXES = ("txt", "jsonl", "json", "parquet")
 
 
 def dataset_text(name: str, *, split: str, records: Mapping[str, DatasetRecord] = DATASETS) -> str:
     """The text of one split of a known dataset, from `TRISECT_DATA` if it is there, or the hub."""
     record = records[name]
     local = _local_file(name, split=split)
-    if local is not None:
-        documents: Iterable[str] = read_documents(local, fields=(record.field, *TEXT_FIELDS))
-        return record.joiner.join(_limit(documents, record.split(split)))
-    return record.joiner.join(hub_documents(record, name=name, split=split))
+    if local is None:
+        return record.joiner.join(hub_documents(record, name=name, split=split))
+    documents = read_documents(local, fields=(record.field, *TEXT_FIELDS))
+    return record.joiner.join(_limit(documents, getattr(record, split)))
 
 
 def hub_documents(record: DatasetRecord, *, name: str, split: str) -> list[str]:
     """Documents of one split, through `datasets.load_dataset`."""
     import datasets
 
-    part = record.split(split)
+    part: Split = getattr(record, split)
     try:
         with short_patience(hub="/" in record.path):
             loaded = datasets.load_dataset(
@@ -100,7 +99,8 @@ def hub_documents(record: DatasetRecord, *, name: str, split: str) -> list[str]:
                 data_files=part.data_files,
                 split=part.name,
                 revision=record.revision,
-                streaming=part.limited,  # do not fetch gigabytes to read their beginning
+                # Do not fetch gigabytes to read their beginning.
+                streaming=part.max_documents is not None or part.max_characters is not None,
             )
             rows = cast(Iterable[dict[str, str]], loaded)
             texts = islice((row[record.field] for row in rows), part.skip_documents, None)

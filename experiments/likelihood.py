@@ -13,16 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from trisect.errors import TrisectError
-from trisect.evaluate.perplexity import evaluating, input_device, vocabulary
+from trisect.evaluate.perplexity import CONTEXT_NAMES, evaluating, input_device, vocabulary
 
 Ids = Sequence[int]
 Pair = Sequence[Ids]
 """Ids of a context, and of its continuation."""
 Answer = tuple[float, bool]
 """Log-probability of the continuation in nats, and whether the model itself would write it."""
-
-CONTEXT_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")
-"""Where configs state their context, in lm-eval's order."""
 
 
 def answer(
@@ -36,7 +33,7 @@ def answer(
     """For each (context, continuation): the sum of its log-probabilities, and whether it is greedy.
 
     Softmax is taken in the dtype of the logits, as HFLM does: give a float32 model for float32 sums. Prompts
-    longer than `max_length` (None: the config's) lose their beginning. `progress` is told (requests done,
+    longer than `max_length` (None: the config's) lose their beginning. `progress` gets (requests done,
     requests in all).
     """
     length = context_length(model) if max_length is None else max_length
@@ -56,13 +53,6 @@ def answer(
             if progress is not None:
                 progress(len(answers), len(requests))
     return [answers[index] for index in range(len(requests))]
-
-
-def stated_contexts(model: Any) -> list[int]:
-    """Every number of tokens that the config names as what the model reads at once."""
-    config = model.config.get_text_config()
-    named = [getattr(config, name, None) for name in CONTEXT_NAMES]
-    return [length for length in named if isinstance(length, int) and length > 1]
 
 
 def context_length(model: Any) -> int:
