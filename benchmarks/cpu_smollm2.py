@@ -32,12 +32,7 @@ ROUNDS = 5
 
 
 def main(
-    path: Path = RECEIPT,
-    *,
-    length: int = 1024,
-    new: int = 128,
-    layers: int | None = None,
-    rounds: int = ROUNDS,
+    path: Path = RECEIPT, *, length: int = 1024, new: int = 128, layers: int | None = None, rounds: int = ROUNDS
 ) -> int:
     torch.set_num_threads(THREADS)
     rows = Rows.open(path)

@@ -102,13 +102,7 @@ class Bench:
     def decode(self, **settings: Any) -> Sweep:
         length = 16 if self.tiny else 1024
         modes = ("graphs",) if self.device.startswith("cuda") else ("plain",)
-        chosen = {
-            "batches": (1, 32),
-            "lengths": (length,),
-            "new": length,
-            "modes": modes,
-            **settings,
-        }
+        chosen = {"batches": (1, 32), "lengths": (length,), "new": length, "modes": modes, **settings}
         return self.sweep(phases=("decode",), **chosen)
 
 
@@ -124,10 +118,7 @@ def main_section(bench: Bench) -> None:
 def compile_section(bench: Bench) -> None:
     modes = ("compile",) if bench.device.startswith("cuda") else ("plain",)
     layers = 2 if bench.tiny else 4
-    sweeps = [
-        bench.prefill(modes=modes, layers=layers),
-        bench.decode(modes=modes, layers=layers, batches=(1,)),
-    ]
+    sweeps = [bench.prefill(modes=modes, layers=layers), bench.decode(modes=modes, layers=layers, batches=(1,))]
     bench.run(SHAPE, sweeps, kinds=("dense", "owned", "trisect"), ratios=RATIOS[:1])
 
 
@@ -194,9 +185,7 @@ def resume(out: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", type=float, default=480.0, help="seconds")

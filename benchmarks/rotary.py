@@ -98,13 +98,7 @@ def measured(size: Size, device: str, dtype: torch.dtype, *, tune: bool) -> Iter
     moved = size.moved * dtype.itemsize
     for way, turn in ways(size, angles, device, tune=tune).items():
         seconds = lap_seconds(turn, buffers, device) / len(buffers)
-        yield {
-            **asdict(size),
-            "way": way,
-            "seconds": seconds,
-            "bytes": moved,
-            "bytes_per_second": moved / seconds,
-        }
+        yield {**asdict(size), "way": way, "seconds": seconds, "bytes": moved, "bytes_per_second": moved / seconds}
 
 
 def ways(size: Size, angles: dict[str, Any], device: str, *, tune: bool) -> dict[str, Turn]:

@@ -143,9 +143,7 @@ def prefill(model: Any, ids: torch.Tensor) -> Work:
     return once
 
 
-def laps_in_turn(
-    works: Mapping[Model, Work], count: int, *, clock: Clock, settle: Work
-) -> dict[Model, Times]:
+def laps_in_turn(works: Mapping[Model, Work], count: int, *, clock: Clock, settle: Work) -> dict[Model, Times]:
     """Every work once a lap, each between two moments when the device has nothing to do."""
     found = {name: Times() for name in works}
     for lap in range(count):

@@ -110,9 +110,7 @@ class Protocol:
         with self.locks.waiting("synthetic"):
             if not GENERATED.exists():
                 model, config = copy.deepcopy(self.loaded.model), SampleConfig(samples=64)
-                write_json(
-                    receipt, write_synthetic(model, self.loaded.tokenizer, config, GENERATED, name=MODEL)
-                )
+                write_json(receipt, write_synthetic(model, self.loaded.tokenizer, config, GENERATED, name=MODEL))
 
     def run(self, *, seconds: float) -> None:
         """Every row that is not there yet, as long as there is time to start one."""
@@ -179,9 +177,7 @@ def _plain(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=ROOT / "experiments" / "results")

@@ -129,13 +129,7 @@ def tasks() -> str:
     averages = {(row["method"], row["calibration"]): row for row in rows}
     methods = sorted({row["method"] for row in rows}, key=lambda m: -averages[m, "wikitext-2, c4"]["average"])
     lines = [
-        [
-            m,
-            *(
-                _percent(averages[m, c]["average"], averages[m, c]["average_stderr"])
-                for c in TASK_CALIBRATIONS
-            ),
-        ]
+        [m, *(_percent(averages[m, c]["average"], averages[m, c]["average_stderr"]) for c in TASK_CALIBRATIONS)]
         for m in methods
     ]
     made = table(["average accuracy, %; calibrated on", *TASK_CALIBRATIONS], lines)

@@ -25,9 +25,7 @@ KEPT = ("seed", "token_hash", "date", "commit", "versions", "hardware")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", type=Path, metavar="OUT", help="folder with rows.json")
     parser.add_argument("--tasks", type=Path, metavar="OUT", help="folder with scores")
     parser.add_argument("--calibration", help="what the models with scores were calibrated on")
@@ -101,12 +99,7 @@ def _scores(path: Path, calibration: str) -> dict[str, Any]:
     kept = ("limit", "seed", "lm_eval", "average", "average_stderr", "answered")
     score = ("shots", "metric", "value", "stderr", "questions", "sha256")
     scores = {task: {key: entry[key] for key in score} for task, entry in file["scores"].items()}
-    return {
-        **about,
-        **{key: file[key] for key in kept},
-        "scores": scores,
-        "requests": file["requests"]["sha256"],
-    }
+    return {**about, **{key: file[key] for key in kept}, "scores": scores, "requests": file["requests"]["sha256"]}
 
 
 def _comment(recipe: Path) -> tuple[str, str]:

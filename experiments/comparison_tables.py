@@ -49,9 +49,7 @@ def comparison_table(rows: Sequence[Entry]) -> str:
     """Methods down, ratios and texts across; the best of those that cut the same parts in bold."""
     dense = next(row for row in rows if row["method"] == "dense")
     texts = list(dense["perplexity"])
-    columns = [
-        (ratio, text) for ratio in sorted({r["ratio"] for r in rows if r is not dense}) for text in texts
-    ]
+    columns = [(ratio, text) for ratio in sorted({r["ratio"] for r in rows if r is not dense}) for text in texts]
     cells = {(row["method"], row["ratio"]): row for row in rows if row is not dense}
     best = {
         (tuple(row["parts"]), ratio, text): min(
@@ -68,9 +66,7 @@ def comparison_table(rows: Sequence[Entry]) -> str:
         line = [method]
         for ratio, text in columns:
             row = cells.get((method, ratio))
-            line.append(
-                "" if row is None else _cell(row, text, dense, best[tuple(row["parts"]), ratio, text])
-            )
+            line.append("" if row is None else _cell(row, text, dense, best[tuple(row["parts"]), ratio, text]))
         lines.append(line)
     return table(["method", *(f"{ratio * 100:g}%: {text}" for ratio, text in columns)], lines)
 
@@ -92,9 +88,7 @@ def diagnostic_table(rows: Sequence[Entry]) -> str:
     """Increase when QK and OV are cut alone and together, and the share of each objective that was lost."""
     dense = next(row for row in rows if row["method"] == "dense")
     text = next(iter(dense["perplexity"]))
-    cut = {
-        (tuple(row["parts"]), row["ratio"]): row for row in rows if row is not dense and row["name"] == "a3"
-    }
+    cut = {(tuple(row["parts"]), row["ratio"]): row for row in rows if row is not dense and row["name"] == "a3"}
     ratios = sorted({ratio for _, ratio in cut})
 
     def rise(part: tuple[str, ...], ratio: float) -> float:

@@ -107,9 +107,7 @@ def grow(name: str, method: str, *, device: str, length: int) -> dict[str, Any]:
         if on_cpu:
             sizes, windows = smaller(sizes, windows)
         run = apart if on_cpu else one
-        found = run(
-            sizes, method, device=device, windows=windows, length=length // SMALLER if on_cpu else length
-        )
+        found = run(sizes, method, device=device, windows=windows, length=length // SMALLER if on_cpu else length)
         size = windows if name == "tokens" else sizes[str(STEPS[name][0])]
         rows.append({"value": size, "seconds": found["seconds"], "peak_bytes": found["peak_bytes"]})
         print(name, method, rows[-1], flush=True)
@@ -121,9 +119,7 @@ def grow(name: str, method: str, *, device: str, length: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--length", type=int, default=1024)
     options = parser.parse_args()

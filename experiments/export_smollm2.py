@@ -228,9 +228,7 @@ def main(name: str, device: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", choices=SUBJECTS, default="smollm2")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()

@@ -67,11 +67,7 @@ class Row:
 
 
 HELD_OUT = {WIKITEXT: (16, 1024), C4: (16, 1024), ALPACA[1]: (0, 512)}
-TEXTS = {
-    "alpaca": ALPACA[0],
-    "wikipedia": ASSETS / "data/wikipedia/wiki.txt",
-    "c4": ASSETS / "data/c4/c4_demo.jsonl",
-}
+TEXTS = {"alpaca": ALPACA[0], "wikipedia": ASSETS / "data/wikipedia/wiki.txt", "c4": ASSETS / "data/c4/c4_demo.jsonl"}
 ROWS = {
     f"{model}-{text}": Row(model, data, WORDY, HELD_OUT)
     for model in ("smollm2-37.5", "smollm2-0")
@@ -83,17 +79,13 @@ ROWS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prefix", nargs="?", default="")
     parser.add_argument("--folder", action="append", default=[], metavar="MODEL=DIR")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--max-steps", type=int, help="of the rows that have no number of their own")
     given = parser.parse_args()
-    folders = {
-        name: Path(path).resolve() for name, _, path in (entry.partition("=") for entry in given.folder)
-    }
+    folders = {name: Path(path).resolve() for name, _, path in (entry.partition("=") for entry in given.folder)}
     os.chdir(ROOT)
     split_stories()
     split_alpaca()
@@ -116,29 +108,21 @@ def run_row(name: str, row: Row, *, folder: str, device: str, max_steps: int | N
     examples = load_examples(str(row.data), loaded.tokenizer, length=config.length, loss=config.loss)
     held_out = [
         load_held_out(
-            str(path),
-            loaded.tokenizer,
-            tuned_on=str(row.data),
-            length=length,
-            windows=windows,
-            loss=config.loss,
+            str(path), loaded.tokenizer, tuned_on=str(row.data), length=length, windows=windows, loss=config.loss
         )
         for path, (windows, length) in row.held_out.items()
     ]
     removed = compare(budget_of(original_shape(loaded.model)), budget_of(shape_of(loaded.model))).ratio
     before = measured_before(row.model, loaded.model, held_out)
     state = RUNS / f"finetune-{name}.tuning.safetensors"
-    tuned = finetune(
-        loaded.model, examples, config, state=state, save_every=10, resume=state.exists(), progress=say
-    )
+    tuned = finetune(loaded.model, examples, config, state=state, save_every=10, resume=state.exists(), progress=say)
     entry = {
         **tuned.receipt,
         "losses": [tuned.receipt["losses"][0], tuned.receipt["losses"][-1]],
         "compression": read_receipt(folder).get("recipe"),
         "removed": removed,
         "held_out": [
-            {"before": was, "after": measure(loaded.model, part)}
-            for was, part in zip(before, held_out, strict=True)
+            {"before": was, "after": measure(loaded.model, part)} for was, part in zip(before, held_out, strict=True)
         ],
         "shared_word_sequences": {str(path): shared(row.data, path) for path in row.held_out},
     }

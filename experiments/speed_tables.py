@@ -48,16 +48,7 @@ def bench_table(bench: str) -> str:
 
 def speed() -> str:
     """What narrow and factored models gain on one GPU."""
-    header = [
-        "run",
-        "model",
-        "removed",
-        "tokens/s",
-        "speed-up",
-        "limit",
-        "over dense in our runtime",
-        "peak GB",
-    ]
+    header = ["run", "model", "removed", "tokens/s", "speed-up", "limit", "over dense in our runtime", "peak GB"]
     cut = [row for row in summary_rows() if row["case"]["asked"]]
     lines = []
     for row in sorted(cut, key=lambda row: (row["case"]["new"], row["case"]["batch"], row["case"]["asked"])):
@@ -113,9 +104,7 @@ def _run(case: Entry) -> str:
 
 def headline() -> str:
     """Speed and memory in three lines, for the README."""
-    gpu = [
-        row for row in summary_rows() if row["case"]["kind"] == "trisect" and row["case"]["asked"] == "0.4"
-    ]
+    gpu = [row for row in summary_rows() if row["case"]["kind"] == "trisect" and row["case"]["asked"] == "0.4"]
     cpu = [row for row in bench_rows(CPU, kind="trisect")]
     lines = [f"- {_gain(rows)}" for rows in (gpu, cpu)]
     file = read("stream-cpu.json")

@@ -98,9 +98,7 @@ def main() -> None:
         found = {}
         for stream in ("on", "off"):
             place = home / stream
-            found[stream] = run(
-                home / "model", place, home / "ids.safetensors", stream=stream, method=options.method
-            )
+            found[stream] = run(home / "model", place, home / "ids.safetensors", stream=stream, method=options.method)
             print(stream, found[stream], flush=True)
         unequal = differences(home / "on", home / "off")
     recipe = {"sizes": SIZES, "method": options.method, "ratio": 0.25, "windows": list(ids.shape)}

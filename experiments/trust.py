@@ -27,11 +27,7 @@ ASSETS = Path(os.environ.get("TRISECT_ASSETS") or ROOT.parent / "shared")
 FILES = {"spread": "spread.json", "texts": "calibration-texts.json"}
 INSTRUCTIONS = {
     "native": {},
-    "avx2": {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "DNNL_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "sse4": {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "SSE41"},
 }
 MODELS = {"smollm2-135m": "smollm2-135m", **{n: f"models/{n}" for n in ("stories15m", "stories-mpt-20m")}}
@@ -94,9 +90,7 @@ def read_text(name: str, *, split: str) -> str:
     """The text of one half of what is at hand."""
     data = ASSETS / "data"
     if name == "wikitext-2":
-        return (data / "wikitext-2" / f"{'valid' if split == 'calibration' else 'test'}.txt").read_text(
-            "utf-8"
-        )
+        return (data / "wikitext-2" / f"{'valid' if split == 'calibration' else 'test'}.txt").read_text("utf-8")
     if name == "c4" and split == "calibration":
         lines = (data / "c4/c4_demo.jsonl").read_text("utf-8").splitlines()
         return "\n\n".join(json.loads(line)["text"] for line in lines)
@@ -170,11 +164,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         order = torch.Generator().manual_seed(cell["seed"])
         ids = torch.cat(pieces)[torch.randperm(n, generator=order)]
         calibration = CalibrationConfig(
-            source="+".join(texts),
-            samples=n,
-            length=cell["length"],
-            seed=cell["seed"],
-            batch_size=cell.get("batch"),
+            source="+".join(texts), samples=n, length=cell["length"], seed=cell["seed"], batch_size=cell.get("batch")
         )
         config = CompressConfig(
             ratio=0.25, method=cell["method"], align=None, calibration=calibration, seed=cell["seed"]
@@ -183,9 +173,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
         model, receipt = found.model, found.receipt
     seconds = time.time() - started
     measured = {text: perplexity(model, tokens).perplexity for text, tokens in judged.items()}
-    whole = build_receipt(
-        cell, seed=cell["seed"], token_hash=receipt.get("token_hash"), timings={"compress": seconds}
-    )
+    whole = build_receipt(cell, seed=cell["seed"], token_hash=receipt.get("token_hash"), timings={"compress": seconds})
     return {**cell, "perplexity": measured, "receipt": {k: v for k, v in whole.items() if k != "recipe"}}
 
 
@@ -231,9 +219,7 @@ def run_missing(table: str, given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=[*FILES, "cell"])
     parser.add_argument("cell", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cpu")

@@ -53,9 +53,7 @@ def texts_table() -> str:
     """Perplexity on several texts by what was calibrated on."""
     if not found(TEXTS):
         return ""
-    rows = sorted(
-        read(TEXTS)["rows"], key=lambda row: (row["method"] != "dense", row["method"], row["windows"])
-    )
+    rows = sorted(read(TEXTS)["rows"], key=lambda row: (row["method"] != "dense", row["method"], row["windows"]))
     names = list(rows[0]["evaluate"])
     lines = [[_label(row), *(f"{row['perplexity'][name]:.1f}" for name in names)] for row in rows]
     return table(["calibrated on", *names], lines) + "\n\n" + provenance(rows)

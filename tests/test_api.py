@@ -210,9 +210,7 @@ def test_a_summary_counts_what_is_there() -> None:
 def test_perplexity_is_the_mean_loss_of_the_stock_model_exponentiated() -> None:
     model, ids = tiny("gpt2"), tokens(3, 20)
     with torch.no_grad():
-        loss = torch.nn.functional.cross_entropy(
-            model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
-        )
+        loss = torch.nn.functional.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     measured = api.perplexity(model, ids)
     assert measured.perplexity == pytest.approx(loss.exp().item(), rel=1e-5)
     assert measured.tokens == 3 * 19

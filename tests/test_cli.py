@@ -57,14 +57,10 @@ def test_compress_writes_a_folder_that_inspect_and_eval_understand(
     assert seen["kv_bytes_per_token"] * 5 == live
     arguments = ["--data", text, "--length", 32, "--windows", 2, "--json", tmp_path / "e.json"]
     assert run("eval", out, *arguments) == 0
-    assert read(tmp_path / "e.json")["perplexity"] == pytest.approx(
-        measured["perplexity"]["after"]["perplexity"]
-    )
+    assert read(tmp_path / "e.json")["perplexity"] == pytest.approx(measured["perplexity"]["after"]["perplexity"])
 
 
-def test_moments_are_collected_once_and_cut_at_two_ratios(
-    model_folder: Path, text: Path, tmp_path: Path
-) -> None:
+def test_moments_are_collected_once_and_cut_at_two_ratios(model_folder: Path, text: Path, tmp_path: Path) -> None:
     moments = tmp_path / "m.safetensors"
     arguments = ["--calibration", text, "--samples", 4, "--length", 32, "--quiet"]
     assert run("calibrate", model_folder, "-o", moments, *arguments) == 0
@@ -105,9 +101,7 @@ def test_the_scope_of_rotations_and_pieces_left_out_reach_the_model_and_its_rece
     goal = ["--ratio", 0.25, "--config", recipe, *typed]
     assert run("plan", model_folder, *goal, "--align", "none") == 0
     out = tmp_path / "out"
-    assert (
-        run("compress", model_folder, "-o", out, "--calibration", text, "--eval", "none", *goal, *FAST) == 0
-    )
+    assert run("compress", model_folder, "-o", out, "--calibration", text, "--eval", "none", *goal, *FAST) == 0
     written = read(out / "receipt.json")["recipe"]
     assert (written["rope_scope"], written["without"]) == ("layer", ["values", "refit-o"])
     assert [layer["folded"] for layer in read(out / "config.json")["trisect"]["layers"]] == [True] * 3
@@ -189,9 +183,7 @@ def test_an_existing_output_is_refused_before_any_work(
     assert (tmp_path / "out" / "precious").read_text() == "keep"
 
 
-def test_nan_in_the_weights_names_the_tensor(
-    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nan_in_the_weights_names_the_tensor(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny("llama-gqa")
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 5] = float("nan")

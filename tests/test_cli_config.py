@@ -77,9 +77,7 @@ def _each(option: str, values: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_fresh_file_of_init_changes_nothing(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fresh_file_of_init_changes_nothing(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.yaml"
     assert main(["init", verb, "-o", str(file)]) == 0
     assert f"trisect {verb} --config" in capsys.readouterr().out
@@ -91,9 +89,7 @@ def test_a_fresh_file_of_init_changes_nothing(
     written = yaml.safe_load(text) or {}
     keyed = by_key(GROUP.commands[verb].params)
     assert {key: str(value) for key, value in written.items()} == {
-        key: str(entry.default)
-        for key, entry in keyed.items()
-        if entry.default is not None and not entry.required
+        key: str(entry.default) for key, entry in keyed.items() if entry.default is not None and not entry.required
     }
     assert main(["init", verb, "-o", str(file)]) == 2
     assert "name another file with -o" in capsys.readouterr().err

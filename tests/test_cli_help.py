@@ -26,11 +26,7 @@ HEAVY = ("torch", "transformers", "datasets", "numpy")
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter: what other tests imported does not count."""
     return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=300
     )
 
 
@@ -116,9 +112,7 @@ def _watches(finder: object) -> bool:
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_every_example_in_help_is_accepted_by_the_parser(
-    verb: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_example_in_help_is_accepted_by_the_parser(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     name = verb.__name__.rpartition(".")[2]
     examples = examples_of(verb)
     assert 2 <= len(examples) <= 3

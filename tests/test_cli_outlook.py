@@ -73,14 +73,10 @@ def test_a_plan_that_needs_loss_curves_is_said_before_anything_is_solved(
     assert 10 * budget["planned"] >= 7 * budget["before"], "no more removed than asked for"
 
 
-def test_layers_of_different_widths_are_saved_loaded_and_exported(
-    model: Any, folder: Path, tmp_path: Path
-) -> None:
+def test_layers_of_different_widths_are_saved_loaded_and_exported(model: Any, folder: Path, tmp_path: Path) -> None:
     ids = tokens(2, 40, seed=3)
     dense = load_model(str(folder)).model
-    done = pipeline.compress(
-        dense, CompressConfig(ratio=0.25, method="a3"), tokens=tokens_from_tensor(tokens(4, 40))
-    )
+    done = pipeline.compress(dense, CompressConfig(ratio=0.25, method="a3"), tokens=tokens_from_tensor(tokens(4, 40)))
     assert len(set(done.plan.layers)) > 1
     with torch.no_grad():
         wanted = done.model(ids).logits

@@ -117,16 +117,7 @@ def test_ranks_of_linear_maps_are_planned_from_the_configuration_alone(
     assert run("plan", bare, *goal, "--json", tmp_path / "p.json") == 0
     printed = capsys.readouterr().out
     facts = read(tmp_path / "p.json")
-    arguments = [
-        "--calibration",
-        text,
-        "--eval",
-        "none",
-        "-o",
-        tmp_path / "out",
-        "--json",
-        tmp_path / "r.json",
-    ]
+    arguments = ["--calibration", text, "--eval", "none", "-o", tmp_path / "out", "--json", tmp_path / "r.json"]
     assert run("compress", model_folder, *goal, *arguments, *QUICK) == 0
     real = read(tmp_path / "r.json")
     assert facts["after"] == real["after"]
@@ -161,9 +152,7 @@ def test_a_typed_goal_replaces_the_files(model_folder: Path, tmp_path: Path) -> 
     assert {layer["vo"] for layer in layers} == {24, 32}
 
 
-def test_a_bound_on_perplexity_is_predicted_from_curves(
-    model_folder: Path, curves: Path, tmp_path: Path
-) -> None:
+def test_a_bound_on_perplexity_is_predicted_from_curves(model_folder: Path, curves: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.json"
     arguments = ["--curves", curves, "--allocate", "balanced", "--align", 8, "--json", out]
     assert run("plan", model_folder, "--max-ppl-increase", "5%", *arguments) == 0
@@ -174,12 +163,7 @@ def test_a_bound_on_perplexity_is_predicted_from_curves(
 
 @pytest.mark.parametrize("allocate", ["uniform", "balanced"])
 def test_compress_finds_the_smallest_model_within_a_bound(
-    model_folder: Path,
-    text: Path,
-    curves: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    allocate: str,
+    model_folder: Path, text: Path, curves: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], allocate: str
 ) -> None:
     out, result = tmp_path / "out", tmp_path / "r.json"
     arguments = ["--calibration", text, "--eval", text, "--eval-windows", 2, "--align", 8, *QUICK]
@@ -240,10 +224,7 @@ def test_every_setting_is_an_option_of_both_verbs(verb: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["--method", "clover"], "use --parts qk,ov"),
-        (["--method", "a3", "--without", "fold"], "for a3+, not for a3"),
-    ],
+    [(["--method", "clover"], "use --parts qk,ov"), (["--method", "a3", "--without", "fold"], "for a3+, not for a3")],
 )
 def test_what_a_method_cannot_do_is_refused_before_the_model_is_looked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str

@@ -115,13 +115,7 @@ def test_a_missing_file_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "layers"),
-    [
-        ("4-6", (4, 5, 6)),
-        ("0,3,5-7", (0, 3, 5, 6, 7)),
-        ("2", (2,)),
-        ("3,1,1-2", (1, 2, 3)),
-        ("all", None),
-    ],
+    [("4-6", (4, 5, 6)), ("0,3,5-7", (0, 3, 5, 6, 7)), ("2", (2,)), ("3,1,1-2", (1, 2, 3)), ("all", None)],
 )
 def test_layers_are_read(text, layers):
     assert parse_layers(text, 8) == layers

@@ -21,13 +21,9 @@ from trisect.plan import Curves, read_curves
 CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))
 
 
-def measured(
-    path: Path | None, *, model: object = None, calibration=CALIBRATION, **settings: object
-) -> Curves:
+def measured(path: Path | None, *, model: object = None, calibration=CALIBRATION, **settings: object) -> Curves:
     config = CompressConfig(**{"ratio": 0.3, "allocate": "balanced", "align": 8, **settings})  # type: ignore[arg-type]
-    curves = curves_for(
-        model or tiny("llama-gqa"), config, calibration, options=Options(), path=path, progress=None
-    )
+    curves = curves_for(model or tiny("llama-gqa"), config, calibration, options=Options(), path=path, progress=None)
     assert curves is not None
     return curves
 

@@ -55,9 +55,7 @@ def test_cpu_and_gpu_give_the_same_model_up_to_rounding(name: str, method: str) 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_wide_gram_in_main_memory_gives_the_same_model(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wide_gram_in_main_memory_gives_the_same_model(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = logits(compressed("llama-gqa", "a3+", device))
     monkeypatch.setattr("trisect.calibrate.moments.WIDE_GRAM", 0)
     away = logits(compressed("llama-gqa", "a3+", device))

@@ -113,11 +113,7 @@ def test_private_files_inside_a_folder_become_usual_ones(tmp_path: Path):
 
 def test_json_holds_no_numbers_that_json_does_not_know(tmp_path: Path):
     files.write_json(tmp_path / "a.json", {"a": math.inf, "b": (1.5, math.nan), "c": {"d": "x"}})
-    assert json.loads((tmp_path / "a.json").read_text()) == {
-        "a": None,
-        "b": [1.5, None],
-        "c": {"d": "x"},
-    }
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": None, "b": [1.5, None], "c": {"d": "x"}}
 
 
 def test_too_little_space_is_refused(tmp_path: Path):

@@ -42,9 +42,7 @@ def imported_modules(path: Path) -> set[str]:
 
 def rooms() -> list[str]:
     """Folders of the package, and its files at the top."""
-    return sorted(
-        path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    )
+    return sorted(path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists())
 
 
 def files(room: str) -> list[Path]:

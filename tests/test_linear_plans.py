@@ -49,9 +49,7 @@ def test_sizes_read_off_a_shape_are_those_of_the_maps(name: str) -> None:
         ("wanda-2:4", {"ratio": 0.5}),
     ],
 )
-def test_a_plan_from_sizes_is_the_plan_that_is_carried_out(
-    name: str, method: str, settings: dict[str, Any]
-) -> None:
+def test_a_plan_from_sizes_is_the_plan_that_is_carried_out(name: str, method: str, settings: dict[str, Any]) -> None:
     model = tiny(name)
     config = CompressConfig(method=method, **{"align": None, **settings})
     shape = shape_of(model)
@@ -78,9 +76,7 @@ def test_searches_differ_from_map_to_map_and_keep_the_ratio(method: str) -> None
     uniform = {(layer, entry.name): entry.rank for layer, maps in enumerate(even.linears) for entry in maps}
     # Maps that stay whole are in no plan.
     whole = {(layer, name): min(linear_sizes(shape.layers[layer], name)) for layer, name in uniform}
-    ranks = whole | {
-        (layer, entry.name): entry.rank for layer, maps in enumerate(plan.linears) for entry in maps
-    }
+    ranks = whole | {(layer, entry.name): entry.rank for layer, maps in enumerate(plan.linears) for entry in maps}
     assert ranks != uniform
     if method == "asvd":  # one threshold for all maps, never over the budget
         kept = budget_of(shape_of(model)).linear_parameters / budget_of(shape).linear_parameters

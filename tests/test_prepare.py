@@ -192,11 +192,7 @@ def test_in_sixteen_bits_a_fused_norm_is_closer_to_the_exact_one(dtype: torch.dt
 
 @pytest.mark.parametrize(
     ("weight", "given"),
-    [
-        (torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.float32),
-        (torch.float64, torch.float64),
-    ],
+    [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float64, torch.float64)],
 )
 def test_types_that_torch_would_treat_otherwise_run_as_stock(weight: torch.dtype, given: torch.dtype) -> None:
     stock, ours, x = example(LlamaRMSNorm(24), 24, weight)

@@ -45,9 +45,7 @@ def both(model: Path, folder: Path, words: list[object], **settings: Any) -> tup
 
 
 @pytest.mark.parametrize("evaluate", [[], ["--eval", "none"]])
-def test_a_ratio_and_a_text_mean_the_same_weights(
-    wide: Path, tmp_path: Path, text: Path, evaluate: list[str]
-) -> None:
+def test_a_ratio_and_a_text_mean_the_same_weights(wide: Path, tmp_path: Path, text: Path, evaluate: list[str]) -> None:
     words = ["--ratio", 0.5, "--method", "a3", "--calibration", text, *evaluate]
     typed, called = both(wide, tmp_path, words, ratio=0.5, method="a3", calibration=str(text))
     assert typed == called

@@ -63,9 +63,7 @@ def test_cold_draws_are_greedy_in_every_family(name: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_texts_surprise_the_stock_model_as_much_as_its_entropy_says(device: str) -> None:
     """Over many steps: on a GPU each of them is a replay of one graph, which has to draw afresh."""
-    writer = Writer(
-        tiny("llama-gqa").to(device), with_bos(), SampleConfig(samples=64, length=64, batch_size=64)
-    )
+    writer = Writer(tiny("llama-gqa").to(device), with_bos(), SampleConfig(samples=64, length=64, batch_size=64))
     ids, known = writer.draw(0).cpu(), len(with_bos())
     stock = logits(tiny("llama-gqa"), ids)[:, 1:-1, :known].log_softmax(dim=-1)  # (b, t, v)
     drawn_at = stock.gather(-1, ids[:, 2:, None]).squeeze(-1)
@@ -102,9 +100,7 @@ def test_the_same_seed_gives_the_same_bytes_and_leaves_torchs_own_alone(tmp_path
     assert receipt["token_hash"]
 
 
-def test_a_run_that_dies_goes_on_behind_its_last_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_dies_goes_on_behind_its_last_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, out, begun = write(tmp_path / "whole.jsonl"), tmp_path / "out.jsonl", []
     written = Writer.write
 
@@ -140,9 +136,7 @@ def test_pieces_of_other_settings_are_not_taken(tmp_path: Path, monkeypatch: pyt
     assert write(out, other) == write(tmp_path / "alone.jsonl", other)
 
 
-def test_a_device_that_is_too_small_is_told_what_to_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_too_small_is_told_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(writer: Writer) -> None:
         raise torch.OutOfMemoryError
 
@@ -155,9 +149,7 @@ def test_a_device_that_is_too_small_is_told_what_to_type(
 def test_progress_ends_at_all_tokens(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     write(
-        tmp_path / "a.jsonl",
-        SampleConfig(samples=4, length=40, batch_size=2),
-        progress=lambda *now: seen.append(now),
+        tmp_path / "a.jsonl", SampleConfig(samples=4, length=40, batch_size=2), progress=lambda *now: seen.append(now)
     )
     assert seen[-1] == (160, 160)
     assert seen == sorted(seen)

@@ -82,8 +82,7 @@ def test_without_a_number_a_short_file_gives_what_it_has_and_the_first_line_says
     assert len(found.tokens.ids) == 36  # of 40 windows a tenth is held out
     assert found.calibration.samples == 36
     assert found.line() == (
-        "Calibrating on ids.safetensors: 36 windows of 50 tokens from 1 text, all that there are "
-        "(256 would be usual)."
+        "Calibrating on ids.safetensors: 36 windows of 50 tokens from 1 text, all that there are (256 would be usual)."
     )
 
 
@@ -113,9 +112,7 @@ def test_a_text_that_took_no_part_is_measured_beside_a_file(model: Any, tmp_path
     found = prepared(model, str(tmp_path / "notes.txt"), tokenizer, samples=8)
     texts, _ = held_out_texts(found, tokenizer, count=4)
     assert [text.source for text in texts] == ["held-out notes.txt", "builtin"]
-    expected = load_tokens(
-        "builtin", tokenizer, samples=4, length=LENGTH, sampling="first", split="evaluation"
-    )
+    expected = load_tokens("builtin", tokenizer, samples=4, length=LENGTH, sampling="first", split="evaluation")
     assert texts[1] == expected  # bits per byte included
     alone, _ = held_out_texts(prepared(model, "builtin", tokenizer, samples=8), tokenizer, count=4)
     assert [text.source for text in alone] == ["held-out builtin"]
@@ -134,9 +131,7 @@ def test_several_sources_are_a_mixture_however_they_are_written(model: Any, tmp_
         CalibrationConfig(source=[str(odd), "c4"])
 
 
-def test_local_copies_stand_in_for_the_hub(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_copies_stand_in_for_the_hub(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split in ("calibration", "evaluation"):
         (tmp_path / "c4").mkdir(exist_ok=True)
         (tmp_path / "c4" / f"{split}.txt").write_text(f"a page of the {split}. " * 300)
@@ -147,9 +142,7 @@ def test_local_copies_stand_in_for_the_hub(
     assert [text.source for text in texts] == ["held-out c4", "builtin"]
 
 
-def test_the_default_can_be_synthetic_text_mixed_with_another(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_can_be_synthetic_text_mixed_with_another(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trisect.calibrate.texts.STOPGAP", "builtin+own-words")  # the name from before
     before = {name: value.clone() for name, value in model.state_dict().items()}
     told: list[tuple[str, int, int]] = []

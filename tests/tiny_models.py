@@ -45,21 +45,14 @@ LONGROPE = {
 def _mistral3() -> Any:
     text = transformers.Ministral3Config(**{**LLAMA, "num_hidden_layers": 2})
     vision = transformers.PixtralVisionConfig(
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
     )
     return transformers.Mistral3Config(text_config=text, vision_config=vision, image_token_index=VOCAB - 1)
 
 
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama-gqa": lambda: transformers.LlamaConfig(**LLAMA),
-    "llama-mha": lambda: transformers.LlamaConfig(
-        **{**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 3}
-    ),
+    "llama-mha": lambda: transformers.LlamaConfig(**{**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 3}),
     "llama-3": lambda: transformers.LlamaConfig(**LLAMA, rope_parameters=dict(LLAMA3_ROPE)),
     "llama-biases": lambda: transformers.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True),
     "mistral-window": lambda: transformers.MistralConfig(**LLAMA, sliding_window=7),
@@ -67,9 +60,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "mistral3-wrapper": _mistral3,
     "qwen2": lambda: transformers.Qwen2Config(**LLAMA),
     "qwen3": lambda: transformers.Qwen3Config(**LLAMA),
-    "smollm3": lambda: transformers.SmolLM3Config(
-        **{**LLAMA, "num_hidden_layers": 4}, no_rope_layers=[1, 0, 1, 0]
-    ),
+    "smollm3": lambda: transformers.SmolLM3Config(**{**LLAMA, "num_hidden_layers": 4}, no_rope_layers=[1, 0, 1, 0]),
     "helium": lambda: transformers.HeliumConfig(**{**LLAMA, "hidden_size": 64, "num_attention_heads": 4}),
     "phi3": lambda: transformers.Phi3Config(**LLAMA),
     "phi3-longrope": lambda: transformers.Phi3Config(
@@ -77,9 +68,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         original_max_position_embeddings=16,
         rope_parameters={k: list(v) if isinstance(v, list) else v for k, v in LONGROPE.items()},
     ),
-    "mpt": lambda: transformers.MptConfig(
-        vocab_size=VOCAB, d_model=48, n_layers=2, n_heads=3, max_seq_len=128
-    ),
+    "mpt": lambda: transformers.MptConfig(vocab_size=VOCAB, d_model=48, n_layers=2, n_heads=3, max_seq_len=128),
     "mpt-clip": lambda: transformers.MptConfig(
         vocab_size=VOCAB,
         d_model=48,
@@ -128,11 +117,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         num_hidden_layers=2,
         num_attention_heads=3,
         max_position_embeddings=128,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-        },
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     ),
 }
 

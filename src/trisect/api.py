@@ -101,9 +101,7 @@ def save(model: Any, out: str | Path, *, tokenizer: Any = None) -> Path:
         return save_model(model, _tokenizer(model, tokenizer), out, receipt=model.receipt or {})
 
 
-def load(
-    name: str | Path, *, dtype: str | None = None, device: str = "cpu", trust_remote_code: bool = False
-) -> Any:
+def load(name: str | Path, *, dtype: str | None = None, device: str = "cpu", trust_remote_code: bool = False) -> Any:
     """Load a folder that `save` wrote, or any model trisect knows: a folder, a hub id, a GGUF file.
 
     Gives a transformers model in evaluation mode; its `tokenizer` is None where the checkpoint has none.
@@ -215,12 +213,7 @@ def perplexity(
     `windows` None takes all of them; `progress` is called with (windows done, windows in all).
     """
     found = load_tokens(
-        data,
-        _tokenizer(model, tokenizer),
-        samples=windows,
-        length=length,
-        sampling="first",
-        split="evaluation",
+        data, _tokenizer(model, tokenizer), samples=windows, length=length, sampling="first", split="evaluation"
     )
     return measure.perplexity(model, found, progress=progress)
 
@@ -266,11 +259,7 @@ def _ready(tokens: Tensor | Tokens | None) -> Tokens | None:
 
 
 def _with_tokens(
-    model: Any,
-    config: CompressConfig,
-    tokens: Tensor | Tokens | None,
-    tokenizer: Any,
-    progress: Progress | None,
+    model: Any, config: CompressConfig, tokens: Tensor | Tokens | None, tokenizer: Any, progress: Progress | None
 ) -> tuple[CompressConfig, Tokens]:
     """The tokens given, or those that the config asks for; and the config with nothing left open."""
     given = _ready(tokens)

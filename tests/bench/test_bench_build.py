@@ -39,9 +39,7 @@ def llama_13b() -> ModelShape:
     return ModelShape(layers=(layer,), other_parameters=0, bytes_per_element=2)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "widths"), [(0.2, "96/112/11008"), (0.4, "80/80/8192"), (0.6, "48/64/5376")]
-)
+@pytest.mark.parametrize(("ratio", "widths"), [(0.2, "96/112/11008"), (0.4, "80/80/8192"), (0.6, "48/64/5376")])
 def test_a_ratio_gives_the_widths_that_compress_plans(ratio: float, widths: str) -> None:
     dense = llama_13b()
     narrow = narrow_shape(dense, ratio=ratio, align=16)

@@ -33,17 +33,7 @@ def test_bench_measures_three_models_writes_them_and_resumes(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, measurement = tmp_path / "out", tmp_path / "bench.json"
-    command = [
-        "bench",
-        str(model_folder),
-        "--ratio",
-        "0.4",
-        *QUICK,
-        "-o",
-        str(out),
-        "--json",
-        str(measurement),
-    ]
+    command = ["bench", str(model_folder), "--ratio", "0.4", *QUICK, "-o", str(out), "--json", str(measurement)]
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "prefill, speed" in shown
@@ -74,9 +64,7 @@ def counted_laps(work: Callable[[], object], count: int) -> list[float]:
     for _ in range(count):
         calls: list[object] = []
         handle = register_module_forward_hook(
-            lambda module, args, output, calls=calls: (
-                calls.append(module) if isinstance(module, Linear) else None
-            )
+            lambda module, args, output, calls=calls: calls.append(module) if isinstance(module, Linear) else None
         )
         work()
         handle.remove()
@@ -89,16 +77,7 @@ def test_widths_are_benched_as_they_are_given(
 ) -> None:
     monkeypatch.setattr(measure, "_cpu_laps", counted_laps)
     measurement = tmp_path / "bench.json"
-    command = [
-        "bench",
-        str(model_folder),
-        "--widths",
-        "8/12/40",
-        "--phase",
-        "prefill",
-        "--variants",
-        "trisect",
-    ]
+    command = ["bench", str(model_folder), "--widths", "8/12/40", "--phase", "prefill", "--variants", "trisect"]
     assert main([*command, *QUICK, "--layers", "2", "--json", str(measurement)]) == 0
     (row,) = json.loads(measurement.read_text())["rows"]
     assert (row["case"]["widths"], row["case"]["asked"], row["extrapolated"]) == ("8/12/40", "8/12/40", True)

@@ -38,17 +38,13 @@ def table_of(shape: ModelShape, load: Workload = LOAD, lap: Any = flop_laps, **s
 
 
 @pytest.mark.parametrize("family", ["llama-gqa", "gpt2"])
-@pytest.mark.parametrize(
-    "load", [LOAD, Workload(phase="decode", batch=3, length=40)], ids=lambda load: load.phase
-)
+@pytest.mark.parametrize("load", [LOAD, Workload(phase="decode", batch=3, length=40)], ids=lambda load: load.phase)
 def test_the_times_of_the_components_add_up_to_the_layer(family: str, load: Workload) -> None:
     """With a clock that counts FLOPs: what the layer's matrix products do."""
     shape = wide(family)
     table = table_of(shape, load)
     for width, mlp in ((48, 300), (32, 256), (16, 128)):
-        layer = replace(
-            shape.layers[0], qk=width, vo=width, pairs=min(shape.layers[0].pairs, width // 2), mlp=mlp
-        )
+        layer = replace(shape.layers[0], qk=width, vo=width, pairs=min(shape.layers[0].pairs, width // 2), mlp=mlp)
         flops = layer_flops(layer, batch=load.batch, tokens=load.tokens, context=load.length)
         assert layer_seconds(table, layer) == pytest.approx(flops.matrices, rel=1e-6)
 
@@ -87,8 +83,7 @@ def test_what_was_measured_is_saved_at_once_and_not_measured_again(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"workload": {"phase": "decode", "batch": 2, "length": 24}}, {"dtype": "bfloat16"}, {"device": "H200"}],
+    "change", [{"workload": {"phase": "decode", "batch": 2, "length": 24}}, {"dtype": "bfloat16"}, {"device": "H200"}]
 )
 def test_a_table_of_another_device_dtype_or_workload_is_not_added_to(change: dict[str, Any]) -> None:
     known = replace(table_of(wide()), **change)
@@ -103,17 +98,13 @@ def test_norms_and_residuals_are_in_the_table_but_in_no_component() -> None:
     assert table.rest(layer) == 10**9
     # GEMMs of three components, half an attention for two of them, and the rest.
     assert layer_seconds(table, layer) == 1.5 + 1.5 + 1.0 + 1.0
-    old = LatencyTable(
-        seconds={k: v for k, v in table.seconds.items() if k[0] != "rest"}, device="", dtype=""
-    )
+    old = LatencyTable(seconds={k: v for k, v in table.seconds.items() if k[0] != "rest"}, device="", dtype="")
     assert old.rest(layer) == 0
 
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    config = transformers.LlamaConfig(
-        **{**LLAMA, "head_dim": 48, "intermediate_size": 384, "num_hidden_layers": 2}
-    )
+    config = transformers.LlamaConfig(**{**LLAMA, "head_dim": 48, "intermediate_size": 384, "num_hidden_layers": 2})
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "tiny")
     return tmp_path / "tiny"
 
@@ -129,17 +120,7 @@ def test_a_measured_table_plans_under_a_latency_budget(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table, plan = tmp_path / "latency.json", tmp_path / "plan.json"
-    bench = [
-        "bench",
-        str(model_folder),
-        "--latency-table",
-        str(table),
-        "--length",
-        "16",
-        "--repeats",
-        "2",
-        "-q",
-    ]
+    bench = ["bench", str(model_folder), "--latency-table", str(table), "--length", "16", "--repeats", "2", "-q"]
     assert main(bench) == 0
     shown = capsys.readouterr()
     assert f"{table}: {sum(map(len, read_latency(table).seconds.values()))} times of" in shown.out
@@ -149,16 +130,7 @@ def test_a_measured_table_plans_under_a_latency_budget(
     assert main(bench) == 0  # everything is there
     assert table.read_bytes() == before
     make_proportional(table)  # what this machine measured today may leave nothing to plan
-    wanted = [
-        "plan",
-        str(model_folder),
-        "--ratio",
-        "0.2",
-        "--budget",
-        "latency",
-        "--latency-table",
-        str(table),
-    ]
+    wanted = ["plan", str(model_folder), "--ratio", "0.2", "--budget", "latency", "--latency-table", str(table)]
     assert main([*wanted, "--allocate", "uniform", "--json", str(plan)]) == 0
     budget = json.loads(plan.read_text())["budget"]
     assert budget["unit"] == "latency"
@@ -168,9 +140,7 @@ def test_a_measured_table_plans_under_a_latency_budget(
     config = CompressConfig(ratio=0.2, budget="latency", latency_table=str(table), allocate="uniform")
     planned = apply_plan(shape, plan_for(shape, config))
     total = sum(
-        times.nanoseconds(layer, part, layer.width(part))
-        for layer in planned.layers
-        for part in ("qk", "ov", "mlp")
+        times.nanoseconds(layer, part, layer.width(part)) for layer in planned.layers for part in ("qk", "ov", "mlp")
     )
     assert total + sum(map(times.rest, planned.layers)) == budget["planned"]
 

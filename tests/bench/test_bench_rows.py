@@ -147,9 +147,7 @@ def test_a_failure_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: py
     assert not any("error" in row for row in json.loads(path.read_text())["rows"])
 
 
-def test_a_model_that_cannot_be_built_fails_all_its_rows_and_no_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_that_cannot_be_built_fails_all_its_rows_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     name = subject("phi3-longrope")
     variants = tiny_variants(name, ("dense", "trisect"), folded=True)
     rows, tally = measured(name, variants, lengths=(8,))
@@ -220,9 +218,7 @@ def test_efforts_of_nothing_are_refused() -> None:
             Effort(**settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", '{"format": 9, "rows": [], "receipts": []}', '{"rows": [{}]}']
-)
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 9, "rows": [], "receipts": []}', '{"rows": [{}]}'])
 def test_a_file_that_holds_no_rows_is_refused_and_left(content: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(content)
@@ -265,6 +261,4 @@ def test_several_sweeps_build_each_model_once_and_stop_when_told(monkeypatch: py
     tally = bench_run.run_sweep(name, variants, sweeps, rows, **settings)
     assert (tally.measured, tally.done) == (1, 3)
     found = [(row["case"]["kind"], row["case"]["phase"], row["case"]["length"]) for row in rows.rows]
-    assert found == [
-        (kind, *size) for kind in ("dense", "trisect") for size in (("prefill", 16), ("decode", 8))
-    ]
+    assert found == [(kind, *size) for kind in ("dense", "trisect") for size in (("prefill", 16), ("decode", 8))]

@@ -29,9 +29,7 @@ def test_the_gpu_script_shows_every_section_and_resumes(
         f"{name}:" for name in h200.SECTIONS
     ]
     rows = json.loads((tmp_path / h200.ROWS).read_text())["rows"]
-    sizes = {
-        (row["case"]["phase"], row["case"]["batch"]) for row in rows if row["case"]["subject"] == h200.SHAPE
-    }
+    sizes = {(row["case"]["phase"], row["case"]["batch"]) for row in rows if row["case"]["subject"] == h200.SHAPE}
     assert {("prefill", 2), ("decode", 1), ("decode", 32)} <= sizes
     asked = {row["case"]["asked"] for row in rows if row["case"]["kind"] == "svd-llm"}
     assert asked == {"0.2", "0.4", "0.6"}

@@ -35,15 +35,7 @@ def test_a_shape_has_the_sizes_and_parameters_of_its_checkpoint(name: str) -> No
     shape = subject.dense_shape(torch.bfloat16)
     layer = shape.layers[0]
     text = subject.config.get_text_config()
-    found = (
-        layer.d_model,
-        layer.heads,
-        layer.kv_heads,
-        layer.qk,
-        layer.mlp,
-        len(shape.layers),
-        text.vocab_size,
-    )
+    found = (layer.d_model, layer.heads, layer.kv_heads, layer.qk, layer.mlp, len(shape.layers), text.vocab_size)
     assert found == SIZES[name]
     assert layer.vo == layer.qk
     assert set(shape.layers) == {layer}

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from trisect.bench.decoding import cache_bytes
-from trisect.bench.measure import (
-    head_parameters,
-    kv_bytes,
-    model_flops,
-    parameter_bytes,
-    read_bytes,
-)
+from trisect.bench.measure import head_parameters, kv_bytes, model_flops, parameter_bytes, read_bytes
 from trisect.bench.random_models import build, subject_of_shape
 from trisect.bench.sweep import use_attention
 from trisect.models import shape_of
@@ -59,9 +53,7 @@ def test_matrix_flops_are_those_a_profiler_counts(family: str, kind: str) -> Non
     A=st.integers(1, 64),
     inter=st.integers(1, 30000),
 )
-def test_a_layer_has_the_flops_of_the_papers_formulas(
-    B: int, L: int, H: int, d: int, A: int, inter: int
-) -> None:
+def test_a_layer_has_the_flops_of_the_papers_formulas(B: int, L: int, H: int, d: int, A: int, inter: int) -> None:
     layer = LayerShape(d_model=H, heads=A, kv_heads=A, qk=d, vo=d, pairs=0, mlp=inter, gated=True)
     D = A * d  # in 8BLHD the paper's D is the width of all heads, in 4BL^2AD that of one
     attention, mlp = 8 * B * L * H * D + 4 * B * L**2 * A * d + B * L**2 * A, 6 * B * L * inter * H
@@ -76,9 +68,7 @@ def test_a_layer_has_the_flops_of_the_papers_formulas(
     ("widths", "paper"),
     [((128, 13824), 2.77e12), ((96, 11008), 2.16e12), ((64, 8320), 1.56e12), ((48, 5504), 1.08e12)],
 )
-def test_the_papers_runtime_table_has_these_flops_at_these_widths(
-    widths: tuple[int, int], paper: float
-) -> None:
+def test_the_papers_runtime_table_has_these_flops_at_these_widths(widths: tuple[int, int], paper: float) -> None:
     """Its ranks are misprinted; its FLOPs are those of widths on a grid of 16 and 128."""
     config = subject_of_shape("llama-2-13b").config
     head, inter = widths

@@ -56,9 +56,7 @@ def test_every_size_has_every_model_and_the_file_grows_with_each(
     kept = bench.write_json
     monkeypatch.setattr(bench, "write_json", lambda *args: (written.append(args[1]["rows"][:]), kept(*args)))
     ticks = itertools.count()
-    bench.main(
-        ["--device", "cpu", "--tiny", "--laps", "2", "--json", str(path)], clock=lambda: float(next(ticks))
-    )
+    bench.main(["--device", "cpu", "--tiny", "--laps", "2", "--json", str(path)], clock=lambda: float(next(ticks)))
     data = json.loads(path.read_text())
     sizes = {size: [] for size in bench.TINY_SIZES}
     for row in data["rows"]:
@@ -104,9 +102,7 @@ def test_a_drift_of_the_host_is_not_in_the_ratio(bench: ModuleType, drift: float
 
     # One model after the other, the narrowest comes out far from its work.
     host = DriftingHost(drift)
-    alone = {
-        m: bench.laps_in_turn({m: host.work(m)}, laps, clock=host.clock, settle=host.settle) for m in MODELS
-    }
+    alone = {m: bench.laps_in_turn({m: host.work(m)}, laps, clock=host.clock, settle=host.settle) for m in MODELS}
     last = bench.compared(alone[MODELS[-1]][MODELS[-1]], alone[MODELS[0]][MODELS[0]])
     assert abs(last["paired"] / NEEDED[MODELS[-1]] - 1) > 0.1
 
@@ -119,10 +115,7 @@ def test_laps_are_pairs(bench: ModuleType, laps: str, capsys: pytest.CaptureFixt
 
 
 def test_the_page_shows_what_was_written(
-    bench: ModuleType,
-    script: Callable[[str], ModuleType],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    bench: ModuleType, script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script("tables"), "RESULTS", tmp_path)
     path = tmp_path / "short-prompts.json"

@@ -44,10 +44,7 @@ def test_the_factor_is_the_least_squares_one_and_the_rest_of_the_model_is_left_a
     assert scaled.receipt["last_norm_scale"] == pytest.approx(expected, rel=1e-5)
     assert "last_norm_scale" not in plain.receipt
     torch.testing.assert_close(seen_by_the_head(scaled.model), expected * x, rtol=1e-4, atol=1e-6)
-    norm = {
-        id(parameter)
-        for parameter in last_norm(scaled.model, layer_views(scaled.model)[0].family).parameters()
-    }
+    norm = {id(parameter) for parameter in last_norm(scaled.model, layer_views(scaled.model)[0].family).parameters()}
     mine, others = dict(scaled.model.named_parameters()), dict(plain.model.named_parameters())
     for key, parameter in mine.items():
         assert parameter.equal(others[key]) == (id(parameter) not in norm), key

@@ -45,9 +45,7 @@ def test_input_moments_are_those_of_what_the_stock_modules_are_given(name: str) 
     stock = tiny(name)
     owned = copy.deepcopy(stock)
     assert_same = partial(assert_same_but_for_rounding, steps=steps_of(stock), dtype=torch.float32)
-    names = frozenset(
-        f"{tap}_{kind}" for tap in ("x", "a", "up", "down") for kind in ("gram", "abs", "energy")
-    )
+    names = frozenset(f"{tap}_{kind}" for tap in ("x", "a", "up", "down") for kind in ("gram", "abs", "energy"))
     layers = stock.get_submodule(layer_views(owned)[0].family.layers)
     for view, found in collect(owned, IDS, lambda layer: names):
         for tap, path in zip(("x", "a", "up", "down"), INPUTS[name], strict=True):

@@ -17,9 +17,7 @@ def narrow_logits() -> torch.Tensor:
     return logits(model, tokens(2, 16, seed=5))
 
 
-def test_compressing_with_rounded_grams_gives_the_same_model_to_rounding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compressing_with_rounded_grams_gives_the_same_model_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = narrow_logits()
     kept: list[torch.dtype] = []
     stored = moments.Accumulator._stored

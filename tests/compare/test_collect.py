@@ -27,6 +27,4 @@ def test_rows_are_those_of_the_cells(
     assert row["removed"] == a3.removed()
     assert row["objective_lost"]["qk"] == a3.objective_lost("qk")
     shown = script("comparison_tables").comparison_table(rows)
-    assert f"{a3.perplexity(0):.2f} (" in next(
-        line for line in shown.splitlines() if line.startswith("| a3 |")
-    )
+    assert f"{a3.perplexity(0):.2f} (" in next(line for line in shown.splitlines() if line.startswith("| a3 |"))

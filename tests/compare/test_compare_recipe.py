@@ -125,9 +125,7 @@ def test_a_calibration_study_has_a_cell_for_each_set() -> None:
     assert last.describe().endswith("calibrated on b")
 
 
-def test_a_dry_run_lists_cells_and_what_they_would_remove(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_lists_cells_and_what_they_would_remove(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(finished.rglob("*"))
     assert main(["compare", "small.yaml", "--dry-run"]) == 0
     shown = capsys.readouterr().out

@@ -130,14 +130,10 @@ def test_receipts_of_two_models_in_one_table_are_noticed(finished: Path) -> None
         ({"tasks": {"scores": {"piqa": {"value": True}}}}, "must be a valid number, not True"),
     ],
 )
-def test_a_damaged_receipt_is_refused_on_one_line(
-    finished: Path, change: dict[str, Any], message: str
-) -> None:
+def test_a_damaged_receipt_is_refused_on_one_line(finished: Path, change: dict[str, Any], message: str) -> None:
     path = Folder(path=finished).receipt_path(model_outcome(finished).rows[0].cells[0.5].cell.key)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(
-        TrisectError, match=r"is no receipt: .*remove it, and its cell is run again"
-    ) as caught:
+    with pytest.raises(TrisectError, match=r"is no receipt: .*remove it, and its cell is run again") as caught:
         table(finished)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
@@ -177,19 +173,13 @@ def test_figures_are_the_same_bytes_every_time(finished: Path) -> None:
     write_results(recipe, folder, Path("small.yaml"))
     drawn = {path.name: path.read_bytes() for path in (finished / "figures").iterdir()}
     assert draw(recipe, outcomes_of(recipe, folder)) == drawn
-    assert sorted(drawn) == [
-        "bars-tiny-llama-fox.svg",
-        "diagnostic-tiny-llama-a3-fox.svg",
-        "ratio-tiny-llama-fox.svg",
-    ]
+    assert sorted(drawn) == ["bars-tiny-llama-fox.svg", "diagnostic-tiny-llama-a3-fox.svg", "ratio-tiny-llama-fox.svg"]
     for svg in drawn.values():
         assert svg.startswith(b"<?xml")
         assert b"<dc:date>" not in svg
 
 
-def test_figures_without_matplotlib_say_what_to_install(
-    finished: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_without_matplotlib_say_what_to_install(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     recipe = load_recipe("small.yaml")
     with pytest.raises(TrisectError, match="plots"):

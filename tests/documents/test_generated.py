@@ -33,9 +33,7 @@ def test_every_marker_is_closed_and_known_and_every_table_and_figure_is_shown(sc
         assert any(f"(pictures/results/{path.name})" in text for text in texts.values()), path.name
 
 
-def test_every_file_of_results_is_read_by_a_table_or_a_number(
-    script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_file_of_results_is_read_by_a_table_or_a_number(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     page, tables = script("results_page"), script("tables")
     read, seen = tables.read, set()
 
@@ -116,9 +114,7 @@ def test_a_row_is_kept_in_the_place_of_the_one_with_its_key(
 
 
 @pytest.mark.parametrize("study", ["stories15m", "smollm2"])
-def test_at_least_two_narrow_quantised_points_lie_below_the_line_of_pure_hqq(
-    script: Script, study: str
-) -> None:
+def test_at_least_two_narrow_quantised_points_lie_below_the_line_of_pure_hqq(script: Script, study: str) -> None:
     made = script("quantise_tables")
     points = made.points(study)
     line = made.pure_line(points)

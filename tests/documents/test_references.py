@@ -96,9 +96,7 @@ def test_a_label_stands_for_one_problem_and_the_code_cites_only_those() -> None:
 
 
 RESULTS = sorted((ROOT / "experiments" / "results").glob("*.json"))
-FOLDERS = (
-    "work|tmp|root|home|mnt|media|srv|opt|usr|var|etc|data|Users|private|scratch|workspace|content|kaggle"
-)
+FOLDERS = "work|tmp|root|home|mnt|media|srv|opt|usr|var|etc|data|Users|private|scratch|workspace|content|kaggle"
 PLACE = re.compile(rf"(?<![\w.~-])/(?:{FOLDERS})/\w|[A-Za-z]:\\\\|file://")
 ADDRESS = re.compile(r"https?://|\b(?!127\.)\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b|\w+@[\w-]+\.\w+")
 PEOPLE = {"host", "hostname", "node", "user", "username", "login", "cwd", "home"}
@@ -124,14 +122,10 @@ def test_no_receipt_names_a_machine_or_a_person() -> None:
         assert not PEOPLE.intersection(keys(json.loads(text))), path.name
 
 
-@pytest.mark.parametrize(
-    "text", ['"/srv/models/a"', "see /var/run/1", "https://x.org", "10.0.0.7", "a@b.org"]
-)
+@pytest.mark.parametrize("text", ['"/srv/models/a"', "see /var/run/1", "https://x.org", "10.0.0.7", "a@b.org"])
 def test_a_machine_is_recognised(text: str) -> None:
     assert named_machines(text)
 
 
 def test_relative_paths_and_versions_are_no_machine() -> None:
-    assert not named_machines(
-        '"../shared/data/wikitext-2/test.txt", "2.13.0+cpu", "127.0.0.2", "runs/work/x"'
-    )
+    assert not named_machines('"../shared/data/wikitext-2/test.txt", "2.13.0+cpu", "127.0.0.2", "runs/work/x"')

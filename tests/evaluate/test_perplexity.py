@@ -63,12 +63,7 @@ def test_bits_per_byte_are_bits_per_token_over_bytes_per_token(llama, tokens):
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
 def test_the_batch_size_does_not_change_the_result(llama, tokens, batch_size: int):
     steps: list[tuple[int, int]] = []
-    result = perplexity(
-        llama,
-        tokens,
-        batch_size=batch_size,
-        progress=lambda done, total: steps.append((done, total)),
-    )
+    result = perplexity(llama, tokens, batch_size=batch_size, progress=lambda done, total: steps.append((done, total)))
     assert result.nll == pytest.approx(perplexity(llama, tokens).nll, rel=1e-6)
     assert steps == [(min(at + batch_size, 5), 5) for at in range(0, 5, batch_size)]
 
@@ -87,8 +82,7 @@ def test_window_losses_are_the_formula_whatever_the_chunk(b: int, t: int, vocab:
     losses = window_losses(logits, ids, chunk_elements=chunk)
     for row in range(b):
         expected = sum(
-            math.log(sum(math.exp(x) for x in logits[row, at].tolist()))
-            - float(logits[row, at, ids[row, at + 1]])
+            math.log(sum(math.exp(x) for x in logits[row, at].tolist())) - float(logits[row, at, ids[row, at + 1]])
             for at in range(t - 1)
         )
         assert losses[row].item() == pytest.approx(expected, rel=1e-5, abs=1e-5)

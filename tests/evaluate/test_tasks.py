@@ -43,9 +43,7 @@ def stories(assets: Path) -> Any:
     folder = assets / "models" / "stories15m"
     if not folder.is_dir():
         pytest.skip(f"no model at {folder}")
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(
-        folder
-    )
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
 
 
 def lm_eval_alone(
@@ -243,11 +241,7 @@ def test_without_lm_eval_the_message_says_what_to_install(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
-    [
-        ({"limit": 0}, "give --limit 1 or more"),
-        ({"batch_size": 0}, "batch size is 0"),
-        ({}, "no tokenizer"),
-    ],
+    [({"limit": 0}, "give --limit 1 or more"), ({"batch_size": 0}, "batch size is 0"), ({}, "no tokenizer")],
 )
 def test_bad_requests_say_what_would_do(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(TrisectError, match=message.replace("?", r"\?")):

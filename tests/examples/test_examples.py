@@ -68,11 +68,7 @@ def test_an_example_runs_by_itself(
 
 @pytest.mark.parametrize("name", ["add_a_method", "three_steps"])
 def test_an_example_takes_a_checkpoint_and_a_text(
-    name: str,
-    checkpoint: Path,
-    text: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, checkpoint: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name, str(checkpoint), str(text)])
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")

@@ -20,12 +20,7 @@ from trisect.pipeline.run import compress
 from trisect.quantize import QuantizeConfig, quantize_model
 from trisect.records.parts import COMPONENTS, MLP, OV, QK
 
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 SETTINGS: dict[str, dict[str, Any]] = {
     "whole-qk": {"method": "a3", "parts": ("ov", "mlp")},
     "model-rates": {"method": "a3+", "rope_scope": "model"},
@@ -106,19 +101,9 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
 def pieces(*, vocabulary: str = "ehlowrdt") -> Any:
     """A tokenizer as SentencePiece makes them: a space in front, bytes for what is unknown."""
     words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(16)), "\u2581", *vocabulary]
-    merges = [
-        ("h", "e"),
-        ("l", "o"),
-        ("\u2581", "he"),
-        ("l", "lo"),
-        ("\u2581he", "llo"),
-        ("o", "r"),
-        ("w", "or"),
-    ]
+    merges = [("h", "e"), ("l", "o"), ("\u2581", "he"), ("l", "lo"), ("\u2581he", "llo"), ("o", "r"), ("w", "or")]
     backend = _bpe(words, merges, byte_fallback=True)
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()])
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return _fast(backend)
@@ -127,9 +112,7 @@ def pieces(*, vocabulary: str = "ehlowrdt") -> Any:
 WORDS = [("h", "e"), ("l", "o"), ("\u0120", "he"), ("l", "lo"), ("o", "r"), ("w", "or")]
 
 
-def bytewise(
-    *splits: Any, vocabulary: str = "ehlowrdt", merges: Sequence[tuple[str, str]] = tuple(WORDS)
-) -> Any:
+def bytewise(*splits: Any, vocabulary: str = "ehlowrdt", merges: Sequence[tuple[str, str]] = tuple(WORDS)) -> Any:
     """A tokenizer as GPT-2 makes them."""
     backend = _bpe(["<unk>", "<s>", "</s>", "\u0120", *vocabulary], merges)
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -61,9 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-def test_every_family_loads_where_trisect_cannot_be_imported(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_every_family_loads_where_trisect_cannot_be_imported(folders: dict[str, Path], tmp_path: Path) -> None:
     named = json.dumps({name: str(folder) for name, folder in folders.items()})
     command = [sys.executable, "-c", LOADER, named, json.dumps(PROMPT.tolist()), str(tmp_path / "found.pt")]
     # A cache of its own, so that no code of an earlier run is found there.

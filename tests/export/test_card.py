@@ -54,11 +54,7 @@ def test_sizes_are_counted_from_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "title"),
-    [
-        ("somewhere/on/this/machine/Model.gguf", "Model"),
-        ("smollm2-135m", "smollm2-135m"),
-        ("../folder/", "folder"),
-    ],
+    [("somewhere/on/this/machine/Model.gguf", "Model"), ("smollm2-135m", "smollm2-135m"), ("../folder/", "folder")],
 )
 def test_the_title_names_the_model_and_not_the_machine(source: str, title: str, tmp_path: Path) -> None:
     text = card(tmp_path, {"source": source})

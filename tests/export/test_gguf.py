@@ -97,9 +97,7 @@ def merged_by_score(text: str, scores: dict[str, float]) -> list[str]:
     parts = list("\u2581" + text.replace(" ", "\u2581"))
     while True:
         found = [
-            (scores[a + b], -i)
-            for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
-            if a + b in scores
+            (scores[a + b], -i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores
         ]
         if not found:
             return parts
@@ -126,9 +124,7 @@ def test_real_pieces_merge_in_the_same_order(assets: Path) -> None:
     assert vocabulary.scores is not None
     normal = zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
     scores = {token: score for token, score, kind in normal if kind == 1}
-    text = (
-        "Once upon a time, there was a little girl named Lily. She wouldn't share 123 unbelievable crayons!"
-    )
+    text = "Once upon a time, there was a little girl named Lily. She wouldn't share 123 unbelievable crayons!"
     assert merged_by_score(text, scores) == tokenizer.tokenize(text)
 
 
@@ -140,11 +136,7 @@ def test_the_tokenizer_comes_back_from_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "pre"),
-    [
-        (bytewise(), "gpt-2"),
-        (bytewise(pre_tokenizers.Digits(individual_digits=True)), "smollm"),
-    ],
+    ("tokenizer", "pre"), [(bytewise(), "gpt-2"), (bytewise(pre_tokenizers.Digits(individual_digits=True)), "smollm")]
 )
 def test_names_of_pre_tokenizers(tokenizer: Any, pre: str) -> None:
     vocabulary = vocabulary_of(tokenizer, 97)
@@ -173,9 +165,7 @@ def test_refusals(tmp_path: Path) -> None:
         export_gguf(native, pieces(), tmp_path / "model.gguf", kind="float16")
     with pytest.raises(TrisectError, match="do not belong together"):
         export_gguf(
-            native,
-            pieces(vocabulary="ehlowrdt" + "".join(map(chr, range(300, 400)))),
-            tmp_path / "model.gguf",
+            native, pieces(vocabulary="ehlowrdt" + "".join(map(chr, range(300, 400)))), tmp_path / "model.gguf"
         )
     with pytest.raises(TrisectError, match="--rope-scope model"):
         export_gguf(compressed("llama-gqa", "per-head"), pieces(), tmp_path / "model.gguf")

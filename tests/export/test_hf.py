@@ -27,15 +27,7 @@ CASES = [
     *((name, "whole-qk") for name in ("llama-gqa", "llama-3", "llama-yarn", "qwen2")),
     *(
         (name, "model-rates")
-        for name in (
-            "llama-gqa",
-            "llama-mha",
-            "llama-3",
-            "llama-biases",
-            "llama-yarn",
-            "mistral-window",
-            "qwen2",
-        )
+        for name in ("llama-gqa", "llama-mha", "llama-3", "llama-biases", "llama-yarn", "mistral-window", "qwen2")
     ),
     ("qwen2-window", "model-rates"),
     ("llama-gqa", "some-layers"),
@@ -83,9 +75,7 @@ def test_narrow_heads_stay_narrow(tmp_path: Path) -> None:
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
     rope = config.rope_parameters
     assert (config.head_dim, rope["rope_type"], len(rope["long_factor"])) == (12, "longrope", 6)
-    assert (
-        rope["original_max_position_embeddings"] == config.max_position_embeddings
-    )  # vLLM's scale is 1 then
+    assert rope["original_max_position_embeddings"] == config.max_position_embeddings  # vLLM's scale is 1 then
 
 
 def test_qwen2_as_llama(tmp_path: Path) -> None:
@@ -99,11 +89,7 @@ def test_qwen2_as_llama(tmp_path: Path) -> None:
 def test_a_window_is_not_llama(tmp_path: Path) -> None:
     with pytest.raises(TrisectError, match="without --as-llama"):
         export_hf(
-            compressed("mistral-window", "model-rates"),
-            None,
-            tmp_path / "out",
-            dtype=torch.float32,
-            as_llama=True,
+            compressed("mistral-window", "model-rates"), None, tmp_path / "out", dtype=torch.float32, as_llama=True
         )
 
 

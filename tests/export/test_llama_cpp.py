@@ -106,9 +106,7 @@ def test_compress_then_export_then_llama_cpp(tmp_path: Path) -> None:
     assert main(["compress", str(tmp_path / "dense"), *words]) == 0
     assert main(["export", str(folder), "-o", str(file), "--to", "gguf", "--dtype", "f32"]) == 0
     native = load_model(str(folder)).model
-    assert {(view.shape().qk, view.shape().vo, view.shape().mlp) for view in layer_views(native)} == {
-        (16, 16, 128)
-    }
+    assert {(view.shape().qk, view.shape().vo, view.shape().mlp) for view in layer_views(native)} == {(16, 16, 128)}
     prompt = tokenizer("hello world").input_ids
     assert LlamaCpp(file).greedy("hello world", 24) == greedy(native, prompt, 24)
 
@@ -138,13 +136,9 @@ def test_a_file_that_llama_cpp_cannot_load_costs_only_its_own_process(tmp_path: 
 
 
 def test_the_reason_is_found_in_a_log_that_python_wrote_into() -> None:
-    whole = (
-        "0.00.008 I loading\n0.00.009 E gguf_init: failed to read magic\nTraceback (most recent call last):\n"
-    )
+    whole = "0.00.008 I loading\n0.00.009 E gguf_init: failed to read magic\nTraceback (most recent call last):\n"
     assert reason(whole + "RuntimeError: no model") == "0.00.009 E gguf_init: failed to read magic"
     mixed = "0.00.009 E Traceback (most recent call last):\ngguf_init: failed to read magic\nRuntimeError: no"
     assert reason(mixed) == "gguf_init: failed to read magic"
-    assert (
-        reason("Traceback (most recent call last):\nValueError: no such file") == "ValueError: no such file"
-    )
+    assert reason("Traceback (most recent call last):\nValueError: no such file") == "ValueError: no such file"
     assert reason("") == ""

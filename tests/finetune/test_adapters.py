@@ -69,10 +69,7 @@ def test_merging_adds_alpha_over_rank_times_b_a(name: str) -> None:
     adapted = attach(model, settings(rank=3, alpha=12))
     shake_adapters(adapted)
     factors = {
-        n.removeprefix("base_model.model."): (
-            m.lora_A.default.weight.detach(),
-            m.lora_B.default.weight.detach(),
-        )
+        n.removeprefix("base_model.model."): (m.lora_A.default.weight.detach(), m.lora_B.default.weight.detach())
         for n, m in adapted.named_modules()
         if hasattr(m, "lora_A")
     }
@@ -97,9 +94,7 @@ def test_gradients_of_the_factors_are_those_of_the_merged_weight() -> None:
     adapted = attach(model, settings(rank=3, alpha=6))
     shake_adapters(adapted)
     summed_loss(adapted, batch).backward()
-    layers = {
-        n.removeprefix("base_model.model."): m for n, m in adapted.named_modules() if hasattr(m, "lora_A")
-    }
+    layers = {n.removeprefix("base_model.model."): m for n, m in adapted.named_modules() if hasattr(m, "lora_A")}
     factors = {n: (m.lora_A.default.weight, m.lora_B.default.weight) for n, m in layers.items()}
     merged = merge(copy.deepcopy(adapted))
     summed_loss(merged, batch).backward()

@@ -110,11 +110,7 @@ def test_instructions_can_be_held_out_too(files: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_resume_finishes(
-    files: Path,
-    tuned: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    files: Path, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     arguments = ["--data", files / "alpaca.json", "-o", out, "--lr", 0.01, "--epochs", 3, *FAST]
@@ -166,9 +162,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_receipt_is_not_thrown_away(
-    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_receipt_is_not_thrown_away(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     (folder / "receipt.json").write_text("{")

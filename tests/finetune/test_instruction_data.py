@@ -42,10 +42,7 @@ def spelt(tokenizer: Any, ids: Any) -> str:
 def test_a_list_and_lines_hold_the_same_records(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / name, [GOOD, {"instruction": "Add.", "output": "3", "id": 7}])
     assert holds_instructions(path)
-    assert read_instructions(path) == [
-        Instruction(**GOOD),
-        Instruction(instruction="Add.", input="", output="3"),
-    ]
+    assert read_instructions(path) == [Instruction(**GOOD), Instruction(instruction="Add.", input="", output="3")]
 
 
 @pytest.mark.parametrize(
@@ -125,9 +122,7 @@ def test_a_token_across_the_border_is_learned() -> None:
 
 
 def test_all_learns_everything_but_the_first_token() -> None:
-    (example,) = instruction_examples(
-        [Instruction(**GOOD)], characters(), source="s", length=999, loss="all"
-    ).items
+    (example,) = instruction_examples([Instruction(**GOOD)], characters(), source="s", length=999, loss="all").items
     assert example.first == 1
 
 

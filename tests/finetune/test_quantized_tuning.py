@@ -26,9 +26,7 @@ def packings(model: nn.Module) -> dict[str, Any]:
     return {n: m.packing for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"), [("llama-biases", "hqq"), ("gpt2", "hqq"), ("qwen2", "torchao")]
-)
+@pytest.mark.parametrize(("name", "backend"), [("llama-biases", "hqq"), ("gpt2", "hqq"), ("qwen2", "torchao")])
 def test_a_quantised_model_learns_and_stays_quantised(name: str, backend: str, tmp_path: Path) -> None:
     model, data = quantized(tiny(name), backend=backend), examples(3)
     before, held = measure(model, data)["nll"], packings(model)
@@ -37,9 +35,7 @@ def test_a_quantised_model_learns_and_stays_quantised(name: str, backend: str, t
     after = measure(model, data)["nll"]
     assert after < before - 0.05
     now = packings(model)
-    assert {n: (p.bits, p.group_size) for n, p in now.items()} == {
-        n: (p.bits, p.group_size) for n, p in held.items()
-    }
+    assert {n: (p.bits, p.group_size) for n, p in now.items()} == {n: (p.bits, p.group_size) for n, p in held.items()}
     save_model(tuned.model, None, tmp_path / "out", receipt={})
     assert measure(load_model(str(tmp_path / "out")).model, data)["nll"] == pytest.approx(after, rel=1e-5)
 

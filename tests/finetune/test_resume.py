@@ -50,13 +50,7 @@ def crash_at(step: int, path: Path, *, save_every: int, resume: bool) -> None:
 
     with pytest.raises(Crash):
         finetune(
-            compressed(NAME),
-            examples(),
-            CONFIG,
-            state=path,
-            save_every=save_every,
-            resume=resume,
-            progress=progress,
+            compressed(NAME), examples(), CONFIG, state=path, save_every=save_every, resume=resume, progress=progress
         )
 
 
@@ -78,9 +72,7 @@ def test_a_crash_at_any_step_leaves_no_trace(
     now = weights(tuned.model)
     assert all(torch.equal(now[name], value) for name, value in expected.items())
     reached = crashes[-1]
-    assert tuned.receipt["resumed_at"] == (
-        reached if reached == STEPS else reached // save_every * save_every
-    )
+    assert tuned.receipt["resumed_at"] == (reached if reached == STEPS else reached // save_every * save_every)
 
 
 @pytest.mark.parametrize("asked_after", [0, 1, 5, 7])

@@ -26,12 +26,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = [{"instruction": "hello", "output": "the world told the wolf"}] * 4
     (folder / "alpaca.json").write_text(json.dumps(records))
     words = ["--ratio", 0.5, "--portable", "--samples", 2, "--length", 32, "--eval", "none", "--quiet"]
-    assert (
-        run(
-            "compress", folder / "dense", "-o", folder / "small", "--calibration", folder / "text.txt", *words
-        )
-        == 0
-    )
+    assert run("compress", folder / "dense", "-o", folder / "small", "--calibration", folder / "text.txt", *words) == 0
     words = ["--data", folder / "alpaca.json", "--length", 300, "--epochs", 20, "--lr", 0.01, "--quiet"]
     assert run("finetune", folder / "small", "-o", folder / "tuned", *words) == 0
     return folder

@@ -13,13 +13,7 @@ ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
     {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
     {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16},
-    {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "short_factor": [1.0] * 4,
-        "long_factor": [2.0] * 4,
-        "factor": 2.0,
-    },
+    {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 2.0},
     {
         "rope_type": "llama3",
         "rope_theta": 1e4,
@@ -30,19 +24,7 @@ ROPES: tuple[dict[str, Any], ...] = (
     },
 )
 FAMILIES = (
-    *(
-        "llama",
-        "mistral",
-        "ministral3",
-        "mistral3",
-        "qwen2",
-        "qwen3",
-        "smollm3",
-        "helium",
-        "phi3",
-        "mpt",
-        "gpt2",
-    ),
+    *("llama", "mistral", "ministral3", "mistral3", "qwen2", "qwen3", "smollm3", "helium", "phi3", "mpt", "gpt2"),
     *("opt", "gpt_neox", "trisect_llama", "trisect_", "bert", "mystery", "mamba"),
 )
 EXTRAS: dict[str, tuple[Any, ...]] = {
@@ -141,6 +123,4 @@ def rearrange(random: Random, folder: Path, outside: Path) -> None:
             shard.rename(shard.with_suffix(".bin"))
     else:
         victim.unlink()
-        victim.symlink_to(
-            random.choice(("/dev/zero", "/dev/null", "/proc/self/mem", "nowhere", "../..", "."))
-        )
+        victim.symlink_to(random.choice(("/dev/zero", "/dev/null", "/proc/self/mem", "nowhere", "../..", ".")))

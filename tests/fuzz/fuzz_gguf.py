@@ -6,14 +6,7 @@ from typing import Any
 
 from fuzz_mutations import flipped
 
-KINDS = {
-    "u8": (0, "B"),
-    "i32": (5, "i"),
-    "u32": (4, "I"),
-    "f32": (6, "f"),
-    "bool": (7, "?"),
-    "u64": (10, "Q"),
-}
+KINDS = {"u8": (0, "B"), "i32": (5, "i"), "u32": (4, "I"), "f32": (6, "f"), "bool": (7, "?"), "u64": (10, "Q")}
 LIES = (0, 1, 2, 3, 7, 255, 2**16, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 
 
@@ -55,9 +48,7 @@ def build(
     return content + b"\0" * (-len(content) % 32) + data
 
 
-def hostile_gguf(
-    random: Random, keys: list[tuple[str, bytes]], tensors: list[dict[str, Any]], data: bytes
-) -> bytes:
+def hostile_gguf(random: Random, keys: list[tuple[str, bytes]], tensors: list[dict[str, Any]], data: bytes) -> bytes:
     """One of the file's fields tells a lie, or its bytes are damaged."""
     keys, tensors, header = list(keys), [dict(tensor) for tensor in tensors], {}
     action, lie = random.randrange(9), random.choice(LIES)

@@ -26,36 +26,9 @@ NUMBERS: tuple[Any, ...] = (
     *(2**63, 2**64, 10**40, -(10**9), -(2**63), 0.5, -0.5, 1.0, 1.5, 1e-300, 1e9, 1e30, 1e308, -1e308),
 )
 TEXTS = (
-    *(
-        "",
-        " ",
-        "x",
-        "all",
-        "none",
-        "auto",
-        "true",
-        "10",
-        "1e9",
-        "-1",
-        "0-99999999999",
-        "9" * 5000,
-        "a" * 9999,
-    ),
+    *("", " ", "x", "all", "none", "auto", "true", "10", "1e9", "-1", "0-99999999999", "9" * 5000, "a" * 9999),
     *("../../escaped", "../escaped.safetensors", "~/escaped", "a\x00b", "\ud800", "\x1b[31mred", "[/bold]"),
-    *(
-        "a\nb",
-        "{}",
-        "[]",
-        "\u2028",
-        "load",
-        "os.system",
-        "evil/kernel",
-        "model",
-        "qk",
-        "mlp",
-        "float32",
-        "int8",
-    ),
+    *("a\nb", "{}", "[]", "\u2028", "load", "os.system", "evil/kernel", "model", "qk", "mlp", "float32", "int8"),
 )
 RAW = tuple(
     map(
@@ -135,9 +108,7 @@ def flipped(random: Random, content: bytes) -> bytes:
         elif action == 4:
             del data[at : at + random.choice((1, 4, 8, 100))]
         else:
-            data[at : at + 8] = random.choice((0, 1, 2**31, 2**40, 2**63 - 1, 2**64 - 1)).to_bytes(
-                8, "little"
-            )
+            data[at : at + 8] = random.choice((0, 1, 2**31, 2**40, 2**63 - 1, 2**64 - 1)).to_bytes(8, "little")
     return bytes(data)
 
 
@@ -146,9 +117,7 @@ def _places(data: Any) -> list[tuple[Any, Any]]:
     found, todo = [], [data]
     while todo:
         value = todo.pop()
-        keys = (
-            list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-        )
+        keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
         for key in keys:
             found.append((value, key))
             todo.append(value[key])

@@ -55,10 +55,7 @@ RECIPE = {
     "name": "small",
     "title": "A small comparison",
     "models": [{"name": "tiny", "source": "dense", "dtype": "float32", "note": "random"}],
-    "methods": [
-        "a3",
-        {"name": "a3", "label": "half", "parts": ["qk", "ov"], "ratios": [0.25], "models": "tiny"},
-    ],
+    "methods": ["a3", {"name": "a3", "label": "half", "parts": ["qk", "ov"], "ratios": [0.25], "models": "tiny"}],
     "ratios": [0.25, 0.5],
     "align": "none",
     "calibration": {"source": "text.txt", "samples": 2, "length": 8, "sampling": "first"},
@@ -110,13 +107,7 @@ def build_seeds(root: Path) -> Seeds:
     _compare(root)
     keys, tensors, data = _gguf(weights)
     return Seeds(
-        root=root,
-        weights=weights,
-        fingerprint=mark,
-        shape=shape,
-        gguf_keys=keys,
-        gguf_tensors=tensors,
-        gguf_data=data,
+        root=root, weights=weights, fingerprint=mark, shape=shape, gguf_keys=keys, gguf_tensors=tensors, gguf_data=data
     )
 
 
@@ -159,12 +150,9 @@ def _curves(shape: Any, mark: str) -> Curves:
 def _latency(shape: Any) -> LatencyTable:
     layer = shape.layers[0]
     seconds = {
-        (
-            component,
-            layer.d_model,
-            0 if component == "mlp" else layer.heads,
-            0 if component == "mlp" else 2,
-        ): {layer.width(component) * part // 4: 1e-5 * part for part in (1, 2, 3, 4)}
+        (component, layer.d_model, 0 if component == "mlp" else layer.heads, 0 if component == "mlp" else 2): {
+            layer.width(component) * part // 4: 1e-5 * part for part in (1, 2, 3, 4)
+        }
         for component in ("qk", "ov", "mlp")
     }
     return LatencyTable(seconds=seconds, device="cpu", dtype="float32")

@@ -29,13 +29,7 @@ from trisect.support.checks import read_json
 from trisect.support.receipt import read_receipt
 
 QUICK = ["--samples", "2", "--length", "8", "--align", "none", "--quiet"]
-OUT_OF_MEMORY = (
-    "can't allocate memory",
-    "cannot allocate",
-    "out of memory",
-    "unable to allocate",
-    "bad_alloc",
-)
+OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate", "out of memory", "unable to allocate", "bad_alloc")
 """What a refusal must not say: the memory was asked for, then."""
 
 
@@ -209,13 +203,7 @@ def token_file(random: Random, seeds: Seeds, place: Place) -> None:
         path.write_bytes(flipped(random, path.read_bytes()))
     else:
         data = mutated(random, [{"text": "w1 w2 w3"}, {"text": "w4 w5"}, "w6"])
-        text = (
-            to_json(data)
-            if suffix == "json"
-            else "\n".join(map(to_json, data))
-            if isinstance(data, list)
-            else "x"
-        )
+        text = to_json(data) if suffix == "json" else "\n".join(map(to_json, data)) if isinstance(data, list) else "x"
         path.write_text(text, errors="surrogatepass")
     if random.random() < 0.1 * place.whole:
         command("eval", seeds.root / "dense", "--data", path, "--length", "8", "--windows", "1", "--quiet")

@@ -99,10 +99,7 @@ def written(tmp_path: Path, *, keys: Any = KEYS, tensors: Any = TENSORS, header:
 
 
 def refused(path: Path, message: str) -> None:
-    with (
-        time_limit(5),
-        pytest.raises(TrisectError, match=rf"x\.gguf, damaged or cut short: {message}") as caught,
-    ):
+    with time_limit(5), pytest.raises(TrisectError, match=rf"x\.gguf, damaged or cut short: {message}") as caught:
         read_gguf_shapes(path)
     assert "\n" not in str(caught.value)
 

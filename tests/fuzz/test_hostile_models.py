@@ -121,9 +121,7 @@ def test_weights_and_config_that_belong_together_are_loaded(name: str, tmp_path:
         assert loaded.state_dict()[key].equal(tensor)
 
 
-@pytest.mark.parametrize(
-    "text", ['{"a": 1, "a": 2}', "[" * 100_000, "[]", "", "\xff", '{"hidden_size": NaN}']
-)
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', "[" * 100_000, "[]", "", "\xff", '{"hidden_size": NaN}'])
 def test_configs_that_are_no_json_are_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text, encoding="latin-1")
     refused(folder, "config")
@@ -177,9 +175,7 @@ def test_an_index_beside_the_weights_is_not_followed(folder: Path) -> None:
     loads_the_stock_model(folder)
 
 
-@pytest.mark.parametrize(
-    "name", ["../x.safetensors", "/x.safetensors", "..", "", "a/b.safetensors", "x.bin", 3, None]
-)
+@pytest.mark.parametrize("name", ["../x.safetensors", "/x.safetensors", "..", "", "a/b.safetensors", "x.bin", 3, None])
 def test_an_index_names_safetensors_files_of_its_folder_only(folder: Path, name: Any) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"t": name}}))
@@ -216,9 +212,7 @@ def test_a_head_that_the_files_hold_is_used_whatever_the_config_says(folder: Pat
     assert head.equal(tiny("llama-gqa").lm_head.weight)
 
 
-def test_names_with_brackets_are_only_names(
-    stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_with_brackets_are_only_names(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = tmp_path / "a[" / "b]:smile:"
     odd.mkdir(parents=True)
     for file in stock.iterdir():
@@ -227,9 +221,7 @@ def test_names_with_brackets_are_only_names(
     assert str(odd) in capsys.readouterr().out
 
 
-def test_error_lines_hold_nothing_a_terminal_would_obey(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_lines_hold_nothing_a_terminal_would_obey(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(folder, model_type="\x1b[31mred\u202e\n")
     assert main(["inspect", str(folder)]) == 2
     error = capsys.readouterr().err.rstrip("\n")

@@ -33,23 +33,9 @@ def rewritten(seeds: Seeds, path: Path, *, info: Any = None, **changes: torch.Te
     """The good moments with some of them replaced or left out."""
     tensors = load_file(seeds.root / "moments.safetensors")
     tensors.update({name: tensor for name, tensor in changes.items() if tensor is not None})
-    kept = {
-        name: tensor for name, tensor in tensors.items() if name not in changes or changes[name] is not None
-    }
-    about = {
-        "fingerprint": seeds.fingerprint,
-        "num_layers": 2,
-        "token_hash": "0",
-        "source": "x",
-        "num_tokens": 3,
-    }
-    text = (
-        json.dumps({**about, **info})
-        if isinstance(info, dict)
-        else json.dumps(about)
-        if info is None
-        else info
-    )
+    kept = {name: tensor for name, tensor in tensors.items() if name not in changes or changes[name] is not None}
+    about = {"fingerprint": seeds.fingerprint, "num_layers": 2, "token_hash": "0", "source": "x", "num_tokens": 3}
+    text = json.dumps({**about, **info}) if isinstance(info, dict) else json.dumps(about) if info is None else info
     save_file(kept, path, metadata={"format": "trisect-moments-1", "info": text})
     return path
 
@@ -62,9 +48,7 @@ def test_moments_come_back_as_they_were_written(seeds: Seeds, tmp_path: Path) ->
     path = rewritten(seeds, tmp_path / "m.safetensors")
     stored, found = load_file(path), load_all(seeds, path)
     assert {f"{layer}.{name}" for layer in found for name in found[layer]} == set(stored)
-    assert all(
-        tensor.equal(stored[f"{n}.{name}"]) for n, layer in found.items() for name, tensor in layer.items()
-    )
+    assert all(tensor.equal(stored[f"{n}.{name}"]) for n, layer in found.items() for name, tensor in layer.items())
 
 
 @pytest.mark.parametrize(
@@ -94,18 +78,7 @@ def test_moments_that_are_missing_stop_a_compression_with_one_line(
     seeds: Seeds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = rewritten(seeds, tmp_path / "m.safetensors", **{"1.mlp": None})
-    arguments = [
-        "--moments",
-        str(path),
-        "--method",
-        "a3",
-        "--ratio",
-        "0.3",
-        "--eval",
-        "none",
-        "--align",
-        "none",
-    ]
+    arguments = ["--moments", str(path), "--method", "a3", "--ratio", "0.3", "--eval", "none", "--align", "none"]
     assert main(["compress", str(seeds.root / "dense"), "-o", str(tmp_path / "out"), *arguments, "-q"]) == 2
     assert "error: " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

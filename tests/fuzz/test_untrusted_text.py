@@ -26,9 +26,7 @@ LEAVES = (
 )
 PLAIN = st.recursive(
     LEAVES,
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text("abcxyz ", max_size=6), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abcxyz ", max_size=6), inner, max_size=4),
     max_leaves=20,
 )
 
@@ -40,9 +38,7 @@ def test_plain_data_is_read_as_it_was_written(data: Any) -> None:
     assert parse_yaml(yaml.safe_dump(data), where="x") == data
 
 
-@pytest.mark.parametrize(
-    "path", sorted((REPOSITORY / "experiments/recipes").glob("*.yaml")), ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments/recipes").glob("*.yaml")), ids=lambda p: p.stem)
 def test_recipes_are_read_as_yaml_reads_them(path: Path) -> None:
     assert parse_yaml(path.read_text(), where="x") == yaml.safe_load(path.read_text())
 

@@ -91,9 +91,7 @@ class Answers(BaseHTTPRequestHandler):
         elif what in (None, "revision"):
             self._json(self._info(name, repository))
         elif what == "tree":
-            self._json(
-                tree(repository.files, f"{below}/" if below else "", whole="recursive=true" in self.path)
-            )
+            self._json(tree(repository.files, f"{below}/" if below else "", whole="recursive=true" in self.path))
         else:
             wanted = _paths(body, self.headers.get("Content-Type") or "")
             self._json([entry(p, repository.files[p]) for p in wanted if p in repository.files])

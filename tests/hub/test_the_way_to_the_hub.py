@@ -69,9 +69,7 @@ def hub(model_files: dict[str, bytes]) -> Iterator[Hub]:
         "HuggingFaceFW/fineweb-edu": one_split(
             "sample-10BT", "sample/10BT/000_00000.parquet", parquet(rows("lesson"))
         ),
-        "wikimedia/wikipedia": one_split(
-            "20231101.en", "20231101.en/train-00000.parquet", parquet(rows("article"))
-        ),
+        "wikimedia/wikipedia": one_split("20231101.en", "20231101.en/train-00000.parquet", parquet(rows("article"))),
     }
     with serving(Hub(datasets=datasets, models={"org/tiny": Repository(files=dict(model_files))})) as found:
         yield found
@@ -81,15 +79,9 @@ def typed(folder: Path, url: str, *words: object) -> subprocess.CompletedProcess
     """A command in a process of its own, with empty caches; how it ended."""
     settings = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "home"), "PYTHONPATH": str(SOURCE)}
     settings |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "HF_HUB_DISABLE_XET": "1"}
-    kept = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("HF_", "TRISECT_")) and "proxy" not in k.lower()
-    }
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRISECT_")) and "proxy" not in k.lower()}
     command = [sys.executable, str(SCRIPT), *map(str, words)]
-    return subprocess.run(
-        command, env={**kept, **settings}, cwd=folder, capture_output=True, text=True, timeout=300
-    )
+    return subprocess.run(command, env={**kept, **settings}, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def compressed(folder: Path, hub: Hub, model: str, *more: object) -> subprocess.CompletedProcess[str]:
@@ -102,9 +94,7 @@ def measured(folder: Path) -> list[str]:
     return [row["after"]["data"] for row in receipt["perplexities"]]
 
 
-def test_a_model_and_the_default_mixture_come_from_the_hub_and_each_text_is_measured(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_model_and_the_default_mixture_come_from_the_hub_and_each_text_is_measured(hub: Hub, tmp_path: Path) -> None:
     done = compressed(tmp_path, hub, "org/tiny", "--quiet")
     assert done.returncode == 0, done.stderr
     first, *others = done.stdout.splitlines()
@@ -118,9 +108,7 @@ def test_a_model_and_the_default_mixture_come_from_the_hub_and_each_text_is_meas
         assert any(f"perplexity, {text} (8 x 32)" in line for line in others), done.stdout
 
 
-def test_a_text_of_the_default_mixture_that_cannot_be_read_is_left_out_and_named(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_text_of_the_default_mixture_that_cannot_be_read_is_left_out_and_named(hub: Hub, tmp_path: Path) -> None:
     del hub.datasets["wikimedia/wikipedia"]
     hub.datasets["HuggingFaceFW/fineweb-edu"].gated = True
     hub.datasets["Salesforce/wikitext"] = Repository(

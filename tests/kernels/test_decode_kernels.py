@@ -103,9 +103,7 @@ def test_the_operators_of_decoding_keep_the_rules_of_torch() -> None:
     q, keys, values = cached(2, 2, 2, 6, 4, 8)
     stop = torch.tensor([5])
     for start in (None, torch.tensor([0, 2])):
-        torch.library.opcheck(
-            torch.ops.trisect.attend_one.default, (q, keys, values, start, stop, SCALE, None)
-        )
+        torch.library.opcheck(torch.ops.trisect.attend_one.default, (q, keys, values, start, stop, SCALE, None))
     p = problem(length=1, group=2, pairs=3, kind="rates")
     v = torch.randn(2, 1, 2, 4)
     arguments = (p.q, p.k, v, keys, values, stop, *p.flat(), p.pairs, False)

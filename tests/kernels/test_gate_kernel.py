@@ -70,9 +70,7 @@ def test_the_kernel_gates_products_of_any_shape(
     dtype=st.sampled_from(list(TOLERANCE)),
 )
 @settings(max_examples=25, deadline=None)
-def test_twin_and_operator_gate_products_of_any_shape(
-    lead: list[int], width: int, dtype: torch.dtype
-) -> None:
+def test_twin_and_operator_gate_products_of_any_shape(lead: list[int], width: int, dtype: torch.dtype) -> None:
     y = product(*lead, 2 * width, dtype=dtype)
     assert_gated(gated(y), y)
     assert torch.ops.trisect.gated(y).equal(plain_gated(y))
@@ -110,9 +108,7 @@ def test_far_from_zero_the_gate_is_shut_or_open_and_nan_stays(kernel: ModuleType
 @pytest.mark.parametrize("rows", [1, 32, 4096])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("itemsize", [2, 4])
-def test_chosen_blocks_leave_no_warp_without_work(
-    kernel: ModuleType, rows: int, width: int, itemsize: int
-) -> None:
+def test_chosen_blocks_leave_no_warp_without_work(kernel: ModuleType, rows: int, width: int, itemsize: int) -> None:
     blocks = kernel.chosen_blocks(rows, width, itemsize)
     assert all(x > 0 and x & (x - 1) == 0 for x in blocks)
     assert blocks.rows * blocks.columns * itemsize >= 16 * 32 * blocks.warps

@@ -7,14 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-POINTERS = {
-    "index": "*i16",
-    "rates": "*i32",
-    "positions": "*i64",
-    "slot": "*i64",
-    "start": "*i64",
-    "stop": "*i64",
-}
+POINTERS = {"index": "*i16", "rates": "*i32", "positions": "*i64", "slot": "*i64", "start": "*i64", "stop": "*i64"}
 HALVES = {"q", "k", "v", "q_out", "k_out", "cos", "sin", "keys", "values"}
 
 

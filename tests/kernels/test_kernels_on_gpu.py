@@ -164,9 +164,7 @@ def test_graphs_decode_what_single_calls_decode(mode: Any, choice: Any, make: An
 
 def test_bf16_decodes_finitely_in_every_mode_and_batch() -> None:
     for batch in (1, 4):
-        decoder = Decoder(
-            tiny("llama-gqa", attention="sdpa", dtype=torch.bfloat16).cuda(), batch=batch, max_length=32
-        )
+        decoder = Decoder(tiny("llama-gqa", attention="sdpa", dtype=torch.bfloat16).cuda(), batch=batch, max_length=32)
         assert decoder.mode == "graphs"
         assert decoder.generate(tokens(batch, 8).cuda(), 20).shape == (batch, 28)
 
@@ -177,9 +175,7 @@ def test_the_gate_kernel_computes_what_its_twin_computes(dtype: torch.dtype, sha
     y = 3 * torch.randn(shape, device="cuda").to(dtype)
     gate, up = y.double().chunk(2, dim=-1)
     found, twin = gated(y), plain_gated(y)
-    torch.testing.assert_close(
-        found.double(), gate / (1 + torch.exp(-gate)) * up, rtol=TOLERANCE[dtype], atol=1e-6
-    )
+    torch.testing.assert_close(found.double(), gate / (1 + torch.exp(-gate)) * up, rtol=TOLERANCE[dtype], atol=1e-6)
     torch.testing.assert_close(found, twin, rtol=TOLERANCE[dtype], atol=1e-6)
     if dtype == torch.bfloat16:  # the same two roundings, but for the last bit of the exponential
         assert (found == twin).double().mean() > 0.99

@@ -26,9 +26,7 @@ def launched(kernels: dict[str, ModuleType], p: Problem, *, inverse: bool = Fals
     out = torch.empty(p.q.shape, dtype=p.q.dtype), torch.empty(p.k.shape, dtype=p.k.dtype)
     adjacent = p.layout == "adjacent"
     module = kernels["triton_rotary"]
-    blocks = module.Blocks(
-        tokens=4, heads=1, warps=1
-    )  # few programs: the interpreter runs one after the other
+    blocks = module.Blocks(tokens=4, heads=1, warps=1)  # few programs: the interpreter runs one after the other
     module.launch(p.q, p.k, *out, *p.flat(), pairs=p.pairs, adjacent=adjacent, inverse=inverse, blocks=blocks)
     return out
 
@@ -89,10 +87,7 @@ def test_cosines_and_sines_of_rates_are_within_two_ten_millionths(kernels: dict[
 
 def test_angles_in_float32_would_not_be_exact_there() -> None:
     """Otherwise the tests above prove nothing."""
-    positions, rates = (
-        torch.tensor([[131_073]]),
-        torch.rand(1, 64, generator=torch.Generator().manual_seed(0)),
-    )
+    positions, rates = (torch.tensor([[131_073]]), torch.rand(1, 64, generator=torch.Generator().manual_seed(0)))
     cos, sin = rate_angles(rates, positions)
     exact = positions[..., None, None].double() * rates.double()
     naive = positions[..., None, None].float() * rates
@@ -102,25 +97,19 @@ def test_angles_in_float32_would_not_be_exact_there() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_place_the_kernel_changes_heads_and_nothing_beside_them(
-    kernels: dict[str, ModuleType], kind: str
-) -> None:
+def test_in_place_the_kernel_changes_heads_and_nothing_beside_them(kernels: dict[str, ModuleType], kind: str) -> None:
     p = problem(kind=kind, rest=2, strided=True)
     expected, base = answer(p), p.q._base
     assert base is not None
     values = base[..., -7 * p.k.shape[2] :].clone()
-    kernels["triton_rotary"].launch(
-        p.q, p.k, p.q, p.k, *p.flat(), pairs=p.pairs, adjacent=False, inverse=False
-    )
+    kernels["triton_rotary"].launch(p.q, p.k, p.q, p.k, *p.flat(), pairs=p.pairs, adjacent=False, inverse=False)
     assert_turned((p.q, p.k), expected, torch.float32)
     assert base[..., -7 * p.k.shape[2] :].equal(values)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("blocks", [(1, 1, 1), (2, 2, 1), (8, 4, 4), (1, 4, 1, 1), (2, 1, 1, 2)])
-def test_any_size_of_block_gives_the_same(
-    kernels: dict[str, ModuleType], blocks: tuple[int, ...], kind: str
-) -> None:
+def test_any_size_of_block_gives_the_same(kernels: dict[str, ModuleType], blocks: tuple[int, ...], kind: str) -> None:
     p = problem(batch=1, length=5, kv_heads=4, kind=kind)
     out = torch.empty_like(p.q), torch.empty_like(p.k)
     module = kernels["triton_rotary"]

@@ -43,11 +43,7 @@ def identity_root(X: Tensor) -> Root:
     return Root(root=eye, inverse=eye)
 
 
-QK_METHODS = {
-    "a3": (root_of, root_of),
-    "a3-q-only": (root_of, identity_root),
-    "a3-k-only": (identity_root, root_of),
-}
+QK_METHODS = {"a3": (root_of, root_of), "a3-q-only": (root_of, identity_root), "a3-k-only": (identity_root, root_of)}
 
 
 def with_one(X: Tensor, b: Tensor | None) -> Tensor:

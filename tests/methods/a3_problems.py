@@ -147,11 +147,7 @@ def ov_problem(size: Size) -> OVProblem:
     )
     v = project(X, part.W_v, part.b_v)
     a = attention @ v.repeat_interleave(size.group, dim=0)
-    moments = {
-        "v": heads_gram(v),
-        "a": heads_gram(a),
-        "a_gram": whole_gram(a.transpose(0, 1).unsqueeze(0)) / t,
-    }
+    moments = {"v": heads_gram(v), "a": heads_gram(a), "a_gram": whole_gram(a.transpose(0, 1).unsqueeze(0)) / t}
     return OVProblem(part=part, X=X, P=attention @ X, moments=moments)
 
 
@@ -169,8 +165,6 @@ def mlp_problem(size: Size, *, gated: bool) -> tuple[MLP, Tensor]:
     return part, draw.inputs(size)
 
 
-def solution_of(
-    method: str, component: str, part: Part, moments: Moments, width: int, **options: Any
-) -> Shrunk:
+def solution_of(method: str, component: str, part: Part, moments: Moments, width: int, **options: Any) -> Shrunk:
     """The solver itself, without the full-width shortcut of `solve`."""
     return METHODS[method].solvers[component](part, moments, width, Options(**options))

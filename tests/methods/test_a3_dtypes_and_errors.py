@@ -23,9 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def cast(part: Any, dtype: torch.dtype) -> Any:
     """The part with all its floating tensors in another dtype."""
-    tensors = {
-        name: x.to(dtype) for name, x in vars(part).items() if isinstance(x, Tensor) and x.is_floating_point()
-    }
+    tensors = {name: x.to(dtype) for name, x in vars(part).items() if isinstance(x, Tensor) and x.is_floating_point()}
     return replace(part, **tensors)
 
 
@@ -81,9 +79,7 @@ def test_solutions_keep_dtypes_and_fields_and_only_narrow_one_width(name: str, d
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_same_problem_gives_the_same_bytes(name: str):
     component, part, moments = PROBLEMS[name]
-    first, second = (
-        solve(get_method("a3"), component, part, moments, width=4, options=OPTIONS) for _ in range(2)
-    )
+    first, second = (solve(get_method("a3"), component, part, moments, width=4, options=OPTIONS) for _ in range(2))
     for field, value in vars(first.part).items():
         if isinstance(value, Tensor):
             assert value.equal(getattr(second.part, field))
@@ -93,15 +89,11 @@ def test_the_same_problem_gives_the_same_bytes(name: str):
 def test_lopsided_heads_are_balanced_so_that_half_precision_holds_both_sides(q_scale: float, k_scale: float):
     problem = qk_problem(Size())
     part = replace(problem.part, W_q=q_scale * problem.part.W_q, W_k=k_scale * problem.part.W_k)
-    moments = {
-        "q": q_scale**2 * problem.moments["q"],
-        "k": k_scale**2 * problem.moments["k"],
-    }
+    moments = {"q": q_scale**2 * problem.moments["q"], "k": k_scale**2 * problem.moments["k"]}
     narrow = solution_of("a3", "qk", part, moments, 4).part
     rounded = cast(cast(narrow, torch.float16), torch.float64)
     q, k = (
-        project(X, W, None).square().mean(dim=1)
-        for X, W in ((problem.X_q, narrow.W_q), (problem.X_k, narrow.W_k))
+        project(X, W, None).square().mean(dim=1) for X, W in ((problem.X_q, narrow.W_q), (problem.X_k, narrow.W_k))
     )
     torch.testing.assert_close(q, k, rtol=1e-6, atol=0)
     exact, half = (qk_scores(p, problem.X_q, problem.X_k) for p in (narrow, rounded))
@@ -134,9 +126,7 @@ def test_missing_moments_name_themselves_and_the_command_that_collects_them(meth
 
 
 # Methods that repair read regressions of two streams: tests/calibrate/test_streams.py has those.
-@pytest.mark.parametrize(
-    ("method", "name"), [case for case in SOLVABLE if METHODS[case[0]].streams != "narrow"]
-)
+@pytest.mark.parametrize(("method", "name"), [case for case in SOLVABLE if METHODS[case[0]].streams != "narrow"])
 def test_what_a_method_says_it_reads_is_enough(method: str, name: str):
     component, part, moments = PROBLEMS[name]
     reads = get_method(method).reads[component]

@@ -17,18 +17,7 @@ from a3_oracles import (
     with_one,
     with_row,
 )
-from a3_problems import (
-    Draw,
-    OVProblem,
-    Size,
-    few,
-    mha_sizes,
-    narrower,
-    ov_problem,
-    project,
-    sizes,
-    solution_of,
-)
+from a3_problems import Draw, OVProblem, Size, few, mha_sizes, narrower, ov_problem, project, sizes, solution_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -40,9 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @few
 @given(size=mha_sizes, data=st.data())
-def test_ov_is_the_svd_of_the_attention_weighted_whitened_weights_head_by_head(
-    size: Size, data: st.DataObject
-):
+def test_ov_is_the_svd_of_the_attention_weighted_whitened_weights_head_by_head(size: Size, data: st.DataObject):
     rank = narrower(size, data)
     problem = ov_problem(size)
     P = with_one(problem.P, problem.part.b_v)
@@ -125,9 +112,7 @@ def test_ov_overall_is_the_svd_of_all_heads_stacked(size: Size, data: st.DataObj
     assert narrow.W_v.shape == (h, D, rank)
     assert narrow.W_o.shape == (1, rank, D)
     got = project(problem.P, narrow.W_v, narrow.b_v).sum(dim=0) @ narrow.W_o[0]
-    assert_same(
-        got.unsqueeze(0), expected.unsqueeze(0), dense=dense.unsqueeze(0), tolerance=resolved(solution)
-    )
+    assert_same(got.unsqueeze(0), expected.unsqueeze(0), dense=dense.unsqueeze(0), tolerance=resolved(solution))
     total = s.square().sum().item()
     assert solution.loss == near(s[rank:].square().sum().item(), total)
     assert solution.loss == near(mean_output_error(dense.unsqueeze(0), got.unsqueeze(0)), total)
@@ -152,9 +137,7 @@ def test_the_sum_of_head_errors_is_no_bound_on_the_error_of_the_sum():
     """The paper bounds |O - O~|^2 by the sum of |O_i - O_i~|^2; twin heads exceed it by their number."""
     problem = ov_problem(Size(kv_heads=2))
     twins = replace(
-        problem.part,
-        W_v=problem.part.W_v[:1].expand(2, -1, -1),
-        W_o=problem.part.W_o[:1].expand(2, -1, -1),
+        problem.part, W_v=problem.part.W_v[:1].expand(2, -1, -1), W_o=problem.part.W_o[:1].expand(2, -1, -1)
     )
     moments = {"a": problem.moments["a"][:1].expand(2, -1, -1)}
     solution = solution_of("a3", "ov", twins, moments, 3)

@@ -27,9 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("method", QK_METHODS)
 @few
 @given(size=sizes, data=st.data())
-def test_qk_without_rope_is_the_joint_svd_of_the_whitened_fused_weights(
-    method: str, size: Size, data: st.DataObject
-):
+def test_qk_without_rope_is_the_joint_svd_of_the_whitened_fused_weights(method: str, size: Size, data: st.DataObject):
     rank = narrower(size, data)
     problem = qk_problem(size)
     part = problem.part

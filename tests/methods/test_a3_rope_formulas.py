@@ -32,9 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("method", QK_METHODS)
 @few
 @given(size=sizes, data=st.data())
-def test_rope_keeps_the_pairs_with_the_largest_summed_channel_scores(
-    method: str, size: Size, data: st.DataObject
-):
+def test_rope_keeps_the_pairs_with_the_largest_summed_channel_scores(method: str, size: Size, data: st.DataObject):
     pairs = data.draw(st.integers(1, 4))
     p = data.draw(st.integers(0, pairs))
     problem = qk_problem(replace(size, width=2 * pairs), pairs=pairs)
@@ -73,9 +71,7 @@ def test_adjacent_pairs_in_canonical_order_are_scored_as_the_paper_prints_them(s
     channels = paper_channel_scores(problem, root_of(problem.X_q), root_of(problem.X_k))
     scores = channels[:, 0::2] + channels[:, 1::2]
     canonical = replace(
-        adjacent,
-        W_q=to_canonical(adjacent.W_q, pairs, "adjacent"),
-        W_k=to_canonical(adjacent.W_k, pairs, "adjacent"),
+        adjacent, W_q=to_canonical(adjacent.W_q, pairs, "adjacent"), W_k=to_canonical(adjacent.W_k, pairs, "adjacent")
     )
     q, k = problem.X_q @ canonical.W_q, problem.X_k @ canonical.W_k
     solution = solution_of("a3", "qk", canonical, {"q": heads_gram(q), "k": heads_gram(k)}, 2 * p)
@@ -86,9 +82,7 @@ def test_adjacent_pairs_in_canonical_order_are_scored_as_the_paper_prints_them(s
 
 @few
 @given(size=sizes, data=st.data())
-def test_partial_rotary_heads_take_the_cheapest_split_into_pairs_and_svd_slots(
-    size: Size, data: st.DataObject
-):
+def test_partial_rotary_heads_take_the_cheapest_split_into_pairs_and_svd_slots(size: Size, data: st.DataObject):
     pairs, rest = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 4))
     rotated, d = 2 * pairs, 2 * pairs + rest
     width = data.draw(st.integers(1, d - 1))
@@ -122,9 +116,7 @@ def test_partial_rotary_heads_take_the_cheapest_split_into_pairs_and_svd_slots(
         assert narrow.frequencies[head].tolist() == part.frequencies[head, kept].tolist()
         assert narrow.W_k[head, :, : 2 * best].equal(part.W_k[head][:, kept + [i + pairs for i in kept]])
     got = fused_qk(only_channels(narrow, slice(2 * best, None)))
-    assert_same(
-        X_q @ got @ X_k.mT, X_q @ slots @ X_k.mT, dense=X_q @ W_rest @ X_k.mT, tolerance=resolved(solution)
-    )
+    assert_same(X_q @ got @ X_k.mT, X_q @ slots @ X_k.mT, dense=X_q @ W_rest @ X_k.mT, tolerance=resolved(solution))
 
 
 def only_channels(part: QK, channels: slice) -> QK:

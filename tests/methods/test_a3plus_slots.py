@@ -129,9 +129,7 @@ def test_the_loss_a_layer_reports_is_what_its_scores_miss(
     name: str, scope: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first layer has the same input in both models; cut twice, so that folds are folded again."""
-    monkeypatch.setitem(
-        CONFIGS, "yarn", lambda: transformers.LlamaConfig(**LLAMA, rope_parameters=dict(YARN))
-    )
+    monkeypatch.setitem(CONFIGS, "yarn", lambda: transformers.LlamaConfig(**LLAMA, rope_parameters=dict(YARN)))
     model, before = tiny(name, seed=2), first_looks(tiny(name, seed=2))
     for ratio in (0.25, 0.4):
         reported = run(model, rope_scope=scope, layers=(0,), ratio=ratio).losses[0]
@@ -183,10 +181,7 @@ def by_hand(*, fold_errs: tuple[float, float], scaling: float = 1.0) -> tuple[QK
         "slots1_q_map": random(2, P, SLOTS, kind=torch.complex128),
         "slots1_rates": torch.tensor([[0.5, 0.016], [0.4, 0.011]], dtype=torch.float64),
     }
-    errs = {
-        0: {"": (1.0, 1.0), "_held": (1.0, 1.0)},
-        1: {"": tuple(2 - e for e in fold_errs), "_held": fold_errs},
-    }
+    errs = {0: {"": (1.0, 1.0), "_held": (1.0, 1.0)}, 1: {"": tuple(2 - e for e in fold_errs), "_held": fold_errs}}
     for number, suffixes in errs.items():
         for suffix, error in suffixes.items():
             # Slots that already fit as well as they can: (1, 0) solves the system, and `error` is left.

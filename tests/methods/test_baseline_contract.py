@@ -59,9 +59,7 @@ def test_solutions_have_the_promised_shapes_names_and_biases(method: str, name: 
 @pytest.mark.parametrize("method", FACTORED)
 @pytest.mark.parametrize("shape", [(12, 8), (8, 12), (9, 9)])
 @pytest.mark.parametrize("tokens", [60, 3])
-def test_full_rank_gives_the_map_back_whatever_the_tokens(
-    method: str, shape: tuple[int, int], tokens: int
-) -> None:
+def test_full_rank_gives_the_map_back_whatever_the_tokens(method: str, shape: tuple[int, int], tokens: int) -> None:
     problem = linear_problem(LinearSize(name="k", inputs=shape[0], outputs=shape[1], tokens=tokens))
     solution = solved(method, problem, min(shape))
     torch.testing.assert_close(product(solution), problem.part.W, rtol=0, atol=1e-7)
@@ -146,17 +144,11 @@ def test_inputs_decide_which_moments_are_read() -> None:
 @pytest.mark.parametrize("method", ["clover", "magnitude", "wanda"])
 def test_component_baselines_keep_dtypes_and_need_what_they_say(method: str, dtype: torch.dtype) -> None:
     mlp, X = mlp_problem(Size(bias=True, d_model=6), gated=True)
-    parts = {
-        "qk": qk_problem(Size(bias=True), pairs=1).part,
-        "ov": ov_problem(Size(bias=True)).part,
-        "mlp": mlp,
-    }
+    parts = {"qk": qk_problem(Size(bias=True), pairs=1).part, "ov": ov_problem(Size(bias=True)).part, "mlp": mlp}
     moments = {"x_energy": torch.rand(12).double(), "down_energy": X.square().mean(dim=0)}
     for component, reads in METHODS[method].reads.items():
         part = parts[component]
-        cast = {
-            n: x.to(dtype) for n, x in vars(part).items() if isinstance(x, Tensor) and x.is_floating_point()
-        }
+        cast = {n: x.to(dtype) for n, x in vars(part).items() if isinstance(x, Tensor) and x.is_floating_point()}
         part = replace(part, **cast)
         solver = METHODS[method].solvers[component]
         solution = solver(part, {name: moments[name] for name in reads & set(moments)}, 4, Options())

@@ -65,9 +65,7 @@ def test_blocks_of_m_lose_exactly_half() -> None:
 
 def test_equal_scores_keep_the_lower_input() -> None:
     problem = linear_problem(LinearSize(inputs=8, outputs=3))
-    ones = replace(
-        problem, part=replace(problem.part, W=torch.ones(8, 3)), moments={"x_energy": torch.ones(8)}
-    )
+    ones = replace(problem, part=replace(problem.part, W=torch.ones(8, 3)), moments={"x_energy": torch.ones(8)})
     assert solved("wanda-sparse", ones, 3).W[:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
     assert solved("wanda-2:4", ones, 4).W[:, 0].tolist() == [1, 1, 0, 0, 1, 1, 0, 0]
 

@@ -32,12 +32,7 @@ from trisect.records.shapes import ModelShape
 # MHA with RoPE, MHA without, and GQA with both kinds of layer.
 MODELS = ("llama-mha", "gpt2", "smollm3")
 MHA_ONLY = {"a3-ov-overall"}
-CASES = [
-    (method, model)
-    for method in METHODS
-    for model in MODELS
-    if not (method in MHA_ONLY and model == "smollm3")
-]
+CASES = [(method, model) for method in METHODS for model in MODELS if not (method in MHA_ONLY and model == "smollm3")]
 CALIBRATION = tokens(4, 40, seed=5)
 
 
@@ -134,9 +129,7 @@ def test_full_rank_leaves_the_logits_unchanged(method: str, name: str) -> None:
     with torch.no_grad():
         before = model(ids).logits
     reads = frozenset().union(*record.reads.values())
-    names = frozenset(
-        name for name in reads if not name.endswith("_fisher") and not name.startswith("narrow_")
-    )
+    names = frozenset(name for name in reads if not name.endswith("_fisher") and not name.startswith("narrow_"))
     for view, found in collect(model, CALIBRATION, lambda layer: names):
         narrow = {f"narrow_{key}": value for key, value in found.items()}
         for linear in (key for key in view.linears() if key in record.solvers):

@@ -31,13 +31,9 @@ def test_heads_go_in_the_largest_equal_groups_of_up_to_four() -> None:
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8])
 @few
 @given(seed=st.integers(0, 2**31 - 1), data=st.data())
-def test_each_group_of_heads_is_an_svd_llm_of_its_own(
-    name: str, heads: int, seed: int, data: st.DataObject
-) -> None:
+def test_each_group_of_heads_is_an_svd_llm_of_its_own(name: str, heads: int, seed: int, data: st.DataObject) -> None:
     d = 3
-    problem = linear_problem(
-        LinearSize(seed=seed, name=name, inputs=14, outputs=heads * d, heads=heads, bias=True)
-    )
+    problem = linear_problem(LinearSize(seed=seed, name=name, inputs=14, outputs=heads * d, heads=heads, bias=True))
     groups = head_groups(heads)
     columns = heads // groups * d
     rank = data.draw(st.integers(1, columns))
@@ -92,9 +88,7 @@ def test_clover_is_the_svd_of_each_heads_fused_query_and_key_weights(size: Size,
 
 @few
 @given(size=sizes, data=st.data())
-def test_clover_is_the_svd_of_each_heads_fused_value_and_output_weights(
-    size: Size, data: st.DataObject
-) -> None:
+def test_clover_is_the_svd_of_each_heads_fused_value_and_output_weights(size: Size, data: st.DataObject) -> None:
     rank = narrower(size, data)
     part = ov_problem(size).part
     solution = solution_of("clover", "ov", part, {}, rank)
@@ -109,9 +103,7 @@ def test_clover_is_the_svd_of_each_heads_fused_value_and_output_weights(
 
 @few
 @given(seed=st.integers(0, 2**31 - 1), group=st.integers(1, 2), bias=st.booleans())
-def test_with_rope_clover_keeps_the_pairs_whose_weights_are_largest(
-    seed: int, group: int, bias: bool
-) -> None:
+def test_with_rope_clover_keeps_the_pairs_whose_weights_are_largest(seed: int, group: int, bias: bool) -> None:
     part = qk_problem(Size(seed=seed, width=8, group=group, bias=bias), pairs=4).part
     narrow = solution_of("clover", "qk", part, {}, 4).part
     for key in range(2):

@@ -40,10 +40,7 @@ def channel_scores(part: QK, x: list[float]) -> list[list[float]]:
     q = loop_sizes(part.W_q, part.b_q, part.norm_q, x)
     k = loop_sizes(part.W_k, part.b_k, part.norm_k, x)
     g = part.group
-    return [
-        [sum(q[key * g + i][c] for i in range(g)) * k[key][c] for c in range(part.width)]
-        for key in range(len(k))
-    ]
+    return [[sum(q[key * g + i][c] for i in range(g)) * k[key][c] for c in range(part.width)] for key in range(len(k))]
 
 
 def loudness(method: str, energy: Tensor) -> list[float]:

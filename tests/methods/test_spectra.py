@@ -56,9 +56,7 @@ def test_ov_has_the_squared_singular_values_of_the_papers_matrix(size: Size, dat
 
 @few
 @given(size=sizes, data=st.data())
-def test_qk_without_rope_has_the_squared_singular_values_of_the_papers_matrix(
-    size: Size, data: st.DataObject
-):
+def test_qk_without_rope_has_the_squared_singular_values_of_the_papers_matrix(size: Size, data: st.DataObject):
     rank, problem = narrower(size, data), qk_problem(size)
     part = problem.part
     R_q, R_k = (root_of(with_one(X, part.b_q)) for X in (problem.X_q, problem.X_k))

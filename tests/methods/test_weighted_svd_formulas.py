@@ -57,9 +57,7 @@ def test_fwsvd_weighs_rows_by_the_root_of_their_summed_fisher_information(
 
 @few
 @given(size=linear_sizes, data=st.data())
-def test_asvd_scales_inputs_by_the_root_of_their_mean_magnitude(
-    size: LinearSize, data: st.DataObject
-) -> None:
+def test_asvd_scales_inputs_by_the_root_of_their_mean_magnitude(size: LinearSize, data: st.DataObject) -> None:
     problem, rank = linear_problem(size), some_rank(size, data)
     S = torch.diag(problem.X.abs().mean(dim=0) ** 0.5)
     scaled, _ = truncated(problem.part.W.mT @ S, rank)
@@ -134,9 +132,7 @@ def test_nothing_of_the_same_rank_is_closer_on_the_tokens_than_svd_llm(
 
 @few
 @given(size=linear_sizes, data=st.data())
-def test_the_update_is_least_squares_on_the_narrow_streams_inputs(
-    size: LinearSize, data: st.DataObject
-) -> None:
+def test_the_update_is_least_squares_on_the_narrow_streams_inputs(size: LinearSize, data: st.DataObject) -> None:
     problem, rank = linear_problem(size), some_rank(size, data)
     A, W, X = solved("svd-llm", problem, rank).A, problem.part.W, problem.X_narrow
     updated = torch.linalg.lstsq(X @ A, X @ W).solution
@@ -189,9 +185,7 @@ def test_rounding_in_a_gram_of_few_tokens_is_not_fitted() -> None:
 
 
 @few
-@given(
-    inputs=st.integers(2, 400), outputs=st.integers(2, 400), ratio=st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.9])
-)
+@given(inputs=st.integers(2, 400), outputs=st.integers(2, 400), ratio=st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.9]))
 def test_the_rank_is_the_largest_that_keeps_the_parameters_within_the_ratio(
     inputs: int, outputs: int, ratio: float
 ) -> None:

@@ -144,18 +144,14 @@ def test_gradients_reach_every_factor(name: str) -> None:
 def test_the_budget_is_what_the_modules_hold(name: str) -> None:
     model = mixed(name)
     shape = shape_of(model)
-    assert shape.layers[0].linears[0] == LinearShape(
-        name="k", rank=5, groups=shape.layers[0].kv_heads, cached=True
-    )
+    assert shape.layers[0].linears[0] == LinearShape(name="k", rank=5, groups=shape.layers[0].kv_heads, cached=True)
     budget = budget_of(shape)
     held = [module.weight.numel() for view in layer_views(model) for module in view.projections()]
     assert budget.linear_parameters == sum(held)
     assert budget.parameters == sum(p.numel() for p in model.parameters())
     assert shape.other_parameters == shape_of(tiny(name)).other_parameters
     dense = budget_of(shape_of(tiny(name)))
-    assert dense.flops - budget.flops == 2 * PREFILL_LENGTH * (
-        dense.linear_parameters - budget.linear_parameters
-    )
+    assert dense.flops - budget.flops == 2 * PREFILL_LENGTH * (dense.linear_parameters - budget.linear_parameters)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

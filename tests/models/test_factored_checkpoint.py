@@ -54,10 +54,7 @@ def save(model: Any, folder: Path, *, original: Any = None) -> Path:
 def test_a_factored_model_loads_with_the_same_logits_and_shape(name: str, tmp_path: Path) -> None:
     model, ids = mixed(name), tokens()
     folder = save(model, tmp_path / "out")
-    for again in (
-        transformers.AutoModelForCausalLM.from_pretrained(folder).eval(),
-        load_model(str(folder)).model,
-    ):
+    for again in (transformers.AutoModelForCausalLM.from_pretrained(folder).eval(), load_model(str(folder)).model):
         assert_same_model(again, model, ids)
         assert shape_of(again) == shape_of(model)
 
@@ -89,9 +86,7 @@ def test_narrow_layers_can_be_factored_too(name: str, tmp_path: Path) -> None:
         b_up, b_gate = (None if b is None else b[:50] for b in (mlp.b_up, mlp.b_gate))
         W_gate = None if mlp.W_gate is None else mlp.W_gate[:, :50]
         view.write(
-            replace(
-                mlp, W_up=mlp.W_up[:, :50], W_down=mlp.W_down[:50], W_gate=W_gate, b_up=b_up, b_gate=b_gate
-            )
+            replace(mlp, W_up=mlp.W_up[:, :50], W_down=mlp.W_down[:50], W_gate=W_gate, b_up=b_up, b_gate=b_gate)
         )
         apply(view, v=5, up=6, per_head=True)
     folder = save(model, tmp_path / "out", original=original)

@@ -46,8 +46,7 @@ def test_parts_read_and_written_back_are_identical(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "attention"),
-    [(name, "eager") for name in CONFIGS] + [(name, "sdpa") for name in SDPA],
+    ("name", "attention"), [(name, "eager") for name in CONFIGS] + [(name, "sdpa") for name in SDPA]
 )
 def test_owned_attention_equals_the_stock_one(name: str, attention: str) -> None:
     """But for rounding: the products are the same, but heads lie otherwise in memory."""
@@ -68,9 +67,7 @@ def cached_logits(model: Any, ids: Tensor) -> Tensor:
     output = model(ids[:, :6], use_cache=True)
     steps = []
     for position in range(6, ids.shape[1]):
-        output = model(
-            ids[:, position : position + 1], past_key_values=output.past_key_values, use_cache=True
-        )
+        output = model(ids[:, position : position + 1], past_key_values=output.past_key_values, use_cache=True)
         steps.append(output.logits)
     return torch.cat(steps, dim=1)
 
@@ -191,9 +188,7 @@ def test_the_live_cache_is_as_small_as_the_budget_says(name: str) -> None:
     model, ids = narrow(name), tokens(2, 5)
     cache = model(ids, use_cache=True).past_key_values
     live = sum(
-        tensor.numel() * tensor.element_size()
-        for layer in cache.layers
-        for tensor in (layer.keys, layer.values)
+        tensor.numel() * tensor.element_size() for layer in cache.layers for tensor in (layer.keys, layer.values)
     )
     assert live == budget_of(shape_of(model)).kv_bytes_per_token * ids.numel()
 

@@ -24,9 +24,7 @@ from trisect.models.limits import check_entry
 from trisect.models.rotary import loaded_rates, rotation_of, stored_rates
 from trisect.pipeline.run import compress
 
-ROTATING = [
-    name for name in CONFIGS if not name.startswith(("mpt", "gpt2", "opt")) and "longrope" not in name
-]
+ROTATING = [name for name in CONFIGS if not name.startswith(("mpt", "gpt2", "opt")) and "longrope" not in name]
 
 
 def rope(kind: str, **settings: Any) -> Callable[[], Any]:
@@ -78,12 +76,7 @@ def test_the_models_own_rates_spelt_out_give_the_stock_logits(name: str) -> None
 def test_text_behind_a_cache_is_that_of_the_stock_model(name: str) -> None:
     stock, ids = tiny(name), tokens(2, 9)
     model = spelt_out(tiny(name))
-    settings: dict[str, Any] = {
-        "max_new_tokens": 6,
-        "do_sample": False,
-        "pad_token_id": 0,
-        "eos_token_id": None,
-    }
+    settings: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     settings["attention_mask"] = left_padded(ids)
     expected = stock.generate(ids, use_cache=False, **settings)
     for how in ({"use_cache": True}, {"cache_implementation": "static"}):
@@ -142,9 +135,7 @@ def test_rates_are_stored_as_the_bits_of_float32() -> None:
 
 def folded(**settings: Any) -> Any:
     model = tiny("llama-gqa", dtype=settings.pop("dtype", None))
-    config = CompressConfig(
-        ratio=0.25, method="a3+", align=None, parts=("qk",), rope_scope="layer", **settings
-    )
+    config = CompressConfig(ratio=0.25, method="a3+", align=None, parts=("qk",), rope_scope="layer", **settings)
     compress(model, config, tokens=tokens_from_tensor(tokens(4, 20)))
     return model
 
@@ -165,9 +156,7 @@ def test_a_folded_model_that_is_saved_is_the_one_that_loads(dtype: torch.dtype, 
 
 def test_a_model_without_folds_has_no_word_of_them(tmp_path: Path) -> None:
     model = tiny("llama-gqa")
-    compress(
-        model, CompressConfig(ratio=0.25, method="a3", align=None), tokens=tokens_from_tensor(tokens(4, 20))
-    )
+    compress(model, CompressConfig(ratio=0.25, method="a3", align=None), tokens=tokens_from_tensor(tokens(4, 20)))
     assert model.config.trisect["format"] == 1
     assert all("folded" not in layer for layer in model.config.trisect["layers"])
     assert not any("rotary_rates" in key for key in model.state_dict())
@@ -176,9 +165,7 @@ def test_a_model_without_folds_has_no_word_of_them(tmp_path: Path) -> None:
 LAYER = {"qk": 12, "pairs": 6, "vo": 16, "mlp": 80}
 
 
-@pytest.mark.parametrize(
-    ("version", "folded"), [(2, "yes"), (2, 1), (2, None), (2, [True]), (1, True), (9, True)]
-)
+@pytest.mark.parametrize(("version", "folded"), [(2, "yes"), (2, 1), (2, None), (2, [True]), (1, True), (9, True)])
 def test_a_hostile_entry_is_refused(version: int, folded: object) -> None:
     entry = {"format": version, "method": "a3+", "ratio": 0.25, "original": [LAYER]}
     entry["layers"] = [{**LAYER, "folded": folded}]
@@ -190,9 +177,7 @@ def test_a_hostile_entry_is_refused(version: int, folded: object) -> None:
 def test_weights_without_their_rates_are_an_error_not_a_random_rotation(tmp_path: Path) -> None:
     """A config that says `folded` over a checkpoint that is not."""
     model = tiny("llama-gqa")
-    compress(
-        model, CompressConfig(ratio=0.25, method="a3", align=None), tokens=tokens_from_tensor(tokens(4, 20))
-    )
+    compress(model, CompressConfig(ratio=0.25, method="a3", align=None), tokens=tokens_from_tensor(tokens(4, 20)))
     save_model(model, None, tmp_path / "out", receipt={})
     path = tmp_path / "out" / "config.json"
     data = json.loads(path.read_text())

@@ -17,9 +17,7 @@ def traces(model: Any) -> list[tuple[type, dict[str, Any]]]:
     """The class of every module and what hangs on it: tables of hooks and children too."""
     held = []
     for module in model.modules():
-        found = {
-            key: dict(value) if isinstance(value, dict) else value for key, value in vars(module).items()
-        }
+        found = {key: dict(value) if isinstance(value, dict) else value for key, value in vars(module).items()}
         held.append((type(module), found))
     return held
 

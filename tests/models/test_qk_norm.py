@@ -31,9 +31,7 @@ def test_dropping_silent_pairs_keeps_the_logits_of_a_normed_model() -> None:
     silence_pairs(model, [1, 4])
     with torch.no_grad():
         before = model(ids).logits
-    result = compress(
-        model, CompressConfig(ratio=0.25, method="a3", parts=("qk",), align=None), tokens=CALIBRATION
-    )
+    result = compress(model, CompressConfig(ratio=0.25, method="a3", parts=("qk",), align=None), tokens=CALIBRATION)
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, before, rtol=1e-3, atol=1e-3)
     assert shape_of(model).layers[0].qk == 12

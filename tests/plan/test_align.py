@@ -56,12 +56,7 @@ def test_rotated_heads_stay_even(layer, align, ratio):
         assert grid_of(layer, "qk", align=align).width_at(ratio) % 2 == 0
 
 
-@given(
-    layer=LAYERS,
-    component=COMPONENTS,
-    align=ALIGNMENTS,
-    ratios=st.lists(RATIOS, min_size=2).map(sorted),
-)
+@given(layer=LAYERS, component=COMPONENTS, align=ALIGNMENTS, ratios=st.lists(RATIOS, min_size=2).map(sorted))
 def test_a_larger_ratio_never_gives_a_larger_width(layer, component, align, ratios):
     widths = [grid_of(layer, component, align=align).width_at(ratio) for ratio in ratios]
     assert widths == sorted(widths, reverse=True)

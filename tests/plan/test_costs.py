@@ -35,9 +35,7 @@ Widths = dict[tuple[int, str], int]
 
 
 @given(
-    layer=SMALL_LAYERS,
-    unit=st.sampled_from(sorted(FIELDS)),
-    new=st.tuples(*[st.integers(0, 12) for _ in range(3)]),
+    layer=SMALL_LAYERS, unit=st.sampled_from(sorted(FIELDS)), new=st.tuples(*[st.integers(0, 12) for _ in range(3)])
 )
 def test_component_costs_and_the_fixed_rest_are_the_whole_budget(layer, unit, new):
     costs = Costs(shape=model_shape(layer, layer, other=7), unit=unit)
@@ -74,15 +72,9 @@ def seconds(widths: Widths) -> float:
 # How a goal is asked for at a ratio, and the oracle's own count of what it bounds.
 GOALS: dict[str, tuple[Callable[[float, float], dict[str, object]], Callable[[Widths], float]]] = {
     "ratio": (lambda ratio, full: {"ratio": ratio}, linear),
-    "target_params": (
-        lambda ratio, full: {"target_params": int((1 - Fraction(str(ratio))) * full)},
-        parameters,
-    ),
+    "target_params": (lambda ratio, full: {"target_params": int((1 - Fraction(str(ratio))) * full)}, parameters),
     "kv_ratio": (lambda ratio, full: {"kv_ratio": ratio}, cache),
-    "target_kv_bytes": (
-        lambda ratio, full: {"target_kv_bytes": int((1 - Fraction(str(ratio))) * full)},
-        cache,
-    ),
+    "target_kv_bytes": (lambda ratio, full: {"target_kv_bytes": int((1 - Fraction(str(ratio))) * full)}, cache),
     "flops": (lambda ratio, full: {"ratio": ratio, "budget": "flops"}, flops),
     "latency": (lambda ratio, full: {"ratio": ratio, "budget": "latency"}, seconds),
 }
@@ -160,9 +152,7 @@ costly = st.lists(
 
 
 @settings(deadline=None, max_examples=80)
-@given(
-    items=st.lists(costly, min_size=1, max_size=4), budget=st.integers(0, 40_000), table=st.integers(4, 64)
-)
+@given(items=st.lists(costly, min_size=1, max_size=4), budget=st.integers(0, 40_000), table=st.integers(4, 64))
 def test_a_coarse_table_is_never_over_and_as_good_as_a_slightly_smaller_budget(items, budget, table):
     picked = knapsack(items, budget=budget, table=table)
     exact = knapsack(items, budget=budget, table=1 << 30)
@@ -214,9 +204,7 @@ def test_a_shape_that_was_not_measured_names_the_command(tmp_path: Path):
         table.nanoseconds(other, "mlp", 256)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"entries": [{}]}', json.dumps({"entries": [{"component": "qk"}]})]
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"entries": [{}]}', json.dumps({"entries": [{"component": "qk"}]})])
 def test_a_broken_table_is_refused(tmp_path: Path, text: str):
     path = tmp_path / "t.json"
     path.write_text(text)

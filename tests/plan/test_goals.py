@@ -13,16 +13,7 @@ from plan_curves import KEYS, LAYERS, MODEL, RISES, STEPS, curves_from, widths_i
 from plan_shapes import layer_shape, model_shape
 
 from trisect.config import CompressConfig
-from trisect.config.goals import (
-    Floors,
-    Increase,
-    Limit,
-    Share,
-    parse_bytes,
-    parse_count,
-    parse_increase,
-    read_floors,
-)
+from trisect.config.goals import Floors, Increase, Limit, Share, parse_bytes, parse_count, parse_increase, read_floors
 from trisect.errors import TrisectError
 from trisect.plan import Curves, apply_plan, budget_of, compare, plan_for, uniform_plan
 from trisect.plan.problem import problem_for
@@ -43,22 +34,13 @@ def test_numbers_of_parameters_are_read(text, count):
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [
-        ("20K", 20_000),
-        ("20KiB", 20_480),
-        ("20kb", 20_000),
-        ("20480", 20_480),
-        ("1.5MiB", 3 << 19),
-        ("64B", 64),
-    ],
+    [("20K", 20_000), ("20KiB", 20_480), ("20kb", 20_000), ("20480", 20_480), ("1.5MiB", 3 << 19), ("64B", 64)],
 )
 def test_numbers_of_bytes_are_read(text, count):
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize(
-    "text", ["100Q", "", "M", "-5", "0", "1..2", "nan", "inf", True, None, "0.5", "5KiM"]
-)
+@pytest.mark.parametrize("text", ["100Q", "", "M", "-5", "0", "1..2", "nan", "inf", True, None, "0.5", "5KiM"])
 def test_what_is_no_number_is_refused_with_one_that_is(text):
     with pytest.raises(TrisectError, match=r"--target-params 100M"):
         parse_count(text)
@@ -68,9 +50,7 @@ def test_what_is_no_number_is_refused_with_one_that_is(text):
 
 def test_increases_are_relative_or_absolute():
     assert parse_increase("5%") == Increase(budget="params", amount=0.05, relative=True)
-    assert (
-        parse_increase(1.5) == parse_increase("1.5") == Increase(budget="params", amount=1.5, relative=False)
-    )
+    assert parse_increase(1.5) == parse_increase("1.5") == Increase(budget="params", amount=1.5, relative=False)
     assert parse_increase("5%").nats(3.0) == pytest.approx(math.log(1.05))
     dense = 2.5
     after = dense + parse_increase(1.5).nats(dense)
@@ -89,9 +69,7 @@ def test_floors_are_read():
     assert read_floors(None) == Floors()
 
 
-@pytest.mark.parametrize(
-    "floor", ["1.5", -0.1, "qk=2", "qk", "vo=0.5", "qk=0.5,", {"mlp": "x"}, True, float("nan")]
-)
+@pytest.mark.parametrize("floor", ["1.5", -0.1, "qk=2", "qk", "vo=0.5", "qk=0.5,", {"mlp": "x"}, True, float("nan")])
 def test_a_floor_that_is_no_share_is_refused(floor):
     with pytest.raises(TrisectError, match=r"--floor"):
         read_floors(floor)
@@ -156,9 +134,7 @@ def test_contradictions_are_refused(settings, message):
 
 GOALS = {
     "kv": lambda ratio: {"kv_ratio": ratio},
-    "kv bytes": lambda ratio: {
-        "target_kv_bytes": math.floor((1 - ratio) * budget_of(MODEL).kv_bytes_per_token)
-    },
+    "kv bytes": lambda ratio: {"target_kv_bytes": math.floor((1 - ratio) * budget_of(MODEL).kv_bytes_per_token)},
     "flops": lambda ratio: {"ratio": ratio, "budget": "flops"},
     "params": lambda ratio: {"target_params": math.floor((1 - ratio) * budget_of(MODEL).parameters)},
     "curved": lambda ratio: {"ratio": ratio},
@@ -198,9 +174,7 @@ def saved(problem, key: tuple[int, str], width: int) -> int:
 @pytest.mark.parametrize("allocate", ALLOCATIONS)
 @pytest.mark.parametrize("settings", [{"ratio": 0.3}, {"kv_ratio": 0.1}, {"ratio": 0.1, "budget": "flops"}])
 def test_floors_are_held_and_the_rest_pays(allocate, settings):
-    config = CompressConfig.from_dict(
-        {**settings, "allocate": allocate, "align": 8, "floor": "qk=0.9,ov=0.7"}
-    )
+    config = CompressConfig.from_dict({**settings, "allocate": allocate, "align": 8, "floor": "qk=0.9,ov=0.7"})
     widths = widths_in(plan_for(MODEL, config, FLAT))
     problem = problem_for(MODEL, config)
     for (layer, part), width in widths.items():

@@ -31,13 +31,9 @@ def said(**settings: object) -> str:
         ),
         (
             {"ratio": 0.5, "layers": [2], "parts": ["ov"]},
-            "asked to remove 50.0%, planned 33.3% of the decoder weights (ov 32); "
-            "nearer: --align 8 or --align none",
+            "asked to remove 50.0%, planned 33.3% of the decoder weights (ov 32); nearer: --align 8 or --align none",
         ),
-        (
-            {"kv_ratio": 0.25},
-            "asked to remove 25.0%, planned 25.0% of the KV bytes per token (qk 32-48, ov 32-48)",
-        ),
+        ({"kv_ratio": 0.25}, "asked to remove 25.0%, planned 25.0% of the KV bytes per token (qk 32-48, ov 32-48)"),
         (
             {"target_params": "14M"},
             "asked for at most 14,000,000 parameters, planned 13,975,200 (qk 32-48, ov 32-48, mlp 512-640)",

@@ -12,11 +12,7 @@ from trisect.plan import Plan, apply_plan
 from trisect.records.shapes import LayerWidths, widths_of
 
 WIDTHS = st.builds(
-    LayerWidths,
-    qk=st.integers(1, 512),
-    pairs=st.integers(0, 256),
-    vo=st.integers(1, 512),
-    mlp=st.integers(1, 50_000),
+    LayerWidths, qk=st.integers(1, 512), pairs=st.integers(0, 256), vo=st.integers(1, 512), mlp=st.integers(1, 50_000)
 )
 PLANS = st.builds(
     Plan,

@@ -124,9 +124,7 @@ def test_ratios_are_the_papers_where_nothing_is_clipped(losses: dict[Key, float]
     ),
     ratio=st.floats(0.01, 0.99),
 )
-def test_every_type_removes_the_ratio_on_average_whatever_the_losses(
-    losses: dict[Key, float], ratio: float
-) -> None:
+def test_every_type_removes_the_ratio_on_average_whatever_the_losses(losses: dict[Key, float], ratio: float) -> None:
     found = loss_ratios(losses, ratio)
     for kind in {name for _, name in losses}:
         mine = {key: value for key, value in found.items() if key[1] == kind}
@@ -146,9 +144,7 @@ def test_losses_are_frobenius_norms_over_all_tokens() -> None:
 
 @few
 @given(
-    fisher=st.dictionaries(
-        st.tuples(st.integers(0, 8), st.sampled_from(["k", "v"])), st.floats(0, 1e3), min_size=1
-    ),
+    fisher=st.dictionaries(st.tuples(st.integers(0, 8), st.sampled_from(["k", "v"])), st.floats(0, 1e3), min_size=1),
     ratio=ratios,
 )
 @example(fisher={(0, "k"): 1e-323}, ratio=0.7921)  # a denormal number has no digits to spare

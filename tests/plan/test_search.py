@@ -46,9 +46,7 @@ def test_no_pair_of_layer_ratios_loses_less(rises, percent):
 @given(percent=st.integers(5, 40))
 def test_layers_have_one_ratio_up_to_the_last_steps(percent):
     curves = curves_from([[0.1, 0.2, 0.3]] * len(KEYS))
-    widths = widths_in(
-        plan_for(MODEL, CompressConfig(ratio=percent / 100, allocate="search", align=8), curves)
-    )
+    widths = widths_in(plan_for(MODEL, CompressConfig(ratio=percent / 100, allocate="search", align=8), curves))
     floors = [[curves.floor(layer, part) for part in COMPONENTS] for layer in (0, 1)]
     off = [
         min(
@@ -62,8 +60,6 @@ def test_layers_have_one_ratio_up_to_the_last_steps(percent):
 
 def test_the_layer_that_loses_most_is_cut_least():
     rises = [[1.0] * 3 if layer == 0 else [0.01] * 3 for layer, _ in KEYS]
-    widths = widths_in(
-        plan_for(MODEL, CompressConfig(ratio=0.05, allocate="search", align=8), curves_from(rises))
-    )
+    widths = widths_in(plan_for(MODEL, CompressConfig(ratio=0.05, allocate="search", align=8), curves_from(rises)))
     assert all(widths[0, part] == LAYERS[0].width(part) for part in COMPONENTS)
     assert any(widths[1, part] < LAYERS[1].width(part) for part in COMPONENTS)

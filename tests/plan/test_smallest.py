@@ -92,9 +92,7 @@ def test_a_good_prediction_needs_few_trials():
     def measure(plan: Plan) -> float:
         return 1.4 * predict(plan)
 
-    found = smallest_within(
-        planner, measure, bound=math.log(1.05), most=problem.full, predict=predict, tries=3
-    )
+    found = smallest_within(planner, measure, bound=math.log(1.05), most=problem.full, predict=predict, tries=3)
     assert 0.9 * math.log(1.05) < found.best.rise <= math.log(1.05)
 
 
@@ -108,9 +106,7 @@ def curves_for(shape, loss) -> Curves:
 
 
 def test_a_bound_nothing_keeps_says_how_near_it_came():
-    with pytest.raises(
-        TrisectError, match=r"None of [1-6] plans .* multiplies perplexity by .*--max-ppl-increase"
-    ):
+    with pytest.raises(TrisectError, match=r"None of [1-6] plans .* multiplies perplexity by .*--max-ppl-increase"):
         within(lambda plan: 1.0 + removed(plan))
 
 

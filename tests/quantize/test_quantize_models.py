@@ -81,9 +81,7 @@ def test_a_dense_model_counts_as_many_bits_as_its_dtype_has() -> None:
 def test_a_narrow_model_is_counted_per_weight_of_the_dense_one(tmp_path: Path) -> None:
     model = narrow("llama-gqa", ratio=0.35, align=8)
     removed = (
-        1
-        - budget_of(shape_of(model)).linear_parameters
-        / budget_of(shape_of(tiny("llama-gqa"))).linear_parameters
+        1 - budget_of(shape_of(model)).linear_parameters / budget_of(shape_of(tiny("llama-gqa"))).linear_parameters
     )
     quantize_model(model, QuantizeConfig(bits=4, group_size=8))
     count = count_bits(model)
@@ -149,9 +147,7 @@ def test_nothing_is_changed_when_a_group_size_is_refused() -> None:
     model = tiny("llama-gqa")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     # The attention's inputs, 48 and 96, take groups of 48; the MLP's 80 do not.
-    with pytest.raises(
-        TrisectError, match=r"48 do not divide the 80 inputs of model\.layers\.0\.mlp\.down_proj"
-    ):
+    with pytest.raises(TrisectError, match=r"48 do not divide the 80 inputs of model\.layers\.0\.mlp\.down_proj"):
         quantize_model(model, QuantizeConfig(group_size=48))
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
@@ -179,10 +175,7 @@ def test_damaged_weights_are_refused() -> None:
     [
         (lambda entry: entry.pop("modules"), "quantization.modules: Field required"),
         (lambda entry: entry["modules"].update(bad={"bits": 4}), "modules.bad.group_size: Field required"),
-        (
-            lambda entry: entry["modules"].update({"model.norm": PACKED}),
-            "'model.norm', which is not a linear",
-        ),
+        (lambda entry: entry["modules"].update({"model.norm": PACKED}), "'model.norm', which is not a linear"),
         (lambda entry: entry["modules"].update({"a.b": PACKED}), "'a.b', which is not a linear"),
         (lambda entry: entry["modules"].update({"lm_head": {**PACKED, "group_size": 7}}), "groups of 7"),
         (

@@ -65,13 +65,7 @@ def test_the_cache_holds_what_hqq_makes_of_keys_and_values(bits: int) -> None:
     for read, x, size in zip(parts[-1], (keys, values), (24, 8), strict=True):
         for step in steps:
             levels, meta = Quantizer.quantize(
-                x[:, :, step],
-                nbits=bits,
-                group_size=size,
-                axis=1,
-                round_zero=bits == 4,
-                bitpack=False,
-                device="cpu",
+                x[:, :, step], nbits=bits, group_size=size, axis=1, round_zero=bits == 4, bitpack=False, device="cpu"
             )
             theirs = ((levels - meta["zero"]) * meta["scale"]).view(x[:, :, step].shape)
             assert torch.allclose(read[:, :, step], theirs, rtol=2e-3, atol=4e-3)
@@ -107,10 +101,7 @@ def test_eight_bits_continue_almost_as_the_full_cache_does(name: str) -> None:
         off = {}
         for bits in (8, 2):
             cache = quantized_cache(model, bits=bits, residual_length=0)
-            got = [
-                model(ids[:, a:b], past_key_values=cache, use_cache=True).logits
-                for a, b in ((0, 30), (30, 40))
-            ]
+            got = [model(ids[:, a:b], past_key_values=cache, use_cache=True).logits for a, b in ((0, 30), (30, 40))]
             off[bits] = ((torch.cat(got, dim=1) - wanted).norm() / wanted.norm()).item()
     assert off[8] < 0.02
     assert off[8] < off[2]

@@ -110,10 +110,7 @@ def test_groups_that_would_straddle_rows_are_refused_with_those_that_do_not() ->
     layer = linear(d_in=200, d_out=32)
     # hqq itself takes it: 200 * 32 weights are whole groups of 64, though no row is.
     settings = BaseQuantizeConfig(nbits=4, group_size=64, axis=1)["weight_quant_params"]
-    assert (
-        Quantizer.quantize(layer.weight, **settings, device="cpu")[0].numel()
-        == math.prod(layer.weight.shape) // 2
-    )
+    assert Quantizer.quantize(layer.weight, **settings, device="cpu")[0].numel() == math.prod(layer.weight.shape) // 2
     with pytest.raises(TrisectError, match="Groups of 64 do not divide the 200 inputs of q; 8 do") as caught:
         group_sizes({"q": layer}, QuantizeConfig(group_size=64))
     assert "--group-size auto" in str(caught.value)

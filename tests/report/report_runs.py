@@ -30,9 +30,7 @@ def make_run(folder: Path) -> Path:
     return save_model(made.model, tokenizer, folder / "run", receipt=receipt)
 
 
-def perplexity_entry(
-    value: float | None, *, token_hash: str = TEXT_HASH, data: str = "text.txt"
-) -> dict[str, Any]:
+def perplexity_entry(value: float | None, *, token_hash: str = TEXT_HASH, data: str = "text.txt") -> dict[str, Any]:
     return {"perplexity": value, "data": data, "windows": 2, "length": 32, "token_hash": token_hash}
 
 
@@ -44,8 +42,7 @@ def eval_file(path: Path, model: object, **entries: Any) -> Path:
 
 def tasks_entry(**scores: float) -> dict[str, Any]:
     entries = {
-        name: {"metric": "acc,none", "shots": 0, "questions": 50, "value": value}
-        for name, value in scores.items()
+        name: {"metric": "acc,none", "shots": 0, "questions": 50, "value": value} for name, value in scores.items()
     }
     return {"scores": entries, "average": sum(scores.values()) / len(scores)}
 
@@ -55,11 +52,7 @@ def bench_file(path: Path, subject: object, *, dense: float, narrow: float) -> P
     case = {"subject": str(subject), "phase": "decode", "attention": "sdpa", "mode": "plain"}
     case |= {"batch": 1, "length": 64, "new": 8, "dtype": "float32", "device": "a cpu"}
     rows = []
-    for kind, asked, seconds in (
-        ("dense", "", dense),
-        ("trisect", "checkpoint", narrow),
-        ("svd-llm", "", 9.0),
-    ):
+    for kind, asked, seconds in (("dense", "", dense), ("trisect", "checkpoint", narrow), ("svd-llm", "", 9.0)):
         row = {"case": {**case, "kind": kind, "asked": asked}, "times": {"p50": seconds}}
         rows.append({**row, "tokens_per_second": 1 / seconds})
     rows.append({"case": {**case, "kind": "trisect", "asked": "checkpoint"}, "error": "no memory"})

@@ -106,12 +106,7 @@ def chromium() -> str:
 def browse(chromium: str, page: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Open a page with a fresh profile and nothing else."""
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
-    command += [
-        f"--user-data-dir={page.parent / 'profile'}",
-        "--window-size=1280,1000",
-        *options,
-        page.as_uri(),
-    ]
+    command += [f"--user-data-dir={page.parent / 'profile'}", "--window-size=1280,1000", *options, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done
@@ -145,9 +140,7 @@ def three_runs(copied: Callable[..., Path]) -> str:
     layers = list(enumerate(runs[0].before.layers))
     points = {(n, c): {layer.width(c): 0.0, 4: 0.5} for n, layer in layers for c in ("qk", "ov", "mlp")}
     curves = Curves(points=points, fingerprint="f", token_hash="t", method="a3")
-    return render(
-        runs, report_sections(runs, curves=curves, samples=[Sample(prompt="a", texts=(("m", "b"),))])
-    )
+    return render(runs, report_sections(runs, curves=curves, samples=[Sample(prompt="a", texts=(("m", "b"),))]))
 
 
 def test_the_page_renders_and_its_controls_work(chromium: str, three_runs: str, tmp_path: Path) -> None:
@@ -221,6 +214,4 @@ def test_it_prints(chromium: str, three_runs: str, tmp_path: Path) -> None:
     browse(chromium, page, f"--print-to-pdf={paper}", "--no-pdf-header-footer")
     content = paper.read_bytes()
     assert content.startswith(b"%PDF")
-    assert (
-        content.count(b"/Type /Page\n") + content.count(b"/Type /Page ") + content.count(b"/Type /Page/") >= 2
-    )
+    assert content.count(b"/Type /Page\n") + content.count(b"/Type /Page ") + content.count(b"/Type /Page/") >= 2

@@ -39,13 +39,9 @@ def test_without_matplotlib_the_page_has_tables_and_figures_are_refused(
     page = Page.of(out.read_text(encoding="utf-8"))
     assert not page.all("svg")
     assert page.text.count("pip install 'trisect[plots]'") == 1
-    losses = [
-        loss["loss"] / loss["total"] for loss in json.loads((real_run / "receipt.json").read_text())["losses"]
-    ]
+    losses = [loss["loss"] / loss["total"] for loss in json.loads((real_run / "receipt.json").read_text())["losses"]]
     assert {repr(value) for value in losses} <= {cell.attributes.get("data-value") for cell in page.all("td")}
-    assert (
-        sum("open" in element.attributes for element in page.all("details")) == len(page.all("figure")) == 6
-    )
+    assert sum("open" in element.attributes for element in page.all("details")) == len(page.all("figure")) == 6
 
 
 def test_samples_are_what_the_models_generate(real_run: Path, tmp_path: Path) -> None:
@@ -54,17 +50,7 @@ def test_samples_are_what_the_models_generate(real_run: Path, tmp_path: Path) ->
     import trisect  # noqa: F401 - registers the compressed classes
 
     out = tmp_path / "r.html"
-    words = [
-        "report",
-        str(real_run),
-        "-o",
-        str(out),
-        "--sample",
-        "the dog",
-        "--sample-tokens",
-        "5",
-        "--quiet",
-    ]
+    words = ["report", str(real_run), "-o", str(out), "--sample", "the dog", "--sample-tokens", "5", "--quiet"]
     assert main(words) == 0
     expected = []
     for folder in (real_run.parent / "dense", real_run):
@@ -78,9 +64,7 @@ def test_samples_are_what_the_models_generate(real_run: Path, tmp_path: Path) ->
     assert [e.text for e in page.all("p") if e.attributes.get("class") == "sample"] == expected
 
 
-def test_a_dense_model_that_is_not_here_is_said_and_not_fetched(
-    copied: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_dense_model_that_is_not_here_is_said_and_not_fetched(copied: Callable[..., Path], tmp_path: Path) -> None:
     out, folder = tmp_path / "r.html", copied("run", source="org/model")
     words = ["report", str(folder), "-o", str(out), "--sample", "a", "--sample-tokens", "1", "--quiet"]
     assert main(words) == 0
@@ -123,9 +107,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(("asked", "shown"), [("1", [1]), ("0,2", [0, 2]), ("all", [0, 1, 2])])
-def test_layers_say_whose_spectra_are_shown(
-    real_run: Path, tmp_path: Path, asked: str, shown: list[int]
-) -> None:
+def test_layers_say_whose_spectra_are_shown(real_run: Path, tmp_path: Path, asked: str, shown: list[int]) -> None:
     out = tmp_path / "r.html"
     assert main(["report", str(real_run), "-o", str(out), "--layers", asked]) == 0
     figures = [part for part in out.read_text(encoding="utf-8").split("<figure")[1:] if "spectra-" in part]

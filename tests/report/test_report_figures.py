@@ -183,10 +183,7 @@ def test_a_few_bytes_put_nothing_on_the_front(copied: Callable[..., Path]) -> No
 
 
 def test_runs_on_different_texts_share_no_pareto_plot(copied: Callable[..., Path]) -> None:
-    other = {
-        "before": perplexity_entry(9.0, token_hash="b" * 64),
-        "after": perplexity_entry(9, token_hash="b" * 64),
-    }
+    other = {"before": perplexity_entry(9.0, token_hash="b" * 64), "after": perplexity_entry(9, token_hash="b" * 64)}
     assert pareto_charts(read_runs([copied("one"), copied("two", perplexity=other)])) == []
 
 
@@ -224,20 +221,8 @@ EXAMPLES: list[Figure] = [
             Series(label="deep", depth=1.0, points=[(5, 2)]),
         ],
     ),
-    HeatMap(
-        name="heat",
-        title="$a_b",
-        rows={HOSTILE: [None, Cell(0.5, HOSTILE)]},
-        unit="u",
-        coldest=0,
-        hottest=0,
-    ),
-    Bars(
-        name="bars",
-        title="\u6f22",
-        unit="seconds",
-        rows={HOSTILE: {"$a": 3.0, "b": 1.0}, "short": {"b": 0.5}},
-    ),
+    HeatMap(name="heat", title="$a_b", rows={HOSTILE: [None, Cell(0.5, HOSTILE)]}, unit="u", coldest=0, hottest=0),
+    Bars(name="bars", title="\u6f22", unit="seconds", rows={HOSTILE: {"$a": 3.0, "b": 1.0}, "short": {"b": 0.5}}),
 ]
 each_example = pytest.mark.parametrize("figure", EXAMPLES, ids=lambda figure: figure.name)
 
@@ -310,9 +295,7 @@ def test_segments_are_as_long_as_their_values_and_every_bar_is_a_whole() -> None
 @pytest.mark.parametrize(("highest", "log"), [(15.0, False), (100.0, True), (1e9, True)])
 def test_an_axis_is_logarithmic_where_its_values_need_it(highest: float, log: bool) -> None:
     points = [(0.0, 1.0), (1.0, highest**0.5), (2.0, highest)]
-    chart = Chart(
-        name="c", title="", x_label="", y_label="", series=[Series(label="a", points=points)], log_y=True
-    )
+    chart = Chart(name="c", title="", x_label="", y_label="", series=[Series(label="a", points=points)], log_y=True)
     first, middle, last = (float(mark.attrib["y"]) for mark in tips(chart).values())
     assert (abs(middle - (first + last) / 2) < 0.01) == log
 

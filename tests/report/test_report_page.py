@@ -46,11 +46,7 @@ def _tables_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 
 def values(page: Page) -> set[str]:
-    return {
-        str(element.attributes["data-value"])
-        for element in page.all("td")
-        if "data-value" in element.attributes
-    }
+    return {str(element.attributes["data-value"]) for element in page.all("td") if "data-value" in element.attributes}
 
 
 def test_every_number_of_the_headline_is_that_of_the_model_and_its_receipt(real_run: Path) -> None:
@@ -126,9 +122,7 @@ def test_speeds_are_measured_beside_each_run(copied: Callable[..., Path], tmp_pa
         bench_file(tmp_path / "2.json", two, dense=0.4, narrow=0.25),
     ]
     page = Page.of(page_of([one, two], files))
-    assert {"2.0 tokens/s", "2.5 tokens/s", "x2.000", "x1.600"} <= {
-        element.text for element in page.all("td")
-    }
+    assert {"2.0 tokens/s", "2.5 tokens/s", "x2.000", "x1.600"} <= {element.text for element in page.all("td")}
     # The table of runs has tokens per second, and no second column that says the same in milliseconds.
     heads = [element.text for element in page.all("th") if element.attributes.get("scope") == "col"]
     runs = heads[heads.index("run") : heads.index("layer")]
@@ -152,9 +146,7 @@ def test_the_changes_that_matter_most_stand_in_large_type(real_run: Path, tmp_pa
 
 def test_runs_are_listed_with_the_average_of_their_tasks(copied: Callable[..., Path], tmp_path: Path) -> None:
     runs = [copied("one"), copied("two")]
-    files = [
-        eval_file(tmp_path / f"{run.name}.json", run, tasks=tasks_entry(boolq=0.5, piqa=0.7)) for run in runs
-    ]
+    files = [eval_file(tmp_path / f"{run.name}.json", run, tasks=tasks_entry(boolq=0.5, piqa=0.7)) for run in runs]
     heads = [e.text for e in Page.of(page_of(runs, files)).all("th") if e.attributes.get("scope") == "col"]
     listed = heads[heads.index("run") : heads.index("layer")]
     assert "average of 2 tasks" in listed
@@ -191,10 +183,7 @@ def test_a_list_of_numbers_takes_one_line_of_the_receipt(copied: Callable[..., P
 def test_samples_stand_beside_each_other(real_run: Path) -> None:
     sample = Sample(prompt="Once", texts=(("dense", " upon a time"), ("run", " upon a mime")))
     page = Page.of(page_of([real_run], samples=[sample]))
-    assert [e.text for e in page.all("p") if e.attributes.get("class") == "sample"] == [
-        " upon a time",
-        " upon a mime",
-    ]
+    assert [e.text for e in page.all("p") if e.attributes.get("class") == "sample"] == [" upon a time", " upon a mime"]
     assert [element.text for element in page.all("b") if "class" not in element.attributes] == ["Once"] * 2
 
 

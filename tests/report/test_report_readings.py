@@ -17,9 +17,7 @@ def sides(run: Run, kind: str) -> dict[str, tuple[float | None, float | None]]:
     return {fact.quantity.name: (fact.before, fact.after) for fact in run.facts if fact.quantity.kind == kind}
 
 
-def test_evaluations_of_the_run_and_of_its_source_are_after_and_before(
-    real_run: Path, tmp_path: Path
-) -> None:
+def test_evaluations_of_the_run_and_of_its_source_are_after_and_before(real_run: Path, tmp_path: Path) -> None:
     other = {"token_hash": "b" * 64, "data": "data/wiki.txt"}
     files = [
         eval_file(tmp_path / "a.json", real_run, **perplexity_entry(7.5, **other)),
@@ -41,9 +39,7 @@ def test_files_in_a_runs_own_folder_belong_to_it_whatever_it_was_called(copied: 
     assert sides(read_runs([folder, copied("other")])[0], "task") == {"boolq": (None, 0.5)}
 
 
-def test_task_averages_pair_up_only_where_the_same_questions_were_asked(
-    real_run: Path, tmp_path: Path
-) -> None:
+def test_task_averages_pair_up_only_where_the_same_questions_were_asked(real_run: Path, tmp_path: Path) -> None:
     dense = real_run.parent / "dense"
     files = [
         eval_file(tmp_path / "a.json", real_run, tasks=tasks_entry(boolq=0.5, piqa=0.7)),
@@ -55,10 +51,7 @@ def test_task_averages_pair_up_only_where_the_same_questions_were_asked(
     eval_file(files[1], dense, tasks=tasks_entry(boolq=0.6, arc=0.8))
     run = read_runs([real_run], files)[0]
     averages = [fact for fact in run.facts if fact.quantity.name.startswith("average")]
-    assert [(fact.before, fact.after) for fact in averages] == [
-        (None, pytest.approx(0.6)),
-        (pytest.approx(0.7), None),
-    ]
+    assert [(fact.before, fact.after) for fact in averages] == [(None, pytest.approx(0.6)), (pytest.approx(0.7), None)]
 
 
 def test_bench_rows_give_speed_and_latency_of_dense_and_compressed(real_run: Path, tmp_path: Path) -> None:
@@ -113,9 +106,7 @@ def test_what_is_no_run_is_refused_with_what_would_do(real_run: Path, tmp_path: 
     assert "does not exist" in refusal([tmp_path / "nothing"])
     assert "is a file" in refusal([real_run / "config.json"])
     assert "no config.json" in refusal([tmp_path])
-    assert "no `trisect` entry; give a folder that `trisect compress -o` wrote" in refusal(
-        [real_run.parent / "dense"]
-    )
+    assert "no `trisect` entry; give a folder that `trisect compress -o` wrote" in refusal([real_run.parent / "dense"])
     assert "given twice" in refusal([real_run, real_run])
 
 
@@ -148,9 +139,7 @@ def test_a_missing_or_damaged_receipt_is_named(copied: Callable[..., Path]) -> N
     ],
     ids=lambda changes: json.dumps(changes)[:50],
 )
-def test_every_wrong_part_of_a_receipt_is_one_clear_line(
-    copied: Callable[..., Path], changes: dict[str, Any]
-) -> None:
+def test_every_wrong_part_of_a_receipt_is_one_clear_line(copied: Callable[..., Path], changes: dict[str, Any]) -> None:
     said = refusal([copied("run", **changes)])
     assert "receipt.json" in said
     assert "\n" not in said

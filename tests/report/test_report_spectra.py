@@ -78,10 +78,7 @@ def test_layers_are_chosen_across_the_depth_with_the_one_that_lost_most() -> Non
 def test_layers_of_different_widths_have_a_guide_each() -> None:
     run = run_of(*(loss_of(0, width=3), loss_of(1, width=2), loss_of(2, width=3)))
     guides = split(spectrum_charts(run)[0].series)[1]
-    assert [guide.label for guide in guides] == [
-        "kept: 3 of 4 (75.0%), layer 0 2",
-        "kept: 2 of 4 (50.0%), layer 1",
-    ]
+    assert [guide.label for guide in guides] == ["kept: 3 of 4 (75.0%), layer 0 2", "kept: 2 of 4 (50.0%), layer 1"]
 
 
 def test_what_rounding_left_is_not_drawn() -> None:

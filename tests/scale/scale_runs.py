@@ -15,11 +15,7 @@ TOKENS = tokens_from_tensor(torch.randint(3, VOCAB - 2, (16, 24), generator=torc
 
 def config(method: str = "a3+", **more: Any) -> CompressConfig:
     return CompressConfig(
-        ratio=0.3,
-        method=method,
-        align=None,
-        calibration=CalibrationConfig(**more.pop("calibration", {})),
-        **more,
+        ratio=0.3, method=method, align=None, calibration=CalibrationConfig(**more.pop("calibration", {})), **more
     )
 
 

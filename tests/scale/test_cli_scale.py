@@ -36,17 +36,11 @@ def words(home: Path, out: Path) -> list[str]:
 def test_a_streamed_run_gives_the_same_weights_and_numbers(home: Path, tmp_path: Path) -> None:
     assert main(["compress", *words(home, tmp_path / "out"), "--stream", "on", "--states", "disk"]) == 0
     assert_same(weights(tmp_path / "out"), weights(home / "undisturbed"))
-    found, expected = (
-        json.loads((f / "receipt.json").read_text()) for f in (tmp_path / "out", home / "undisturbed")
-    )
+    found, expected = (json.loads((f / "receipt.json").read_text()) for f in (tmp_path / "out", home / "undisturbed"))
     assert found["losses"] == expected["losses"]
     for when in ("before", "after"):
-        assert found["perplexity"][when]["nll"] == pytest.approx(
-            expected["perplexity"][when]["nll"], rel=1e-6
-        )
-    assert (
-        main(["eval", str(tmp_path / "out"), "--data", str(home / "text.txt"), "--length", "24", "-q"]) == 0
-    )
+        assert found["perplexity"][when]["nll"] == pytest.approx(expected["perplexity"][when]["nll"], rel=1e-6)
+    assert main(["eval", str(tmp_path / "out"), "--data", str(home / "text.txt"), "--length", "24", "-q"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -80,9 +80,7 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     assert not work.exists()
 
 
-def test_a_smaller_batch_may_finish_what_a_larger_one_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_smaller_batch_may_finish_what_a_larger_one_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_run(tmp_path / "out", 4, "a3")
     solved = interrupt_after(monkeypatch, 10**6)
     with unfinished(tmp_path / "out") as work:

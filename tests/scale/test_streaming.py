@@ -82,8 +82,7 @@ def test_hidden_states_may_lie_anywhere(place: str) -> None:
     expected = compress(tiny("llama-gqa"), config(), tokens=TOKENS).model
     where = config(calibration={"states": place})
     assert_same(
-        dict(compress(tiny("llama-gqa"), where, tokens=TOKENS).model.state_dict()),
-        dict(expected.state_dict()),
+        dict(compress(tiny("llama-gqa"), where, tokens=TOKENS).model.state_dict()), dict(expected.state_dict())
     )
 
 

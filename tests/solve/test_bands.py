@@ -23,10 +23,7 @@ def rows(seed: int, *shape: int) -> Tensor:
     """Correlated complex rows (..., tokens, m) of very different loudness."""
     generator = torch.Generator().manual_seed(seed)
     m = shape[-1]
-    z, mix = (
-        torch.randn(*size, generator=generator, dtype=torch.complex128)
-        for size in (shape, (*shape[:-2], m, m))
-    )
+    z, mix = (torch.randn(*size, generator=generator, dtype=torch.complex128) for size in (shape, (*shape[:-2], m, m)))
     return z @ mix * torch.logspace(-1, 1, m, dtype=torch.float64)[torch.randperm(m, generator=generator)]
 
 
@@ -61,13 +58,8 @@ def test_a_real_map_does_to_halves_what_the_complex_one_does_to_rows(seed: int, 
 
 
 @few
-@given(
-    rates=st.lists(st.floats(0, 1), min_size=1, max_size=12),
-    spread=st.one_of(st.just(0.0), st.floats(1e-6, 1.0)),
-)
-def test_bands_hold_every_pair_once_slowest_first_and_as_wide_as_allowed(
-    rates: list[float], spread: float
-) -> None:
+@given(rates=st.lists(st.floats(0, 1), min_size=1, max_size=12), spread=st.one_of(st.just(0.0), st.floats(1e-6, 1.0)))
+def test_bands_hold_every_pair_once_slowest_first_and_as_wide_as_allowed(rates: list[float], spread: float) -> None:
     theta = torch.tensor(rates, dtype=torch.float64)
     found = bands(theta, spread=spread)
     order = [pair for band in found for pair in band]
@@ -104,9 +96,7 @@ def test_as_many_slots_as_pairs_score_the_same_at_every_distance(seed: int, m: i
 
 @few
 @given(seed=SEEDS, m=st.integers(2, 5), data=st.data())
-def test_slots_turn_at_real_rates_inside_the_band_and_do_not_overlap(
-    seed: int, m: int, data: st.DataObject
-) -> None:
+def test_slots_turn_at_real_rates_inside_the_band_and_do_not_overlap(seed: int, m: int, data: st.DataObject) -> None:
     n, rates = data.draw(st.integers(1, m)), some_rates(seed, m, 0.2)
     k_map, q_map, turning = band_slots(moment(rows(seed, 3, 9, m)), moment(rows(seed + 1, 3, 9, m)), rates, n)
     assert turning.dtype == torch.float64
@@ -119,9 +109,7 @@ def test_slots_turn_at_real_rates_inside_the_band_and_do_not_overlap(
 
 @few
 @given(seed=SEEDS, m=st.integers(2, 5), data=st.data())
-def test_at_one_rate_no_choice_of_pairs_keeps_more_of_both_sides(
-    seed: int, m: int, data: st.DataObject
-) -> None:
+def test_at_one_rate_no_choice_of_pairs_keeps_more_of_both_sides(seed: int, m: int, data: st.DataObject) -> None:
     """Energy of keys and queries, each pair's two sides made equally loud."""
     n = data.draw(st.integers(1, m))
     C_k, C_q = moment(rows(seed, 1, 9, m)), moment(rows(seed + 1, 1, 9, m))
@@ -196,9 +184,7 @@ def test_a_silent_pair_leaves_the_maps_finite_and_the_others_whole(silent: str) 
 def test_the_maps_are_no_larger_for_keys_that_hardly_vary(seed: int, loudness: float) -> None:
     """A head that looks at one token only: its keys vary little, and may be as large as any."""
     C_k, C_q, rates = moment(rows(seed, 1, 9, 3)), moment(rows(seed + 1, 1, 9, 3)), some_rates(5, 3, 0.01)
-    for found, usual in zip(
-        band_slots(loudness * C_k, C_q, rates, 2), band_slots(C_k, C_q, rates, 2), strict=True
-    ):
+    for found, usual in zip(band_slots(loudness * C_k, C_q, rates, 2), band_slots(C_k, C_q, rates, 2), strict=True):
         torch.testing.assert_close(found.abs(), usual.abs(), rtol=1e-6, atol=1e-9)
 
 

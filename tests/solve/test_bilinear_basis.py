@@ -34,9 +34,7 @@ def test_every_rank_reaches_the_truncated_svd_of_the_products(
     singular = torch.linalg.svdvals(products)[:width]
     optimum = (singular[rank:].square().sum() / products.numel()).item()
     total = mean_squared(products)
-    assert mean_squared(products - x @ x_map @ (y @ y_map).mT) == pytest.approx(
-        optimum, rel=1e-8, abs=1e-13 * total
-    )
+    assert mean_squared(products - x @ x_map @ (y @ y_map).mT) == pytest.approx(optimum, rel=1e-8, abs=1e-13 * total)
     assert basis.loss(rank).item() == pytest.approx(optimum, rel=1e-8, abs=1e-13 * total)
     assert basis.total.item() == pytest.approx(total, rel=1e-10)
 

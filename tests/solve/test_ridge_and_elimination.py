@@ -13,15 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trisect.solve import (
-    Regression,
-    eliminate_pairs,
-    eliminate_rows,
-    held_out_ridge,
-    ridge,
-    stacked,
-    value_bases,
-)
+from trisect.solve import Regression, eliminate_pairs, eliminate_rows, held_out_ridge, ridge, stacked, value_bases
 from trisect.solve.ridge import STRENGTHS, inverse_positive, steady_choice, unit_system
 
 seeds = st.integers(0, 10_000)
@@ -172,9 +164,7 @@ def test_the_first_pair_to_go_is_the_cheapest_of_all_after_compensation(seed: in
         columns = [*kept, *(c + P for c in kept)] if quadrature else list(kept)
         losses[kept] = sum(best_fit(z[0, head], columns, P) for head in range(2))
     assert tuple(pairs.kept[0].tolist()) == min(losses, key=losses.__getitem__)
-    torch.testing.assert_close(
-        pairs.loss[0], torch.tensor(min(losses.values())).double(), rtol=1e-6, atol=1e-9
-    )
+    torch.testing.assert_close(pairs.loss[0], torch.tensor(min(losses.values())).double(), rtol=1e-6, atol=1e-9)
 
 
 def best_fit(z: Tensor, columns: list[int], P: int) -> float:

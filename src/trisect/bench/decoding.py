@@ -103,9 +103,7 @@ class StockStepper:
         self.token.copy_(self._next(self.token))
 
     def _forward(self, token: Tensor) -> Tensor:
-        logits = self.model(
-            input_ids=token, past_key_values=self.cache, use_cache=True, logits_to_keep=1
-        ).logits
+        logits = self.model(input_ids=token, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
         return logits[:, -1].argmax(dim=-1, keepdim=True)
 
 

@@ -144,9 +144,7 @@ def measure_ceilings(
     source = random(size // dtype.itemsize)
     target = torch.empty_like(source)
     copy, read = seconds(lambda: target.copy_(source)), seconds(source.sum)
-    return Ceilings(
-        flops=2 * side**3 / product, copy_bytes=2 * size / copy, read_bytes=size / read, matrix=side
-    )
+    return Ceilings(flops=2 * side**3 / product, copy_bytes=2 * size / copy, read_bytes=size / read, matrix=side)
 
 
 def model_flops(shape: ModelShape, *, batch: int, tokens: int, context: int, head: int = 0) -> Flops:
@@ -299,8 +297,7 @@ def missing_bytes(model: Any, shape: ModelShape, *, measured: int) -> int:
     """Parameters of the layers that a slice leaves out; their norms are those of the first layer."""
     first = model.get_submodule(family_for(model.config).layers)[0]
     linear = [
-        (sum(matrix_parameters(layer, part) for part in COMPONENTS) + bias_parameters(layer))
-        * shape.bytes_per_element
+        (sum(matrix_parameters(layer, part) for part in COMPONENTS) + bias_parameters(layer)) * shape.bytes_per_element
         for layer in shape.layers
     ]
     norms = parameter_bytes(first) - linear[0]

@@ -165,9 +165,7 @@ def variants_of(
     for kind in kinds:
         if kind not in KINDS:
             raise unknown_name("variant", kind, KINDS)
-    found = [
-        Variant(kind=kind, asked="", shape=dense, removed=0.0) for kind in ("dense", "owned") if kind in kinds
-    ]
+    found = [Variant(kind=kind, asked="", shape=dense, removed=0.0) for kind in ("dense", "owned") if kind in kinds]
     cuts = [] if narrowed is None else [("checkpoint", replace(dense, layers=narrowed))]
     cuts += [(f"{ratio:g}", narrow_shape(dense, ratio=ratio, align=align)) for ratio in ratios]
     cuts += [(text, shape_of_widths(dense, text)) for text in widths]

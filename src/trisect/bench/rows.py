@@ -191,9 +191,7 @@ NAMES: Columns = {
 SPEED: Columns = {
     **NAMES,
     "tokens/s": lambda row: f"{row['tokens_per_second']:,.1f}",
-    "p50 / p90 / p99 ms": lambda row: " / ".join(
-        f"{1000 * row['times'][name]:.3g}" for name in ("p50", "p90", "p99")
-    ),
+    "p50 / p90 / p99 ms": lambda row: " / ".join(f"{1000 * row['times'][name]:.3g}" for name in ("p50", "p90", "p99")),
     "speed-up": _against("speedup", "{:.3f}x"),
     "limit": _against("limit", "{:.3f}x"),
     "of limit": _against("share_of_limit", "{:.3f}"),

@@ -125,9 +125,7 @@ def merged(sources: Sequence[Source], *, without: frozenset[str]) -> str:
         for name, meaning in source.names().items():
             other, before = meanings.setdefault(name, (source.name, meaning))
             if before != meaning:
-                raise _unfit(
-                    source, source.tree.body[0], f"{name!r} means something else in {other}; rename it"
-                )
+                raise _unfit(source, source.tree.body[0], f"{name!r} means something else in {other}; rename it")
     return "\n".join([*_import_lines(sources), "", *(_body(source, without) for source in sources)])
 
 
@@ -179,9 +177,7 @@ def _stays(node: ast.stmt) -> bool:
 def _check_imports(source: Source, known: frozenset[str] | set[str]) -> None:
     """Refuse what transformers or this module could not make one file of."""
     for node in source.imports():
-        plain = isinstance(node, ast.ImportFrom) and all(
-            alias.asname in (None, alias.name) for alias in node.names
-        )
+        plain = isinstance(node, ast.ImportFrom) and all(alias.asname in (None, alias.name) for alias in node.names)
         if is_ours(node) and (not plain or getattr(node, "module", None) not in known):
             raise _unfit(source, node, "only `from MODULE import NAME` can be put into one file")
     for node in demands(source):
@@ -246,17 +242,12 @@ def bundle_text(family: str, model_class: str, config_class: str, record: str | 
     )
 
 
-def write_bundle(
-    folder: Path, *, family: str, model_class: str, config_class: str, record: str | None = None
-) -> None:
+def write_bundle(folder: Path, *, family: str, model_class: str, config_class: str, record: str | None = None) -> None:
     """Put the modelling file into a saved folder, and say in its config.json what is in it."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("architectures") != [model_class]:
         raise TrisectError(f"{path} is of {config.get('architectures')}, not of {model_class}.")
-    config["auto_map"] = {
-        "AutoConfig": f"{MODULE}.{config_class}",
-        "AutoModelForCausalLM": f"{MODULE}.{model_class}",
-    }
+    config["auto_map"] = {"AutoConfig": f"{MODULE}.{config_class}", "AutoModelForCausalLM": f"{MODULE}.{model_class}"}
     atomic_write_text(folder / f"{MODULE}.py", bundle_text(family, model_class, config_class, record))
     write_json(path, config)

@@ -235,10 +235,7 @@ def listening(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
         return lambda module, args: accumulator(tap, args[0])
 
     up = view.layer.get_submodule(view.family.up)
-    handles = [
-        up.register_forward_pre_hook(hears("up")),
-        view.down.register_forward_pre_hook(hears("down")),
-    ]
+    handles = [up.register_forward_pre_hook(hears("up")), view.down.register_forward_pre_hook(hears("down"))]
     view.own().tap = accumulator
     try:
         with torch.no_grad():

@@ -104,11 +104,7 @@ def _on_disk(tensor: Tensor) -> Fetch:
     return fetch
 
 
-_KEEPERS: dict[str, Callable[[Tensor], Fetch]] = {
-    "device": _beside,
-    "host": _in_main_memory,
-    "disk": _on_disk,
-}
+_KEEPERS: dict[str, Callable[[Tensor], Fetch]] = {"device": _beside, "host": _in_main_memory, "disk": _on_disk}
 
 
 # Tokens per forward pass when the caller does not say: enough to keep the matrix units busy.
@@ -133,9 +129,7 @@ class Windows:
         return batch >= len(self.batches) - self.num_held
 
 
-def in_batches(
-    ids: Tensor, *, batch_size: int | None = None, hold_out: bool = False, split: bool = False
-) -> Windows:
+def in_batches(ids: Tensor, *, batch_size: int | None = None, hold_out: bool = False, split: bool = False) -> Windows:
     """Windows (n, t) in batches; with `split`, this process's share of them.
 
     Every process has its part of the windows that fit and of those held out, so that the two sets are the
@@ -155,12 +149,7 @@ def in_batches(
             )
     batches = [[numbers[start : start + size] for start in range(0, len(numbers), size)] for numbers in sets]
     numbers = [batch for batches_of_set in batches for batch in batches_of_set]
-    return Windows(
-        batches=[ids[batch] for batch in numbers],
-        numbers=numbers,
-        num_held=len(batches[1]),
-        shared=shared,
-    )
+    return Windows(batches=[ids[batch] for batch in numbers], numbers=numbers, num_held=len(batches[1]), shared=shared)
 
 
 Progress = Callable[[str, int, int], None]
@@ -221,11 +210,7 @@ class Stream:
 
     @torch.no_grad()
     def advance(
-        self,
-        view: LayerView,
-        *,
-        progress: Progress | None = None,
-        before: Callable[[int], None] | None = None,
+        self, view: LayerView, *, progress: Progress | None = None, before: Callable[[int], None] | None = None
     ) -> None:
         """Move past one layer; `before` is told the number of each batch."""
         # One answer at the end: asking after every batch would make the device wait for the host.
@@ -291,9 +276,7 @@ def _noting(views: list[LayerView], notes: list[LayerCall], first: list[Tensor])
             del view.layer.forward
 
 
-def _without_states(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+def _without_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
     if args:
         return args[0], args[1:], kwargs
     rest = dict(kwargs)

@@ -35,9 +35,7 @@ class MomentsInfo:
 def save_moments(path: str | Path, layers: Mapping[int, Mapping[str, Tensor]], info: MomentsInfo) -> None:
     """Write all layers' moments to one safetensors file."""
     tensors = {
-        f"{layer}.{name}": tensor.contiguous()
-        for layer, moments in layers.items()
-        for name, tensor in moments.items()
+        f"{layer}.{name}": tensor.contiguous() for layer, moments in layers.items() for name, tensor in moments.items()
     }
     with new_file(path) as partial:
         save_file(tensors, partial, metadata={"format": FORMAT, "info": json.dumps(asdict(info))})
@@ -102,23 +100,18 @@ def _checked_info(path: str | Path, metadata: Mapping[str, str]) -> MomentsInfo:
     return MomentsInfo(**info)
 
 
-def _by_layer(
-    path: str | Path, stored: Mapping[str, StoredTensor], layers: Sequence[LayerShape]
-) -> list[list[str]]:
+def _by_layer(path: str | Path, stored: Mapping[str, StoredTensor], layers: Sequence[LayerShape]) -> list[list[str]]:
     """Names of every layer's moments, after a look at their shapes."""
     names: list[list[str]] = [[] for _ in layers]
     places = {str(index): index for index in range(len(layers))}
     for key, tensor in stored.items():
         place, _, name = key.partition(".")
         if place not in places or name not in READINGS or tensor.dtype != "F64":
-            raise TrisectError(
-                f"{path} holds {shown(key)} in {tensor.dtype}, which is no moment of this model."
-            )
+            raise TrisectError(f"{path} holds {shown(key)} in {tensor.dtype}, which is no moment of this model.")
         expected = expected_shape(name, layers[places[place]])
         if tensor.shape != expected:
             raise TrisectError(
-                f"{path}: {name} of layer {place} has the shape {tensor.shape}, not {expected}; "
-                "collect it again."
+                f"{path}: {name} of layer {place} has the shape {tensor.shape}, not {expected}; collect it again."
             )
         names[places[place]].append(name)
     return names

@@ -44,9 +44,7 @@ class TwoStreams:
         place: str = "auto",
     ):
         if len(ids) < 2:
-            raise TrisectError(
-                "a3+ needs at least two calibration windows, one of them held out; raise --samples."
-            )
+            raise TrisectError("a3+ needs at least two calibration windows, one of them held out; raise --samples.")
         self.windows = in_batches(ids, batch_size=batch_size, hold_out=True, split=split)
         self.views, self.seed = views, seed
         decoder = views[0].family.layers.rpartition(".")[0]
@@ -156,9 +154,7 @@ class TwoStreams:
     def _target(self, view: LayerView, number: int, states: Tensor, attended: States) -> Any:
         """What each output projection should add so that the residual stream is the dense one again."""
         # In more digits than 16 bits have: the repair is a small difference of large numbers.
-        dense, attention, states = (
-            wide(x) for x in (self.before[number], self.attention_out[number], states)
-        )
+        dense, attention, states = (wide(x) for x in (self.before[number], self.attention_out[number], states))
         # Where the norm follows the residual sum, the gap in front of it is not the gap behind it.
         repairable = getattr(view.layer, "do_layer_norm_before", True)
 

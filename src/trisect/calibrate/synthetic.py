@@ -54,13 +54,7 @@ class SampleConfig:
 
 
 def write_synthetic(
-    model: Any,
-    tokenizer: Any,
-    config: SampleConfig,
-    out: Path,
-    *,
-    name: str = "",
-    progress: Progress | None = None,
+    model: Any, tokenizer: Any, config: SampleConfig, out: Path, *, name: str = "", progress: Progress | None = None
 ) -> dict[str, Any]:
     """Write synthetic texts into `out`, a .jsonl file, with a receipt beside it, which is returned.
 
@@ -88,9 +82,7 @@ def write_synthetic(
     return receipt
 
 
-def synthetic_text(
-    model: Any, tokenizer: Any, config: SampleConfig, *, progress: Progress | None = None
-) -> str:
+def synthetic_text(model: Any, tokenizer: Any, config: SampleConfig, *, progress: Progress | None = None) -> str:
     """Synthetic texts joined to one, written by a copy of the model."""
     refuse_streamed(model, "Synthetic text is written by a copy of the model, which")
     writer = Writer(copy.deepcopy(model), tokenizer, config)

@@ -109,12 +109,7 @@ class Prepared:
 
 
 def with_tokens(
-    model: Any,
-    config: CompressConfig,
-    tokens: Tokens | None,
-    *,
-    tokenizer: Any,
-    progress: Progress | None = None,
+    model: Any, config: CompressConfig, tokens: Tokens | None, *, tokenizer: Any, progress: Progress | None = None
 ) -> tuple[CompressConfig, Tokens]:
     """The config with its calibration decided, and its tokens (or those given), checked against the model."""
     if tokens is None:
@@ -124,9 +119,7 @@ def with_tokens(
     return config, tokens
 
 
-def prepare(
-    model: Any, config: CompressConfig, tokenizer: Any, *, progress: Progress | None = None
-) -> Prepared:
+def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Progress | None = None) -> Prepared:
     """Decide what a config leaves open about calibration, and read its windows.
 
     Under a bound on perplexity the last quarter of the windows shares no token with the others.
@@ -191,9 +184,7 @@ def _stopgap(model: Any) -> str:
     return BUILTIN if hasattr(model, "layer_store") else STOPGAP
 
 
-def _synthetic(
-    model: Any, tokenizer: Any, windows: int, length: int, seed: int, progress: Progress | None
-) -> str:
+def _synthetic(model: Any, tokenizer: Any, windows: int, length: int, seed: int, progress: Progress | None) -> str:
     """Synthetic text for so many windows, the same in every process."""
     from trisect.calibrate.synthetic import SampleConfig, synthetic_text
 
@@ -213,9 +204,7 @@ def _mixed(splits: list[WindowSplit], *, seed: int) -> Tensor:
     """The windows of all texts, shuffled where there are several, test windows last."""
     parts = [torch.cat([split.solve for split in splits]), torch.cat([split.test for split in splits])]
     if len(splits) > 1:
-        shuffles = [
-            torch.randperm(len(part), generator=torch.Generator().manual_seed(seed)) for part in parts
-        ]
+        shuffles = [torch.randperm(len(part), generator=torch.Generator().manual_seed(seed)) for part in parts]
         parts = [part[shuffle] for part, shuffle in zip(parts, shuffles, strict=True)]
     return torch.cat(parts)
 

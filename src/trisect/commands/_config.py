@@ -140,9 +140,7 @@ def _flat(data: Mapping[str, Any], path: Path, parameters: Mapping[str, Any]) ->
     nested = dict(pairs).get(CALIBRATION)
     if CALIBRATION not in parameters or not isinstance(nested, dict):
         return pairs
-    inner = [
-        (CALIBRATION if key == "source" else key.replace("-", "_"), value) for key, value in nested.items()
-    ]
+    inner = [(CALIBRATION if key == "source" else key.replace("-", "_"), value) for key, value in nested.items()]
     return [*(pair for pair in pairs if pair[0] != CALIBRATION), *inner]
 
 

@@ -20,8 +20,7 @@ Model = Annotated[
 ]
 OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder.")]
 BatchSize = Annotated[
-    int | None,
-    typer.Option(help="Windows per forward pass; chosen for you by default.", rich_help_panel=RUNNING),
+    int | None, typer.Option(help="Windows per forward pass; chosen for you by default.", rich_help_panel=RUNNING)
 ]
 Dtype = Annotated[
     str | None,
@@ -35,18 +34,13 @@ Dtype = Annotated[
 Device = Annotated[
     str,
     typer.Option(
-        metavar="DEVICE",
-        help="cpu, cuda, cuda:1, ...",
-        autocompletion=one_of("cpu", "cuda"),
-        rich_help_panel=RUNNING,
+        metavar="DEVICE", help="cpu, cuda, cuda:1, ...", autocompletion=one_of("cpu", "cuda"), rich_help_panel=RUNNING
     ),
 ]
 Curves = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE",
-        help="Loss curves for search and balanced: read, or measured and written.",
-        rich_help_panel=CUT,
+        metavar="FILE", help="Loss curves for search and balanced: read, or measured and written.", rich_help_panel=CUT
     ),
 ]
 Stream = Annotated[
@@ -60,14 +54,11 @@ Stream = Annotated[
 ]
 TrustRemoteCode = Annotated[
     bool,
-    typer.Option(
-        "--trust-remote-code", help="Run code that the checkpoint brings along.", rich_help_panel=RUNNING
-    ),
+    typer.Option("--trust-remote-code", help="Run code that the checkpoint brings along.", rich_help_panel=RUNNING),
 ]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the measurement as JSON.")]
 Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Results only: no progress, no hints.", rich_help_panel=EVERYWHERE),
+    bool, typer.Option("--quiet", "-q", help="Results only: no progress, no hints.", rich_help_panel=EVERYWHERE)
 ]
 
 

@@ -51,8 +51,7 @@ def _show_ratio(result: "Result", console: "Console") -> None:
         if plan.align is not None:
             why.append(f"widths are multiples of {plan.align} (--align none: exact)")
         console.print(
-            f"Asked for {plan.ratio:.1%}, removed {removed:.1%} of the decoder"
-            + "".join(f"; {w}" for w in why)
+            f"Asked for {plan.ratio:.1%}, removed {removed:.1%} of the decoder" + "".join(f"; {w}" for w in why)
         )
 
 
@@ -62,9 +61,7 @@ def _show_trials(result: "Result", console: "Console") -> None:
     if target is None:
         return
     windows = target["held_out"]["windows"]
-    console.print(
-        f"Perplexity on {windows} held-out calibration windows may rise by {target['max_ppl_increase']}:"
-    )
+    console.print(f"Perplexity on {windows} held-out calibration windows may rise by {target['max_ppl_increase']}:")
     for trial in target["trials"]:
         verdict = "inside" if trial["inside"] else "outside"
         console.print(f"  {trial['ratio']:.1%} removed: x{math.exp(trial['rise']):.4f}, {verdict}")

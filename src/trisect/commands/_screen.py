@@ -124,28 +124,19 @@ def quiet_libraries() -> Iterator[None]:
         yield
 
 
-def load(
-    name: str, *, dtype: str | None, device: str, trust_remote_code: bool, stream: str = "off"
-) -> "Loaded":
+def load(name: str, *, dtype: str | None, device: str, trust_remote_code: bool, stream: str = "off") -> "Loaded":
     """Load a model with transformers' own chatter turned off."""
     from trisect.models import load_model
 
     with quiet_libraries():
-        return load_model(
-            name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, stream=stream
-        )
+        return load_model(name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, stream=stream)
 
 
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[Report]:
     """Bars on a terminal, one line per stage elsewhere, nothing when quiet."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = quiet or not console.is_terminal
     # Lines for stdout must stay there: rich would move them to stderr, where the bars are.
     with Progress(*columns, console=console, transient=True, disable=hidden, redirect_stdout=False) as bars:

@@ -44,8 +44,7 @@ def build_settings(record: type, options: dict[str, Any]) -> Any:
 
 def _options(record: type) -> dict[str, Any]:
     calibration = {
-        SOURCE if name == "source" else name: about
-        for name, about in options_of_record(CalibrationConfig).items()
+        SOURCE if name == "source" else name: about for name, about in options_of_record(CalibrationConfig).items()
     }
     if record is CalibrationConfig:
         return calibration

@@ -37,9 +37,7 @@ class Interrupted(Exception):
 def command_of(run: Callable[..., None]) -> Callable[..., None]:
     """A verb's `run` with the options that all verbs share, and those of the records it asks for."""
     signature = inspect.signature(run)
-    records = {
-        name: entry.annotation for name, entry in signature.parameters.items() if entry.annotation in RECORDS
-    }
+    records = {name: entry.annotation for name, entry in signature.parameters.items() if entry.annotation in RECORDS}
 
     @functools.wraps(run)
     def command(context: typer.Context, config_file: Any, verbose: bool, **options: Any) -> None:
@@ -62,9 +60,7 @@ def command_of(run: Callable[..., None]) -> Callable[..., None]:
     # Keyword-only throughout, so that an option without a default may follow one that has one.
     own = []
     for name, entry in signature.parameters.items():
-        own += (
-            parameters_for(records[name]) if name in records else [entry.replace(kind=Parameter.KEYWORD_ONLY)]
-        )
+        own += parameters_for(records[name]) if name in records else [entry.replace(kind=Parameter.KEYWORD_ONLY)]
     everything = signature.replace(parameters=[*own, *shared])
     command.__signature__ = everything  # type: ignore[attr-defined]
     command.__annotations__ = {entry.name: entry.annotation for entry in everything.parameters.values()}
@@ -121,8 +117,7 @@ def _print_version(wanted: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Compress language models after training, in closed form."""

@@ -35,15 +35,10 @@ def run(
         ),
     ] = None,
     shape: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A published shape, e.g. llama-2-13b, in place of MODEL."),
+        str | None, typer.Option(metavar="NAME", help="A published shape, e.g. llama-2-13b, in place of MODEL.")
     ] = None,
-    ratio: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Fractions to remove, e.g. 0.2,0.4,0.6.")
-    ] = None,
-    widths: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Widths as QK/VO/MLP, e.g. 96/96/11008.")
-    ] = None,
+    ratio: Annotated[str | None, typer.Option(metavar="LIST", help="Fractions to remove, e.g. 0.2,0.4,0.6.")] = None,
+    widths: Annotated[str | None, typer.Option(metavar="LIST", help="Widths as QK/VO/MLP, e.g. 96/96/11008.")] = None,
     align: Annotated[str, typer.Option(metavar="32|16|8|none", help="Grid of the widths at --ratio.")] = "16",
     folded: Annotated[
         bool, typer.Option("--folded", help="Narrow heads turn at rates of their own, as a3+ folds them.")
@@ -58,22 +53,15 @@ def run(
     attention: Annotated[str, typer.Option(metavar="LIST", help="Of eager, sdpa.")] = "sdpa",
     graphs: Annotated[bool, typer.Option("--graphs", help="Decode by CUDA graphs.")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Run through torch.compile.")] = False,
-    layers: Annotated[
-        int | None, typer.Option(help="Run so many layers and extrapolate to all of them.")
-    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Run so many layers and extrapolate to all of them.")] = None,
     repeats: Annotated[int, typer.Option(help="Prefills to time.")] = 10,
-    steps: Annotated[
-        int | None, typer.Option(help="Decoding steps to time, from the middle. (default: all)")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Decoding steps to time, from the middle. (default: all)")] = None,
     latency_table: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Instead: time components over the grid, for --budget latency."),
+        Path | None, typer.Option(metavar="FILE", help="Instead: time components over the grid, for --budget latency.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", metavar="DIR", help="Folder of rows: those it has are not measured again."
-        ),
+        typer.Option("--out", "-o", metavar="DIR", help="Folder of rows: those it has are not measured again."),
     ] = None,
     keep_errors: Annotated[
         bool, typer.Option("--keep-errors", help="Do not try rows again that failed before.")
@@ -122,9 +110,7 @@ def run(
         dtype=dtype or ("bfloat16" if device.startswith("cuda") else "float32"),
     )
     if latency_table is not None:
-        _time_components(
-            subject, sweep, latency_table, align=parse_align(align), repeats=repeats, quiet=quiet
-        )
+        _time_components(subject, sweep, latency_table, align=parse_align(align), repeats=repeats, quiet=quiet)
         return
     if out is not None:
         check_writable(out / ROWS)
@@ -153,9 +139,7 @@ def _subject(model: str | None, shape: str | None, trust_remote_code: bool) -> "
     from trisect.commands._screen import quiet_libraries
 
     if (model is None) == (shape is None):
-        raise TrisectError(
-            "Give a MODEL or --shape NAME, one of them, e.g. `trisect bench --shape llama-2-13b`."
-        )
+        raise TrisectError("Give a MODEL or --shape NAME, one of them, e.g. `trisect bench --shape llama-2-13b`.")
     with quiet_libraries():
         if shape is not None:
             return subject_of_shape(shape)
@@ -210,9 +194,7 @@ def _show(rows: "Rows", out: Path | None, *, json: Path | None, figures: bool, q
 
     console, notes = stdout(), notes_for(rows.rows)
     _print_tables(console, rows.rows)
-    failed = [
-        f"failed: {Case(**r['case']).describe()}: {r['error'].splitlines()[0]}" for r in failures(rows.rows)
-    ]
+    failed = [f"failed: {Case(**r['case']).describe()}: {r['error'].splitlines()[0]}" for r in failures(rows.rows)]
     for line in [*failed, *notes]:
         console.print(line, soft_wrap=True, markup=False)
     measured = {**rows.to_dict(), "rows": related(rows.rows), "notes": notes}

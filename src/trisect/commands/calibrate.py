@@ -30,9 +30,7 @@ def run(
     method: Annotated[
         str,
         typer.Option(
-            metavar="NAME",
-            help="Whose moments: `trisect ls methods`.",
-            autocompletion=completed(method_names),
+            metavar="NAME", help="Whose moments: `trisect ls methods`.", autocompletion=completed(method_names)
         ),
     ] = "a3",
     dtype: options.Dtype = None,

@@ -22,8 +22,7 @@ FAILED_CELLS = 1
 def run(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML; see docs/comparison.md.")],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Folder of results. (default: ../results/NAME)"),
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of results. (default: ../results/NAME)")
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Run this method or model only; may be repeated.")

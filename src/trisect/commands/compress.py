@@ -34,9 +34,7 @@ def run(
     stream: options.Stream = "auto",
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew where a run was interrupted.")] = False,
     curves: options.Curves = None,
-    moments: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Moments from `trisect calibrate`.")
-    ] = None,
+    moments: Annotated[Path | None, typer.Option(metavar="FILE", help="Moments from `trisect calibrate`.")] = None,
     evaluate: Annotated[
         str | None,
         typer.Option(
@@ -61,15 +59,7 @@ def run(
     if out is None:
         raise TrisectError("No output was named; add -o OUT (or --dry-run to see the plan only).")
     from trisect.commands._result import show_result
-    from trisect.commands._screen import (
-        keep_measurement,
-        progress,
-        quiet_libraries,
-        quoted,
-        say,
-        say_next,
-        say_saved,
-    )
+    from trisect.commands._screen import keep_measurement, progress, quiet_libraries, quoted, say, say_next, say_saved
     from trisect.pipeline.job import Job, carry_out
     from trisect.support import distributed
 

@@ -25,25 +25,14 @@ SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
 def run(
     ratio: Annotated[float, typer.Option(help="Fraction of the decoder's weights to remove.")] = 0.25,
     method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="See `trisect ls methods`.", autocompletion=completed(method_names)
-        ),
+        str, typer.Option(metavar="NAME", help="See `trisect ls methods`.", autocompletion=completed(method_names))
     ] = "a3+",
     json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Fetch a small model, compress it, and show what it cost."""
     from trisect.commands._result import show_result
-    from trisect.commands._screen import (
-        keep_measurement,
-        load,
-        progress,
-        quiet_libraries,
-        say,
-        say_next,
-        stdout,
-    )
+    from trisect.commands._screen import keep_measurement, load, progress, quiet_libraries, say, say_next, stdout
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.data import REGISTRY_MODELS
     from trisect.data.catalogue import BUILTIN

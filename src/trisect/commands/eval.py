@@ -41,9 +41,7 @@ def run(
     sampling: Annotated[
         str,
         typer.Option(
-            metavar="random|first",
-            help="Which windows are taken.",
-            autocompletion=one_of("random", "first"),
+            metavar="random|first", help="Which windows are taken.", autocompletion=one_of("random", "first")
         ),
     ] = "first",
     seed: Annotated[int, typer.Option(help="Seed of random windows.")] = 0,
@@ -62,9 +60,7 @@ def run(
             autocompletion=one_of("paper", "zero-shot", "quick"),
         ),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Questions per task, for a quick look. (default: all)")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Questions per task, for a quick look. (default: all)")] = None,
     shots: Annotated[
         int | None, typer.Option(help="Examples in each prompt. (default: as the preset or lm-eval has it)")
     ] = None,
@@ -106,13 +102,7 @@ def run(
 
 
 def _perplexity(
-    loaded: "Loaded",
-    data: str,
-    choice: dict[str, Any],
-    *,
-    buckets: int | None,
-    batch_size: int | None,
-    quiet: bool,
+    loaded: "Loaded", data: str, choice: dict[str, Any], *, buckets: int | None, batch_size: int | None, quiet: bool
 ) -> dict[str, Any]:
     from trisect.commands._screen import of_stage, progress, stdout
     from trisect.data import load_tokens
@@ -126,8 +116,7 @@ def _perplexity(
         else:
             result, profile = perplexity_by_position(loaded.model, tokens, buckets=buckets, **settings)
     stdout().print(
-        f"perplexity {result.perplexity:.4f} on {result.data} "
-        f"({result.windows} windows of {result.length} tokens)",
+        f"perplexity {result.perplexity:.4f} on {result.data} ({result.windows} windows of {result.length} tokens)",
         soft_wrap=True,
     )
     if profile is None:

@@ -26,10 +26,7 @@ def run(
     out: Annotated[
         Path,
         typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR|FILE",
-            help="The new folder, or the GGUF file (NAME.gguf, or a folder for it).",
+            "--out", "-o", metavar="DIR|FILE", help="The new folder, or the GGUF file (NAME.gguf, or a folder for it)."
         ),
     ],
     to: Annotated[
@@ -50,8 +47,7 @@ def run(
         ),
     ] = None,
     as_llama: Annotated[
-        bool,
-        typer.Option("--as-llama", help="Write a Mistral or Qwen2 model under Llama's architecture. (hf)"),
+        bool, typer.Option("--as-llama", help="Write a Mistral or Qwen2 model under Llama's architecture. (hf)")
     ] = False,
     json: options.Json = None,
     quiet: options.Quiet = False,

@@ -61,9 +61,7 @@ def run(
         bool, typer.Option("--gradient-checkpointing", help="Less memory, a third more time.")
     ] = False,
     save_every: Annotated[int, typer.Option(help="Steps between two savings of the run's state.")] = 50,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted run of the same -o.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same -o.")] = False,
     eval_data: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME|FILE", help="Held-out text or instructions, measured before and after."),
@@ -104,9 +102,7 @@ def run(
     cut: dict[str, Any] = {"length": eval_length, "windows": eval_windows, "loss": loss, "tuned_on": data}
     held_out = [load_held_out(source, loaded.tokenizer, **cut) for source in eval_data or []]
     tuning: dict[str, Any] = {"state": state, "save_every": save_every, "resume": resume}
-    _carry_out(
-        loaded, examples, config, held_out, tuning=tuning, out=out, receipt=receipt, json=json, quiet=quiet
-    )
+    _carry_out(loaded, examples, config, held_out, tuning=tuning, out=out, receipt=receipt, json=json, quiet=quiet)
 
 
 def _carry_out(
@@ -150,10 +146,7 @@ def _measure(model: Any, held_out: "list[HeldOut]", report: "Report", when: str)
     from trisect.commands._screen import of_stage
     from trisect.finetune.results import measure
 
-    return [
-        measure(model, part, progress=of_stage(report, f"{when}: {Path(part.source).name}"))
-        for part in held_out
-    ]
+    return [measure(model, part, progress=of_stage(report, f"{when}: {Path(part.source).name}")) for part in held_out]
 
 
 def _need_peft() -> None:

@@ -38,18 +38,14 @@ def run(
     keep_measurement(json, measurement)
     name = quoted(model)
     compressed = bool(info.get("method"))
-    say_next(
-        f"trisect eval {name}" if compressed else f"trisect compress {name} -o OUT --ratio 0.25", quiet=quiet
-    )
+    say_next(f"trisect eval {name}" if compressed else f"trisect compress {name} -o OUT --ratio 0.25", quiet=quiet)
 
 
 def quantised(packing: dict[str, Any] | None) -> str:
     """The end of the first line: in how many bits the linear maps are held."""
     if packing is None:
         return ""
-    held = ", ".join(
-        f"{count} linear maps in {bits} bits" for bits, count in packing["modules_by_bits"].items()
-    )
+    held = ", ".join(f"{count} linear maps in {bits} bits" for bits, count in packing["modules_by_bits"].items())
     return f"; {held} ({packing['backend']})"
 
 

@@ -8,10 +8,7 @@ from trisect.commands._names import one_of
 from trisect.errors import unknown_name
 
 PANEL = "Start here"
-EXAMPLES = (
-    ("Everything there is to choose from", "trisect ls"),
-    ("One table", "trisect ls methods"),
-)
+EXAMPLES = (("Everything there is to choose from", "trisect ls"), ("One table", "trisect ls methods"))
 KINDS = ("methods", "pieces", "families", "data", "models")
 
 

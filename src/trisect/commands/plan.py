@@ -95,15 +95,10 @@ def show_plan(
         title = f"{Path(model).name}: {config.method}, {config.allocate}, {removed}"
         write_figure(heatmap, plan_map(shape, after, title=title))
     keep_measurement(json, {"model": model, **facts})
-    say_next(
-        f"trisect compress {quoted(model)} -o OUT {_goal_options(config)}, other options as here",
-        quiet=quiet,
-    )
+    say_next(f"trisect compress {quoted(model)} -o OUT {_goal_options(config)}, other options as here", quiet=quiet)
 
 
-def describe(
-    shape: "ModelShape", config: CompressConfig, plan: "Plan", curves: "Curves | None"
-) -> dict[str, Any]:
+def describe(shape: "ModelShape", config: CompressConfig, plan: "Plan", curves: "Curves | None") -> dict[str, Any]:
     """What a plan comes to, for people and for JSON."""
     from trisect.plan import apply_plan, budget_of, compare, outlook
 

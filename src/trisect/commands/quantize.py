@@ -12,10 +12,7 @@ from trisect.errors import TrisectError
 PANEL = "Recover and shrink further"
 EXAMPLES = (
     ("Four bits per weight", "trisect quantize small -o small-4bit"),
-    (
-        "Three bits, with perplexity before and after",
-        "trisect quantize small -o small-3bit --bits 3 --data builtin",
-    ),
+    ("Three bits, with perplexity before and after", "trisect quantize small -o small-3bit --bits 3 --data builtin"),
     ("Eight bits with torchao's kernels", "trisect quantize small -o small-8bit --bits 8 --backend torchao"),
 )
 
@@ -57,8 +54,7 @@ def run(
         ),
     ] = None,
     length: Annotated[
-        int | None,
-        typer.Option(help="Tokens per window. (default: 2048, or the model's context)"),
+        int | None, typer.Option(help="Tokens per window. (default: 2048, or the model's context)")
     ] = None,
     windows: Annotated[int, typer.Option(help="Windows of that text.")] = 8,
     dtype: options.Dtype = None,
@@ -150,9 +146,7 @@ def _show(config: "QuantizeConfig", bits: "tuple[Bits, Bits]", measures: "list[P
     table = Table("", *numbers, title=title, title_justify="left")
     table.add_row("bits per decoder weight, scales included", *(f"{b.per_weight:.3f}" for b in bits))
     if bits[0].decoder_weights != bits[0].original_decoder_weights:
-        table.add_row(
-            "the same per weight of the dense model", *(f"{b.per_original_weight:.3f}" for b in bits)
-        )
+        table.add_row("the same per weight of the dense model", *(f"{b.per_original_weight:.3f}" for b in bits))
     table.add_row("bits per parameter, embeddings included", *(f"{b.per_parameter:.3f}" for b in bits))
     table.add_row("whole model, MB", *(f"{b.model_bytes / 1e6:.1f}" for b in bits))
     if measures:

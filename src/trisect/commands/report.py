@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders that `trisect compress -o` wrote.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `trisect compress -o` wrote.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
     measured: Annotated[
         list[Path] | None,
@@ -104,9 +102,7 @@ def _check_curves(curves: "Curves | None", runs: "list[Run]", path: Path | None)
         )
 
 
-def _samples(
-    runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str, quiet: bool
-) -> "list[Sample]":
+def _samples(runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str, quiet: bool) -> "list[Sample]":
     from trisect.commands._screen import load, progress
     from trisect.report.samples import draw_samples
 

@@ -117,9 +117,7 @@ class ModelRun:
     def curves_path(self, config: CompressConfig, calibration: CalibrationEntry) -> Path | None:
         """Where a method's loss curves or sensitivities are kept: the same for every ratio and alignment."""
         method = get_method(config.method)
-        if allocation(config) == "uniform" or (
-            isinstance(method, LinearMethod) and method.search != "sensitivity"
-        ):
+        if allocation(config) == "uniform" or (isinstance(method, LinearMethod) and method.search != "sensitivity"):
             return None
         made_of = [self.fingerprint, self.tokens(calibration).hash, config.method, config.seed]
         if method.linear:  # sensitivities are of the maps that are cut
@@ -133,9 +131,7 @@ class ModelRun:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _compressed(
-        self, config: CompressConfig, calibration: CalibrationEntry, moments: Path | None
-    ) -> Compressed:
+    def _compressed(self, config: CompressConfig, calibration: CalibrationEntry, moments: Path | None) -> Compressed:
         tokens, tokenizer = self.tokens(calibration), self.loaded.tokenizer
         curves = self.curves_path(config, calibration)
         with nullcontext() if curves is None or curves.exists() else self.folder.waiting(curves.stem):
@@ -266,11 +262,7 @@ def removed_shares(before: ModelCount, after: ModelCount, config: CompressConfig
     weights = chosen_weights(before.shape, config)
     change = compare(budget_of(before.shape), budget_of(after.shape))
     gone, zeroed = before.weights - after.weights, max(0, after.zeros - before.zeros)
-    of = (
-        "KV"
-        if getattr(get_method(config.method), "cached", False) or config.goal.budget == "kv"
-        else "weights"
-    )
+    of = "KV" if getattr(get_method(config.method), "cached", False) or config.goal.budget == "kv" else "weights"
     return {
         "of": of,
         "chosen": removed_cache(before, after, config) if of == "KV" else (gone + zeroed) / weights,

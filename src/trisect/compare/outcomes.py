@@ -11,15 +11,7 @@ from typing import Any
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
-from trisect.compare.recipe import (
-    CalibrationEntry,
-    Cell,
-    MethodEntry,
-    ModelEntry,
-    Recipe,
-    cells_of,
-    validated,
-)
+from trisect.compare.recipe import CalibrationEntry, Cell, MethodEntry, ModelEntry, Recipe, cells_of, validated
 from trisect.errors import TrisectError
 from trisect.records.parts import LINEARS
 from trisect.support.checks import read_record

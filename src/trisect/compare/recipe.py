@@ -253,8 +253,7 @@ class Drawing(Entry):
     ratio: float | None = Field(None, gt=0, lt=1)
     """For bars: which ratio."""
     parts: Annotated[
-        tuple[str, ...],
-        BeforeValidator(lambda parts: CompressConfig.from_dict({"ratio": 0.5, "parts": parts}).parts),
+        tuple[str, ...], BeforeValidator(lambda parts: CompressConfig.from_dict({"ratio": 0.5, "parts": parts}).parts)
     ] = ("qk", "ov")
     """For the diagnostic: components that are cut alone and then together."""
 
@@ -286,8 +285,7 @@ def _text_kind(data: Any) -> str:
 
 
 TextEntry = Annotated[
-    Annotated[DerivedText, Tag("derived")] | Annotated[WrittenText, Tag("written")],
-    Discriminator(_text_kind),
+    Annotated[DerivedText, Tag("derived")] | Annotated[WrittenText, Tag("written")], Discriminator(_text_kind)
 ]
 
 
@@ -320,10 +318,7 @@ class Recipe(Entry):
         texts = {key: data[key] for key in ("calibration", "evaluation") if key in data}
         settings = {key: data[key] for key in ("ratios", *SETTINGS) if key in data}
         models = [texts | entry for entry in _mappings(data, "models", "source")]
-        methods = [
-            settings | {"label": _default_label(entry)} | entry
-            for entry in _mappings(data, "methods", "name")
-        ]
+        methods = [settings | {"label": _default_label(entry)} | entry for entry in _mappings(data, "methods", "name")]
         return {**data, **({"models": models} if models else {}), **({"methods": methods} if methods else {})}
 
     @model_validator(mode="after")
@@ -418,9 +413,7 @@ def cells_of(recipe: Recipe) -> Iterator[Cell]:
             for method in recipe.methods_of(model):
                 for ratio in method.ratios:
                     config = method.config(ratio=ratio, calibration=calibration.config)
-                    yield Cell(
-                        model=model, method=method, calibration=calibration, config=config, tasks=recipe.tasks
-                    )
+                    yield Cell(model=model, method=method, calibration=calibration, config=config, tasks=recipe.tasks)
 
 
 def allocation(config: CompressConfig) -> str:

@@ -75,9 +75,7 @@ def _derived(text: DerivedText, path: Path) -> str:
     try:
         whole = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TrisectError(
-            f"{text.file} is made from {text.source}, which cannot be read: {error}."
-        ) from error
+        raise TrisectError(f"{text.file} is made from {text.source}, which cannot be read: {error}.") from error
     documents = [document.strip() for document in whole.split(text.split) if document.strip()]
     return "\n\n".join(documents[text.start :: text.every])
 

@@ -133,8 +133,7 @@ def cached_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
     cached = tuple(part for part in parts if part in CACHED)
     if not cached:
         raise TrisectError(
-            f"Nothing of {','.join(parts)} is in the KV cache, so it cannot be made smaller there; "
-            "use --parts qk,ov."
+            f"Nothing of {','.join(parts)} is in the KV cache, so it cannot be made smaller there; use --parts qk,ov."
         )
     return cached
 
@@ -220,9 +219,7 @@ def _floor_entries(text: str) -> float | dict[str, float]:
     return entries
 
 
-def _scaled(
-    value: Any, units: Mapping[str, int], *, what: str, example: str, typed: object | None = None
-) -> int:
+def _scaled(value: Any, units: Mapping[str, int], *, what: str, example: str, typed: object | None = None) -> int:
     """A positive whole number, written with one of the units."""
     shown = value if typed is None else typed
     refusal = TrisectError(f"Cannot read {shown!r} as a number of {what}; write e.g. {example}.")
@@ -240,9 +237,7 @@ def _scaled(
 def _checked_ratio(ratio: Any) -> float:
     # Written so that NaN is refused as well.
     if not is_number(ratio) or not 0 < ratio < 1:
-        raise TrisectError(
-            f"The ratio is the fraction to remove, above 0 and below 1, not {ratio!r}; try 0.25."
-        )
+        raise TrisectError(f"The ratio is the fraction to remove, above 0 and below 1, not {ratio!r}; try 0.25.")
     return float(ratio)
 
 
@@ -266,9 +261,7 @@ GOAL_OPTIONS = {
         "Instead: KV cache bytes per token, e.g. 20K (20,000) or 20KiB (20,480).", str, "N"
     ),
     "max_ppl_increase": _goal_option(
-        "Instead: the smallest model whose perplexity on held-out calibration windows rises by no more.",
-        str,
-        "5%|1.5",
+        "Instead: the smallest model whose perplexity on held-out calibration windows rises by no more.", str, "5%|1.5"
     ),
     "budget": _goal_option(
         "What --ratio is a fraction of. (default: params)", str, "params|kv|flops|latency", BUDGETS

@@ -63,9 +63,7 @@ def refusal(cls: type, error: ValidationError) -> TrisectError:
         return unknown_name(f"{cls.__name__} setting", name, setting_names(cls))
     if first["type"] == "bool_type":
         return TrisectError(f"{name} is true or false, not {first['input']!r}.")
-    return TrisectError(
-        f"{name} must be {first['msg'].removeprefix('Input should be ')}, not {first['input']!r}."
-    )
+    return TrisectError(f"{name} must be {first['msg'].removeprefix('Input should be ')}, not {first['input']!r}.")
 
 
 def check_choices(self: Any) -> None:

@@ -19,16 +19,7 @@ from trisect.config.goals import (
     goal_of,
     read_floors,
 )
-from trisect.config.record import (
-    CALIBRATION,
-    GOAL,
-    RUNNING,
-    check_choices,
-    defaults_of,
-    option,
-    record,
-    setting_names,
-)
+from trisect.config.record import CALIBRATION, GOAL, RUNNING, check_choices, defaults_of, option, record, setting_names
 from trisect.errors import TrisectError, option_name, unknown_name
 from trisect.records.shapes import COMPONENTS
 from trisect.support.checks import check_integer, read_settings, refuse_unknown_keys
@@ -232,11 +223,7 @@ class CompressConfig:
         typed=str,
     )
     method: str = option(
-        default="a3+",
-        help="See `trisect ls methods`. (default: a3+)",
-        metavar="NAME",
-        names="methods",
-        min_length=1,
+        default="a3+", help="See `trisect ls methods`. (default: a3+)", metavar="NAME", names="methods", min_length=1
     )
     parts: Annotated[tuple[str, ...], BeforeValidator(_parts)] = option(
         default=COMPONENTS, help="What to narrow. (default: qk,ov,mlp)", metavar="LIST", typed=str
@@ -263,8 +250,7 @@ class CompressConfig:
     )
     qk_norm_tolerance: float = option(
         default=0.1,
-        help="Models with QK-norm: how far a narrow layer's norm may be off before its QK stays whole. "
-        "(default: 0.1)",
+        help="Models with QK-norm: how far a narrow layer's norm may be off before its QK stays whole. (default: 0.1)",
         ge=0,
     )
     rope_scope: str = option(
@@ -353,9 +339,7 @@ def _with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     given = {**given, "layers": _layers(given.get("layers")), "align": _align(given.get("align", STEPS[0]))}
     for name, value in PRESET.items():
         if given.get(name, value) != value:
-            raise _contradiction(
-                name, given[name], f"{option_name(name)} {value}" if value else "every layer"
-            )
+            raise _contradiction(name, given[name], f"{option_name(name)} {value}" if value else "every layer")
     if given["align"] not in STEPS:
         raise _contradiction("align", given["align"] or "none", "--align 16 or 32")
     parts = _parts(given.get("parts", COMPONENTS))

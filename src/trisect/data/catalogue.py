@@ -63,9 +63,7 @@ DATASETS: dict[str, DatasetRecord] = {
         ),
         # 1100 documents joined by a space, as GPTQ, SVD-LLM and their heirs read it; they then stop
         # at 256 windows (--windows 256).
-        evaluation=Split(
-            name="train", data_files="en/c4-validation.00000-of-00008.json.gz", max_documents=1100
-        ),
+        evaluation=Split(name="train", data_files="en/c4-validation.00000-of-00008.json.gz", max_documents=1100),
         joiner=" ",
     ),
     "fineweb-edu": DatasetRecord(

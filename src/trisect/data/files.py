@@ -58,9 +58,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise TrisectError(
-            f"{path} is not UTF-8 text (byte {error.start}). trisect reads {KNOWN}."
-        ) from error
+        raise TrisectError(f"{path} is not UTF-8 text (byte {error.start}). trisect reads {KNOWN}.") from error
 
 
 def _json_texts(path: Path, *, fields: Sequence[str]) -> list[str]:
@@ -71,11 +69,7 @@ def _json_texts(path: Path, *, fields: Sequence[str]) -> list[str]:
         return [_text_of(entry, where=f"{path}, entry {number}", fields=fields) for number, entry in entries]
     # Not splitlines(): JSON strings may hold U+2028 and its kin raw, which splitlines() would cut.
     places = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), start=1))
-    return [
-        _text_of(parsed(line, where=where), where=where, fields=fields)
-        for where, line in places
-        if line.strip()
-    ]
+    return [_text_of(parsed(line, where=where), where=where, fields=fields) for where, line in places if line.strip()]
 
 
 def parsed(text: str, *, where: str, lines: bool = False) -> Any:
@@ -156,6 +150,4 @@ def _safetensors(path: Path) -> Tensor:
             found = ", ".join(sorted(file.keys())) or "none"
     except SafetensorError as error:
         raise TrisectError(f"{path} is not a safetensors file ({error}).") from error
-    raise TrisectError(
-        f"{path} has the tensors {found}; token ids are looked for under {' or '.join(ID_KEYS)}."
-    )
+    raise TrisectError(f"{path} has the tensors {found}; token ids are looked for under {' or '.join(ID_KEYS)}.")

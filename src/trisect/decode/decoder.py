@@ -48,9 +48,7 @@ def resolved_mode(mode: str, model: Any, device: torch.device) -> str:
     if mode == "auto":
         return "graphs" if device.type == "cuda" and not moving else "eager"
     if mode != "eager" and device.type != "cuda":
-        raise TrisectError(
-            f"Decoding mode {mode!r} replays CUDA graphs; on {device.type} use 'eager' or 'auto'."
-        )
+        raise TrisectError(f"Decoding mode {mode!r} replays CUDA graphs; on {device.type} use 'eager' or 'auto'.")
     if mode != "eager" and moving:
         raise TrisectError(
             f"This model's rotation ({rope['rope_type']}) looks at the length of the text on the host, which "
@@ -101,9 +99,7 @@ class LiveLayer(StaticLayer):
         super().__init__(max_cache_len=max_length)
         self.clock = clock
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write (b, k, t, width) and return what attention is to look at."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -234,8 +230,7 @@ class Decoder:
             raise TrisectError("Nothing to continue: call prefill(ids) before step().")
         if self._seen >= self.max_length:
             raise TrisectError(
-                f"The cache is full after {self.max_length} tokens; make the Decoder with a larger "
-                "max_length."
+                f"The cache is full after {self.max_length} tokens; make the Decoder with a larger max_length."
             )
         if self._seen == self._switch:
             return self._read(torch.cat(self._text, dim=1))
@@ -289,8 +284,7 @@ class Decoder:
     def _check_prompt(self, ids: Tensor, attention_mask: Tensor | None) -> None:
         if ids.ndim != 2 or ids.shape[0] != self.batch or not 0 < ids.shape[1] <= self.max_length:
             raise TrisectError(
-                f"This Decoder reads prompts of shape ({self.batch}, 1 to {self.max_length}), got "
-                f"{tuple(ids.shape)}."
+                f"This Decoder reads prompts of shape ({self.batch}, 1 to {self.max_length}), got {tuple(ids.shape)}."
             )
         if attention_mask is None:
             return
@@ -335,9 +329,7 @@ class Decoder:
     def _next(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
         extra = {"position_ids": positions} if self._takes_positions and positions is not None else {}
         call = self.model if ids.shape[1] > 1 else self._call
-        output = call(
-            ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **extra
-        )
+        output = call(ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **extra)
         return self._pick(output.logits[:, -1])
 
     def _advance(self) -> None:
@@ -392,9 +384,7 @@ class Decoder:
         return graph
 
 
-def record_graph(
-    step: Callable[[], None], *, rewind: Callable[[], None], pool: Any = None
-) -> torch.cuda.CUDAGraph:
+def record_graph(step: Callable[[], None], *, rewind: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
     """A CUDA graph of one step; `rewind` undoes the steps before it, which allocate and compile."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

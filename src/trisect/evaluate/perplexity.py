@@ -144,9 +144,7 @@ def _perplexity(total: float, tokens: Tokens) -> Perplexity:
         tokens=predicted,
         windows=num_windows,
         length=length,
-        bits_per_byte=nll / math.log(2) * tokens.ids.numel() / tokens.text_bytes
-        if tokens.text_bytes
-        else None,
+        bits_per_byte=nll / math.log(2) * tokens.ids.numel() / tokens.text_bytes if tokens.text_bytes else None,
         data=tokens.source,
         token_hash=tokens.hash,
     )
@@ -186,9 +184,7 @@ def fitting_batch_size(model: PreTrainedModel, *, length: int) -> int:
 def _check_windows(model: PreTrainedModel, tokens: Tokens) -> None:
     length = tokens.ids.shape[1]
     if length < 2:
-        raise TrisectError(
-            f"Windows of {length} token predict nothing: give --length 2 or more (2048 is usual)."
-        )
+        raise TrisectError(f"Windows of {length} token predict nothing: give --length 2 or more (2048 is usual).")
     highest, known = int(tokens.ids.max()), vocabulary(model)
     if highest >= known:
         raise TrisectError(

@@ -116,10 +116,7 @@ class TaskResults:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with scores by the task's name."""
         return {
-            **{
-                name: getattr(self, name)
-                for name in ("limit", "seed", "lm_eval", "average", "average_stderr")
-            },
+            **{name: getattr(self, name) for name in ("limit", "seed", "lm_eval", "average", "average_stderr")},
             "scores": {score.task: asdict(score) for score in self.scores},
         }
 

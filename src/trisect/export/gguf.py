@@ -99,9 +99,7 @@ def _architecture(config: Any, stock: Stock) -> str:
     """llama.cpp's name for what is to be computed, or the reason why it has none."""
     family = family_for(config).name
     if family not in GGUF:
-        raise TrisectError(
-            f"trisect writes no GGUF files of {family} models, only of {', '.join(GGUF)}; use --to hf."
-        )
+        raise TrisectError(f"trisect writes no GGUF files of {family} models, only of {', '.join(GGUF)}; use --to hf.")
     if config.hidden_act != "silu":
         raise TrisectError(f"llama.cpp computes {config.hidden_act!r} MLPs as silu; use --to hf.")
     if family == "qwen3":
@@ -175,15 +173,11 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
     notes = []
     window = _window(config)
     if window is not None and window < config.max_position_embeddings:
-        notes.append(
-            f"llama.cpp ignores the sliding window, so the file allows texts of {window} tokens only"
-        )
+        notes.append(f"llama.cpp ignores the sliding window, so the file allows texts of {window} tokens only")
     if kept:
         notes.append(f"{kept} matrices stay f16: their rows are no multiple of {BLOCK}, as q8_0 needs")
     if stock.head_width % BLOCK:
-        notes.append(
-            f"head width {stock.head_width} is no multiple of {BLOCK}: the KV cache cannot be quantised"
-        )
+        notes.append(f"head width {stock.head_width} is no multiple of {BLOCK}: the KV cache cannot be quantised")
     if rotation_factors(config, stock) is not None:
         notes.append("transformers ignores rope_freqs when it loads GGUF; for transformers, export --to hf")
     return tuple(notes)
@@ -330,9 +324,7 @@ def check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], kind: s
     """Refuse a file whose weights are not the ones that were to be written."""
     if set(found) != set(expected):
         odd = sorted(set(found) ^ set(expected))
-        raise TrisectError(
-            f"The GGUF file misses or invents {odd[0]}; nothing was written. Please report it."
-        )
+        raise TrisectError(f"The GGUF file misses or invents {odd[0]}; nothing was written. Please report it.")
     for name, tensor in expected.items():
         error = float((found[name] - tensor).norm() / tensor.norm().clamp(min=1e-30))
         if not error <= KINDS[kind].loss:

@@ -152,7 +152,5 @@ def _notes(stock: Stock, config: Any) -> tuple[str, ...]:
         )
     if len(set(stock.mlp_widths)) > 1:
         narrow = min(stock.mlp_widths)
-        notes.append(
-            f"MLP widths from {narrow} to {stock.mlp_width} were all padded with zeros to the widest"
-        )
+        notes.append(f"MLP widths from {narrow} to {stock.mlp_width} were all padded with zeros to the widest")
     return tuple(notes)

@@ -112,8 +112,7 @@ def _llama_config(values: dict[str, Any], *, biased: bool) -> Any:
     windows = {values.get("sliding_window"), *(values.get("layer_types") or ())} - {None, "full_attention"}
     if windows and (values.get("use_sliding_window", True)):
         raise TrisectError(
-            "This model attends to a sliding window, which Llama's architecture has not; export without "
-            "--as-llama."
+            "This model attends to a sliding window, which Llama's architecture has not; export without --as-llama."
         )
     values = {key: value for key, value in values.items() if key not in WINDOWED}
     return transformers.LlamaConfig(**{**values, "attention_bias": biased})

@@ -40,9 +40,7 @@ def _lost(data: dict[str, Any]) -> bool:
     vocabulary = data["model"].get("vocab") or {}
     if not plain or words.get("add_prefix_space") or not isinstance(vocabulary, dict):
         return False
-    return set("0123456789") <= set(vocabulary) and not any(
-        re.search("[0-9]{2}", token) for token in vocabulary
-    )
+    return set("0123456789") <= set(vocabulary) and not any(re.search("[0-9]{2}", token) for token in vocabulary)
 
 
 log = logging.getLogger(__name__)

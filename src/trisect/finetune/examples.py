@@ -68,9 +68,7 @@ def _instruction(record: Any, *, where: str) -> Instruction:
     for name in ("instruction", "input", "output"):
         if name not in record and name != "input":
             found = ", ".join(map(str, record)) or "none"
-            raise TrisectError(
-                f"{where}: the field {name!r} is missing (found: {found}); the form is {FORM}."
-            )
+            raise TrisectError(f"{where}: the field {name!r} is missing (found: {found}); the form is {FORM}.")
         value = record.get(name, "")
         if not isinstance(value, str):
             raise TrisectError(f"{where}: the field {name!r} is {type(value).__name__}, not a string.")
@@ -145,13 +143,9 @@ def load_examples(source: str, tokenizer: Any, *, length: int, loss: str) -> Exa
     """Instructions in Alpaca's form, or windows of any text that `trisect eval` could read."""
     path = Path(source).expanduser()
     if path.is_file() and holds_instructions(path):
-        return instruction_examples(
-            read_instructions(path), tokenizer, source=source, length=length, loss=loss
-        )
+        return instruction_examples(read_instructions(path), tokenizer, source=source, length=length, loss=loss)
     if len(parse_mixture(source)) > 1:
-        raise TrisectError(
-            f"--data takes one source, not the mixture {source!r}; put the texts into one file."
-        )
+        raise TrisectError(f"--data takes one source, not the mixture {source!r}; put the texts into one file.")
     tokens = load_tokens(source, tokenizer, samples=None, length=length, sampling="first")
     items = tuple(Example(tuple(row), 1) for row in tokens.ids.tolist())
     return Examples(items=items, source=source, kind="text")

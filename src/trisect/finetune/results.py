@@ -93,9 +93,7 @@ def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[s
     else:
         _save_dense(tuned.model, tokenizer, out, receipt=receipt)
     write_curve(
-        Path(out),
-        tuned.losses,
-        title=f"LoRA rank {tuned.receipt['recipe']['rank']}, {len(tuned.losses)} steps",
+        Path(out), tuned.losses, title=f"LoRA rank {tuned.receipt['recipe']['rank']}, {len(tuned.losses)} steps"
     )
     return Path(out)
 

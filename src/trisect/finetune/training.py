@@ -110,9 +110,7 @@ def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
             "before it is masked, or compress with a method that changes shapes (`trisect ls methods`)."
         )
     if config.gradient_checkpointing and not model.supports_gradient_checkpointing:
-        raise TrisectError(
-            f"{type(model).__name__} has no gradient checkpointing in transformers; leave it out."
-        )
+        raise TrisectError(f"{type(model).__name__} has no gradient checkpointing in transformers; leave it out.")
     longest = max(examples.items, key=lambda item: len(item.ids))
     check_tokens(model, torch.tensor([max(max(item.ids) for item in examples.items), *longest.ids]))
     check_positions(model, length=len(longest.ids))

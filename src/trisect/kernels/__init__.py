@@ -7,10 +7,4 @@ from trisect.kernels.decoding import wants_decode_kernel
 from trisect.kernels.operators import choice, has_triton, using
 from trisect.kernels.rotary import rotate_qk
 
-__all__ = [
-    "choice",
-    "has_triton",
-    "rotate_qk",
-    "using",
-    "wants_decode_kernel",
-]
+__all__ = ["choice", "has_triton", "rotate_qk", "using", "wants_decode_kernel"]

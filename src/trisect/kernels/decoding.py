@@ -24,13 +24,7 @@ def wants_decode_kernel(q: Tensor) -> bool:
 
 
 def _attend_one(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    start: Tensor | None,
-    stop: Tensor,
-    scale: float,
-    window: int | None,
+    q: Tensor, keys: Tensor, values: Tensor, start: Tensor | None, stop: Tensor, scale: float, window: int | None
 ) -> Tensor:
     """q (b, h, 1, qk) over the slots `start` (b,) to `stop` (1,) of a cache (b, k, l, ..): (b, 1, h, vo)."""
     if q.is_cuda and has_triton():

@@ -182,13 +182,7 @@ _turn_in_place = on_its_device(_rotate_in_place)
 
 
 def _turn(
-    out: tuple[Tensor, Tensor],
-    q: Tensor,
-    k: Tensor,
-    angles: Angles,
-    pairs: int,
-    adjacent: bool,
-    inverse: bool,
+    out: tuple[Tensor, Tensor], q: Tensor, k: Tensor, angles: Angles, pairs: int, adjacent: bool, inverse: bool
 ) -> None:
     """Into `out`, which may be the heads themselves."""
     if has_triton() and q.is_cuda:

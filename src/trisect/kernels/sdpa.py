@@ -109,14 +109,7 @@ def _prefers_cudnn(index: int | None) -> bool:
 
 
 def sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    *,
-    scale: float,
-    dropout: float = 0.0,
-    causal: bool = True,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, dropout: float = 0.0, causal: bool = True
 ) -> Tensor:
     """Attention of q (b, h, t, qk) over k (b, k, s, qk) and v (b, k, s, vo): (b, t, h, vo).
 
@@ -131,14 +124,7 @@ def sdpa(
         return one_query(q, k, v, mask, scale=scale, dropout=dropout)
     q, k, v = prepared(q, k, v, way)
     out = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out[..., :vo].transpose(1, 2)
 
@@ -173,9 +159,7 @@ def padded(x: Tensor, width: int) -> Tensor:
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
-def one_query(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, dropout: float = 0.0
-) -> Tensor:
+def one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, dropout: float = 0.0) -> Tensor:
     """Attention of a single token as two matrix products: keys and values are read where they lie."""
     kv_heads = k.shape[1]
     queries = q.squeeze(2).unflatten(1, (kv_heads, -1)) * scale  # (b, k, g, qk)

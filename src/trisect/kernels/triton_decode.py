@@ -186,9 +186,7 @@ def write_kernel(
         turn(query, row * q_b, query, row * q_b, c, s, live, PAIRS, PAIRS_PAD, 0, 1, ADJACENT)
     place = tl.load(slot).to(tl.int64)
     kept = keys + head.to(tl.int64) * keys_h + place * keys_s
-    turn(
-        k + head * k_h, row * k_b, kept, row * keys_b, c, s, live, PAIRS, PAIRS_PAD, REST, REST_PAD, ADJACENT
-    )
+    turn(k + head * k_h, row * k_b, kept, row * keys_b, c, s, live, PAIRS, PAIRS_PAD, REST, REST_PAD, ADJACENT)
     channel = tl.arange(0, VO_PAD)
     mask = live[:, None] & (channel[None, :] < VO)
     value = tl.load(v + head * v_h + (row * v_b)[:, None] + channel[None, :], mask=mask, other=0.0)

@@ -113,10 +113,7 @@ def read(source, row, live, PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, ADJACE
         pair = tl.arange(0, PAIRS_PAD)
         mask = live[:, None] & (pair[None, :] < PAIRS)
         at = row[:, None] + pair[None, :]
-        return (
-            tl.load(source + at, mask=mask, other=0.0),
-            tl.load(source + PAIRS + at, mask=mask, other=0.0),
-        )
+        return (tl.load(source + at, mask=mask, other=0.0), tl.load(source + PAIRS + at, mask=mask, other=0.0))
 
 
 @triton.jit
@@ -244,9 +241,7 @@ def launch(
     )  # fmt: skip
 
 
-def chosen_blocks(
-    tokens: int, kv_heads: int, pairs: int, itemsize: int = 2, *, rates: bool = False
-) -> Blocks:
+def chosen_blocks(tokens: int, kv_heads: int, pairs: int, itemsize: int = 2, *, rates: bool = False) -> Blocks:
     """Sixteen bytes of each half per thread for long texts; many small programs for single tokens.
 
     Reading heads before all else pays where angles are computed meanwhile (`rates`); where they are looked

@@ -34,9 +34,7 @@ QKMoments = Callable[[QK, Moments], tuple[Tensor, Tensor]]
 OVMoment = Callable[[OV, Moments], Tensor]
 
 
-def solve_qk(
-    part: QK, moments: Moments, width: int, options: Options, *, second_moments: QKMoments
-) -> Shrunk:
+def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, second_moments: QKMoments) -> Shrunk:
     """Pairs for the rotated channels, the joint SVD for the others.           [math.md QK-1, R-1, R-2]
 
     Without RoPE there are no pairs and this is Theorem 2 (MHA) or the joint SVD (GQA); with full RoPE
@@ -121,10 +119,7 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     scores = neuron_scores(need(moments, "mlp"), part.W_down)
     kept, lost = top(scores, width)
     return Shrunk(
-        part=keep_neurons(part, kept),
-        loss=lost.item(),
-        total=scores.sum().item(),
-        spectrum=spectrum(NEURONS, scores),
+        part=keep_neurons(part, kept), loss=lost.item(), total=scores.sum().item(), spectrum=spectrum(NEURONS, scores)
     )
 
 
@@ -217,9 +212,7 @@ def _diagonal(C: Tensor) -> Tensor:
     return C.diagonal(dim1=-2, dim2=-1)
 
 
-def _a3(
-    name: str, summary: str, *, qk: QKMoments = activation_moments, ov: OVMoment = attended_moment
-) -> Method:
+def _a3(name: str, summary: str, *, qk: QKMoments = activation_moments, ov: OVMoment = attended_moment) -> Method:
     """The paper's method with one of its moments exchanged."""
     return ComponentMethod(
         name=name,

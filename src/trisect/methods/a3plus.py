@@ -191,9 +191,7 @@ def _through_slots(
     scaling = need(moments, "rotary_scaling").item() if folded else 1.0
     number = torch.complex(c[:, :p], c[:, p:]).unsqueeze(-2)  # (h, 1, p)
     q_slots = slots.q_map.repeat_interleave(part.group, dim=0) * number
-    nearest = (
-        (need(moments, "rates").unsqueeze(-1) - slots.rates.unsqueeze(-2)).abs().argmin(dim=-2)
-    )  # (k, p)
+    nearest = (need(moments, "rates").unsqueeze(-1) - slots.rates.unsqueeze(-2)).abs().argmin(dim=-2)  # (k, p)
     narrow = map_heads(
         part,
         q_map=_block_diagonal(scaling * real_map(q_slots), q_rest.repeat_interleave(part.group, dim=0)),
@@ -204,9 +202,7 @@ def _through_slots(
 
 
 def slot_scores(moments: Moments, number: int, suffix: str) -> SlotScores:
-    gram, cross, energy = (
-        need(moments, f"slots{number}_{name}{suffix}") for name in ("gram", "cross", "energy")
-    )
+    gram, cross, energy = (need(moments, f"slots{number}_{name}{suffix}") for name in ("gram", "cross", "energy"))
     return SlotScores(gram=gram, cross=cross, energy=energy)
 
 

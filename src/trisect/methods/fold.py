@@ -32,10 +32,7 @@ def head_maps(kept: Tensor, num_pairs: int, rest: Tensor) -> Tensor:
     k, p = kept.shape
     s, r = rest.shape[-2:]
     whole = rest.new_zeros(k, 2 * num_pairs + s, 2 * p + r)
-    heads, slots = (
-        torch.arange(k, device=kept.device).unsqueeze(-1),
-        torch.arange(p, device=kept.device),
-    )
+    heads, slots = (torch.arange(k, device=kept.device).unsqueeze(-1), torch.arange(p, device=kept.device))
     whole[heads, kept, slots] = 1.0
     whole[heads, kept + num_pairs, slots + p] = 1.0
     whole[:, 2 * num_pairs :, 2 * p :] = rest

@@ -66,9 +66,5 @@ def _mask(name: str, summary: str, choose: Choose, *, ratio: float | None = None
 
 
 WANDA_SPARSE = _mask("wanda-sparse", "Baseline: Wanda's unstructured zeros; shapes and speed stay.", largest)
-WANDA_2_4 = _mask(
-    "wanda-2:4", "Baseline: Wanda, two zeros in every four.", partial(n_of_m, n=2, m=4), ratio=0.5
-)
-WANDA_4_8 = _mask(
-    "wanda-4:8", "Baseline: Wanda, four zeros in every eight.", partial(n_of_m, n=4, m=8), ratio=0.5
-)
+WANDA_2_4 = _mask("wanda-2:4", "Baseline: Wanda, two zeros in every four.", partial(n_of_m, n=2, m=4), ratio=0.5)
+WANDA_4_8 = _mask("wanda-4:8", "Baseline: Wanda, four zeros in every eight.", partial(n_of_m, n=4, m=8), ratio=0.5)

@@ -111,9 +111,7 @@ def check_parts(method: Method, parts: tuple[str, ...]) -> None:
         )
 
 
-def solve(
-    method: Method, component: str, part: Part, moments: Moments, *, width: int, options: Options
-) -> Solution:
+def solve(method: Method, component: str, part: Part, moments: Moments, *, width: int, options: Options) -> Solution:
     """Solve one part at one width; where nothing is cut or repaired, nothing is computed."""
     if isinstance(part, Linear):
         # Ranks and kept weights go up to different numbers; the solvers know at which nothing is lost.

@@ -123,9 +123,7 @@ def choose_pairs(part: QK, moments: Moments, keep: int, options: Options) -> Pai
         for ridge in PAIR_RIDGES
     }
     best = min(errors, key=errors.__getitem__)
-    share = need(moments, "scores_tokens") / (
-        need(moments, "scores_tokens") + need(moments, "scores_tokens_held")
-    )
+    share = need(moments, "scores_tokens") / (need(moments, "scores_tokens") + need(moments, "scores_tokens_held"))
     both = share * fit + (1 - share) * held
     pairs = eliminate_pairs(both, keep, ridge=best, quadrature=quadrature)
     pairs = (pairs.untouched() if "compensate" in options.without else pairs).judged(both)
@@ -189,9 +187,7 @@ def _folded(
             k_map[:, index, slots], q_map[:, index, slots], found[:, slots] = ones, ones, rates[index]
         elif n:
             a, b = (C[:, index[:, None], index] for C in (C_k, C_q))
-            k_map[:, index, slots], q_map[:, index, slots], found[:, slots] = band_slots(
-                a, b, rates[index], n
-            )
+            k_map[:, index, slots], q_map[:, index, slots], found[:, slots] = band_slots(a, b, rates[index], n)
     return Slots(k_map=k_map, q_map=q_map, rates=found if common is None else common.expand(k, -1))
 
 

@@ -102,9 +102,7 @@ def whitening(part: Linear, moments: Moments) -> InputWeight:
 # -- the methods -------------------------------------------------------------------------------------------
 
 
-def _method(
-    name: str, summary: str, solver: Solver, reads: Callable[[str], set[str]], **settings: Any
-) -> Method:
+def _method(name: str, summary: str, solver: Solver, reads: Callable[[str], set[str]], **settings: Any) -> Method:
     return LinearMethod(
         name=name,
         summary=summary,

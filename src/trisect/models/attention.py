@@ -43,9 +43,7 @@ def _sdpa(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **k
     return sdpa(q, k, v, mask, scale=kwargs["scaling"], dropout=dropout, causal=bool(causal)), None
 
 
-def _flash(
-    attend: Attend, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
-) -> Attended:
+def _flash(attend: Attend, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Attended:
     """Flash attention takes one width: transformers pads values up to keys, but cuts wider ones off."""
     width = max(q.shape[-1], v.shape[-1])
     return attend(module, *(padded(x, width) for x in (q, k, v)), *args, **kwargs)
@@ -237,9 +235,7 @@ class Attention(nn.Module):
         plain = self.tap is None and self.config._attn_implementation == "sdpa"
         return ours and single and plain and wants_decode_kernel(q)
 
-    def _decode(
-        self, q: Tensor, k: Tensor, v: Tensor, table: Table | None, positions: Tensor | None
-    ) -> Tensor:
+    def _decode(self, q: Tensor, k: Tensor, v: Tensor, table: Table | None, positions: Tensor | None) -> Tensor:
         """One new token per text (b, 1, heads, width): into the cache, and its attention (b, 1, h, vo)."""
         live, clock = self.live, self.live.clock
         if self.num_pairs:

@@ -108,13 +108,7 @@ def load_model(
 
 
 def _load(
-    source: Source,
-    name: str,
-    dtype: str | torch.dtype | None,
-    *,
-    device: str,
-    trust_remote_code: bool,
-    stream: str,
+    source: Source, name: str, dtype: str | torch.dtype | None, *, device: str, trust_remote_code: bool, stream: str
 ) -> Any:
     weights = check_weights(source)
     config = read_config(source, trust_remote_code=trust_remote_code)
@@ -130,9 +124,7 @@ def _load(
         extra = {**source.kwargs, "trust_remote_code": trust_remote_code}
         extra |= {} if source.gguf else {"config": config, "use_safetensors": True}
         with explained(f"Cannot load {name}"):
-            model, info = model_class.from_pretrained(
-                source.path, dtype=kind, output_loading_info=True, **extra
-            )
+            model, info = model_class.from_pretrained(source.path, dtype=kind, output_loading_info=True, **extra)
         _check_loaded(name, info)
         _forget_quantisation(model)
         model.to(device).eval()
@@ -168,17 +160,13 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
     check_config(config.to_dict(), where=where)
     check_attention(config, position_scale=family_for(config).position_scale, where=where)
     if hasattr(config, "trisect") != config.model_type.startswith(PREFIX):
-        raise TrisectError(
-            f"{where}: model_type {PREFIX}... and a `trisect` entry go together; one is there."
-        )
+        raise TrisectError(f"{where}: model_type {PREFIX}... and a `trisect` entry go together; one is there.")
     if hasattr(config, "trisect"):
         check_entry(config.trisect)
     return config
 
 
-def read_shape(
-    name: str, *, trust_remote_code: bool = False
-) -> tuple[ModelShape, ModelShape, dict[str, Any]]:
+def read_shape(name: str, *, trust_remote_code: bool = False) -> tuple[ModelShape, ModelShape, dict[str, Any]]:
     """Current and original shape and a few facts, from the config alone: no weights are read."""
     name = fetched(name)
     source = resolve(name)
@@ -206,21 +194,14 @@ def original_shape(model: Any) -> ModelShape:
 
 
 def save_model(
-    model: Any,
-    tokenizer: Any,
-    out: str | Path,
-    *,
-    receipt: dict[str, Any],
-    layers: Sequence[Path] | None = None,
+    model: Any, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any], layers: Sequence[Path] | None = None
 ) -> Path:
     """Write a Hugging Face folder: weights, config with the plan, tokenizer, receipt, modelling file, card.
 
     A streamed model's `layers` are in files, one each, which become its shards.
     """
     if not isinstance(model, CompressedModel):
-        raise TrisectError(
-            "Only compressed models are saved by trisect; use model.save_pretrained for others."
-        )
+        raise TrisectError("Only compressed models are saved by trisect; use model.save_pretrained for others.")
     # Quantised weights are buffers.
     size = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
     check_disk_space(out, int(size * 1.05))

@@ -29,9 +29,7 @@ Readers refuse newer ones.
 def check_format(entry: Any) -> None:
     """Refuse what is no entry of trisect, or one of a later version; `limits.check_entry` looks closer."""
     if not isinstance(entry, dict) or not isinstance(entry.get("layers"), list):
-        raise TrisectError(
-            "config.json has no usable `trisect` entry; the folder was not written by trisect."
-        )
+        raise TrisectError("config.json has no usable `trisect` entry; the folder was not written by trisect.")
     if entry.get("format") not in (FORMAT, FACTORED_FORMAT, QUANTIZED_FORMAT):
         raise TrisectError(
             f"config.json has trisect format {str(entry.get('format'))[:40]}, this version reads {FORMAT} to "
@@ -59,15 +57,9 @@ def compressed_class(name: str) -> type[Any]:
     stock = getattr(transformers, record.model)
     stock_config = stock.config_class
     config = type(
-        f"Trisect{stock_config.__name__}",
-        (stock_config,),
-        {"model_type": PREFIX + name, "__module__": __name__},
+        f"Trisect{stock_config.__name__}", (stock_config,), {"model_type": PREFIX + name, "__module__": __name__}
     )
-    return type(
-        f"Trisect{stock.__name__}",
-        (CompressedModel, stock),
-        {"config_class": config, "__module__": __name__},
-    )
+    return type(f"Trisect{stock.__name__}", (CompressedModel, stock), {"config_class": config, "__module__": __name__})
 
 
 def register_families() -> None:
@@ -84,9 +76,7 @@ def register_family(record: Family) -> Family:
             f"FAMILIES.pop({record.name!r})."
         )
     if not hasattr(transformers, record.model):
-        raise TrisectError(
-            f"transformers has no {record.model!r}; name its class with a language-model head."
-        )
+        raise TrisectError(f"transformers has no {record.model!r}; name its class with a language-model head.")
     FAMILIES[record.name] = record
     _register(record.name)
     return record

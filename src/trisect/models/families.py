@@ -70,12 +70,7 @@ _RECORDS = (
     replace(LLAMA, name="smollm3", model="SmolLM3ForCausalLM", rotates="use_rope"),
     replace(LLAMA, name="helium", model="HeliumForCausalLM", rotary="adjacent"),
     replace(
-        LLAMA,
-        name="phi3",
-        model="Phi3ForCausalLM",
-        qkv=("qkv_proj",),
-        up="mlp.gate_up_proj",
-        gate="mlp.gate_up_proj",
+        LLAMA, name="phi3", model="Phi3ForCausalLM", qkv=("qkv_proj",), up="mlp.gate_up_proj", gate="mlp.gate_up_proj"
     ),
     Family(
         name="mpt",
@@ -142,10 +137,8 @@ BUILT_IN = frozenset(FAMILIES)
 
 WRAPPERS: dict[str, Wrapper] = {
     "mistral3": Wrapper(
-        name="mistral3",
-        model="Mistral3ForConditionalGeneration",
-        layers="model.language_model.layers",
-    ),
+        name="mistral3", model="Mistral3ForConditionalGeneration", layers="model.language_model.layers"
+    )
 }
 
 # A compressed checkpoint names its family behind this prefix, so that transformers finds our classes.

@@ -70,8 +70,7 @@ def warn_of_slow_paths(model: Any) -> None:
     slow = {path: where for path, where in paths_of(model).items() if path.better is not None}
     if slow:
         lines = [
-            f"{_layers(where)}: {path.words}; {path.better} would run at full speed"
-            for path, where in slow.items()
+            f"{_layers(where)}: {path.words}; {path.better} would run at full speed" for path, where in slow.items()
         ]
         device = next(model.parameters()).device
         log.warning("some widths will be slow on %s: %s", device, "; ".join(lines))

@@ -145,9 +145,7 @@ def make_room(model: Any, entry: Any) -> None:
     for path, held in entry["modules"].items():
         old, packing = modules.get(path), Packing(**held)
         if type(old) is not nn.Linear and not isinstance(old, Conv1D):
-            raise TrisectError(
-                f"config.json quantises {path[:80]!r}, which is not a linear layer of this model."
-            )
+            raise TrisectError(f"config.json quantises {path[:80]!r}, which is not a linear layer of this model.")
         d_in, d_out = reversed(old.weight.shape) if type(old) is nn.Linear else old.weight.shape
         if d_in % packing.group_size or d_in * packing.bits % 8:
             raise TrisectError(
@@ -168,7 +166,4 @@ def packing_summary(entry: Any) -> dict[str, Any] | None:
     if entry is None:
         return None
     bits = [held["bits"] for held in entry["modules"].values()]
-    return {
-        "backend": entry.get("backend"),
-        "modules_by_bits": {str(b): bits.count(b) for b in sorted({*bits})},
-    }
+    return {"backend": entry.get("backend"), "modules_by_bits": {str(b): bits.count(b) for b in sorted({*bits})}}

@@ -193,9 +193,7 @@ def check_weights(source: Source) -> Weights | None:
         found = {name: tensor.shape for name, tensor in read_header(shard)[0].items()}
         missing = sorted(names - set(found))
         if missing:
-            raise TrisectError(
-                f"{folder} is incomplete: {shard.name} has no {missing[0]}, which {INDEX} names."
-            )
+            raise TrisectError(f"{folder} is incomplete: {shard.name} has no {missing[0]}, which {INDEX} names.")
         shapes |= found
         size += shard.stat().st_size
     return Weights(shapes=shapes, size=size)
@@ -204,9 +202,7 @@ def check_weights(source: Source) -> Weights | None:
 def tensor_files(folder: Path) -> dict[str, str]:
     """The file in a folder that holds each tensor; `check_weights` has found them to be whole."""
     return {
-        tensor: shard.name
-        for shard, names in _shards(folder).items()
-        for tensor in (names or read_header(shard)[0])
+        tensor: shard.name for shard, names in _shards(folder).items() for tensor in (names or read_header(shard)[0])
     }
 
 
@@ -240,9 +236,7 @@ def _shards(folder: Path) -> dict[Path, set[str]]:
         if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name or "\0" in name:
             raise TrisectError(f"{folder / INDEX} points outside its folder ({shown(name)}); refused.")
         if not name.endswith(".safetensors"):
-            raise TrisectError(
-                f"{folder / INDEX} names {shown(name)}, which is no safetensors file; refused."
-            )
+            raise TrisectError(f"{folder / INDEX} names {shown(name)}, which is no safetensors file; refused.")
         shards.setdefault(folder / name, set()).add(tensor)
     return dict(sorted(shards.items()))
 
@@ -263,9 +257,7 @@ def _check_links(folder: Path) -> None:
         except (OSError, RuntimeError) as error:
             raise TrisectError(f"{file} is a link that leads nowhere; remove it.") from error
         if not target.is_relative_to(allowed):
-            raise TrisectError(
-                f"{file} is a link to {target}, outside its folder; put the file itself there."
-            )
+            raise TrisectError(f"{file} is a link to {target}, outside its folder; put the file itself there.")
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -79,9 +79,7 @@ class Shards:
             with safe_open(path, framework="pt") as file:
                 return read(file)
         except (OSError, SafetensorError) as error:
-            raise TrisectError(
-                f"Cannot read {name} from {path}: {error}; download the file again."
-            ) from error
+            raise TrisectError(f"Cannot read {name} from {path}: {error}; download the file again.") from error
 
 
 def names_in_files(model: Any, files: Iterable[str], state: dict[str, Tensor]) -> dict[str, str]:
@@ -106,9 +104,7 @@ def tied_names(model: Any) -> set[str]:
 class LayerStore:
     """Brings layers in and lets them go; the next one is read while this one is worked on."""
 
-    def __init__(
-        self, model: Any, sources: list[Read], *, device: str | torch.device, peek: Peek | None = None
-    ):
+    def __init__(self, model: Any, sources: list[Read], *, device: str | torch.device, peek: Peek | None = None):
         self.layers = layers_of(model)
         self.sources, self.device = sources, torch.device(device)
         self.peek = peek or (lambda index, name, key: self.sources[index]()[name][key])

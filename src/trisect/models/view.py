@@ -239,9 +239,7 @@ class LayerView:
         """Queries and keys, with the frequencies and norms that narrow heads need."""
         a, rotary = self.attention, self.family.rotary
         W_q, W_k = (from_canonical(x, part.num_pairs, rotary) for x in (part.W_q, part.W_k))
-        b_q, b_k = (
-            None if b is None else from_canonical(b, part.num_pairs, rotary) for b in (part.b_q, part.b_k)
-        )
+        b_q, b_k = (None if b is None else from_canonical(b, part.num_pairs, rotary) for b in (part.b_q, part.b_k))
         narrowed = (part.width, part.num_pairs) != (a.qk_width, a.num_pairs)
         narrowed = narrowed or part.rates is not None or a.rotary_index is not None
         layout = replace(a.layout, qk=part.width, pairs=part.num_pairs)
@@ -355,9 +353,7 @@ class LayerView:
     def write_factored(self, solution: Factored) -> None:
         """Two modules in place of one map; maps it was fused with become modules of their own."""
         name = solution.name
-        self.check_factors(
-            LinearShape(name=name, rank=solution.rank, groups=solution.groups, cached=solution.cached)
-        )
+        self.check_factors(LinearShape(name=name, rank=solution.rank, groups=solution.groups, cached=solution.cached))
         W, b = self.dense(name)
         inner = solution.groups * solution.rank
         makes = solution.A.shape[0], solution.groups * solution.B.shape[2]
@@ -410,9 +406,7 @@ class LayerView:
     def _unfactored(self, name: str) -> nn.Module:
         module = self.module(name)
         if isinstance(module, FactoredLinear):
-            raise TrisectError(
-                f"Layer {self.index}: {name} is already factored; compress the original model."
-            )
+            raise TrisectError(f"Layer {self.index}: {name} is already factored; compress the original model.")
         return module
 
     def _columns(self, name: str, x: Tensor) -> Tensor:

@@ -111,8 +111,7 @@ def refuse_early(job: Job) -> None:
     check_parts(get_method(job.config.method), with_method_defaults(job.config).parts)
     if isinstance(job.config.goal, Increase) and job.moments is not None:
         raise TrisectError(
-            "--max-ppl-increase is measured on calibration windows, which moments do not hold; "
-            "leave --moments out."
+            "--max-ppl-increase is measured on calibration windows, which moments do not hold; leave --moments out."
         )
 
 
@@ -168,11 +167,7 @@ def _compress_and_measure(
 
 
 def _result(
-    job: Job,
-    loaded: Loaded,
-    found: Compressed,
-    before: ModelShape,
-    perplexities: list[tuple[Perplexity, Perplexity]],
+    job: Job, loaded: Loaded, found: Compressed, before: ModelShape, perplexities: list[tuple[Perplexity, Perplexity]]
 ) -> Result:
     """The one receipt: in `model.receipt`, in receipt.json and in the file of --json."""
     after = shape_of(found.model)
@@ -255,9 +250,7 @@ def _evaluations(job: Job, loaded: Loaded, prepared: Prepared | None, say: Say) 
     if job.evaluate is None:
         if prepared is None:
             raise TrisectError("Calibration tokens have nothing held out; name a text to evaluate on.")
-        found, notes = held_out_texts(
-            prepared, loaded.tokenizer, count=job.eval_windows, other=job.other_text
-        )
+        found, notes = held_out_texts(prepared, loaded.tokenizer, count=job.eval_windows, other=job.other_text)
         for note in notes:
             say(note)
         return found

@@ -132,11 +132,7 @@ def measure_curves(
         streams.narrow = streams.dense.copy()
         judge.advance(view)
     return Curves(
-        points=points,
-        fingerprint=fingerprint(model),
-        token_hash=tokens.hash,
-        method=method.name,
-        dense_loss=dense,
+        points=points, fingerprint=fingerprint(model), token_hash=tokens.hash, method=method.name, dense_loss=dense
     )
 
 

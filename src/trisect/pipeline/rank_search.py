@@ -181,9 +181,7 @@ def _ratio(method: LinearMethod, config: CompressConfig) -> float:
         )
     ratio, budget = config.ratio, config.goal.budget
     if ratio is None or (budget == "kv" and not method.cached):
-        raise TrisectError(
-            f"{method.name} works on single linear maps, whose goal is a ratio; use e.g. --ratio 0.25."
-        )
+        raise TrisectError(f"{method.name} works on single linear maps, whose goal is a ratio; use e.g. --ratio 0.25.")
     if budget not in ("params", "kv"):
         raise TrisectError(
             f"The ratio of {method.name} is of {'the KV cache' if method.cached else 'weights'}, not of "
@@ -223,12 +221,7 @@ def _by_loss(problem: Problem) -> dict[Key, int]:
         for name in (name for layer, name in problem.sizes if layer == view.index):
             key = (view.index, name)
             solution = solve(
-                problem.method,
-                name,
-                view.linear(name),
-                statistics,
-                width=ranks[key],
-                options=problem.options,
+                problem.method, name, view.linear(name), statistics, width=ranks[key], options=problem.options
             )
             losses[key] = truncation_loss(solution.loss, tokens=ids.numel())
     return ranks_at(problem.sizes, problem.rule, loss_ratios(losses, problem.ratio), problem.align)
@@ -262,9 +255,7 @@ def _by_sensitivity(problem: Problem) -> dict[Key, int]:
 def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
     ids, method = problem.ids, problem.method
     few = max(1, min(JUDGING_WINDOWS, JUDGING_TOKENS // ids.shape[1]))
-    judge = Judge(
-        problem.model, layer_views(problem.model, own=True), ids[:few], batch_size=problem.batch_size
-    )
+    judge = Judge(problem.model, layer_views(problem.model, own=True), ids[:few], batch_size=problem.batch_size)
     names = frozenset().union(*method.reads.values())
     curves: dict[Key, dict[float, float]] = {}
     for view, statistics in collect(problem.model, ids, lambda layer: names, batch_size=problem.batch_size):

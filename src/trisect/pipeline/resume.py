@@ -90,9 +90,7 @@ class Journal(Ledger):
                 tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
                 about = {"shape": asdict(view.shape()), "losses": self.losses.get(view.index, [])}
                 with new_file(self.path(view.index)) as partial_path:
-                    save_file(
-                        tensors, partial_path, metadata={"format": "pt", "trisect": json.dumps(plain(about))}
-                    )
+                    save_file(tensors, partial_path, metadata={"format": "pt", "trisect": json.dumps(plain(about))})
             distributed.barrier()
         self._take_from_here(view)
 
@@ -135,14 +133,10 @@ class Journal(Ledger):
             raise self._damaged(layer, str(error)) from error
 
     def _damaged(self, layer: int, why: str) -> TrisectError:
-        return TrisectError(
-            f"{self.path(layer)} cannot be read ({why}); remove it, and the layer is solved again."
-        )
+        return TrisectError(f"{self.path(layer)} cannot be read ({why}); remove it, and the layer is solved again.")
 
 
-def open_ledger(
-    model: Any, config: CompressConfig, token_hash: str, work: Path | None
-) -> tuple[Ledger, Plan | None]:
+def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path | None) -> tuple[Ledger, Plan | None]:
     """The ledger of a run, and the plan if an earlier run has made it."""
     store = getattr(model, "layer_store", None)
     if work is None:

@@ -238,18 +238,10 @@ def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     check_plannable(run.config)
     if run.method.linear:
         return linear_plan(
-            run.model,
-            run.method,
-            run.config,
-            run.tokens,
-            options=run.options,
-            progress=run.progress,
-            kept=curves,
+            run.model, run.method, run.config, run.tokens, options=run.options, progress=run.progress, kept=curves
         )
     check_parts(run.method, run.config.parts)
-    found = curves_for(
-        run.model, run.config, run.tokens, options=run.options, path=curves, progress=run.progress
-    )
+    found = curves_for(run.model, run.config, run.tokens, options=run.options, path=curves, progress=run.progress)
     return plan_for(shape_of(run.model), run.config, found)
 
 

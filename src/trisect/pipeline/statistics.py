@@ -132,9 +132,7 @@ class Repaired(Statistics):
         self.shared = shared_rotation(run)
         views = layer_views(run.model, own=True)
         self.norm = None if "tail" in run.options.without else last_norm(run.model, views[0].family)
-        self.streams = TwoStreams(
-            run.model, views, run.tokens.ids, seed=run.config.seed, split=True, **run.how_to_run
-        )
+        self.streams = TwoStreams(run.model, views, run.tokens.ids, seed=run.config.seed, split=True, **run.how_to_run)
         for view in walk(run.model):
             narrowed = "qk" in run.components(view.index) and self._width(view) != view.shape().qk
             names = method.slot_reads if narrowed and not run.ledger.has(view.index) else frozenset()
@@ -144,14 +142,7 @@ class Repaired(Statistics):
     def moments(self, view: LayerView, component: str) -> dict[str, Tensor]:
         run = self.run
         return narrow_moments(
-            self.streams,
-            view,
-            component,
-            run.method,
-            self.current,
-            self._width(view),
-            run.options,
-            self.shared,
+            self.streams, view, component, run.method, self.current, self._width(view), run.options, self.shared
         )
 
     def finish(self, view: LayerView) -> None:

@@ -38,9 +38,7 @@ def calibrate(
     return store_moments(model, tokens, names, out, progress=progress, **config.calibration.how_to_run)
 
 
-def store_moments(
-    model: Any, tokens: Tokens, names: frozenset[str], out: str | Path, **how: Any
-) -> MomentsInfo:
+def store_moments(model: Any, tokens: Tokens, names: frozenset[str], out: str | Path, **how: Any) -> MomentsInfo:
     """The moments `names` of every layer, in one file."""
     found = collect(model, tokens.ids, lambda layer: names, **how)
     layers = {view.index: statistics for view, statistics in found}

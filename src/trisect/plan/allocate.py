@@ -53,11 +53,7 @@ def choices_of(problem: Problem, curves: Curves, key: Key) -> list[Choice]:
     grid = grid_of(shape, part, align=problem.align or FINEST_ALIGN)
     first = max(grid.at_least(problem.floors.of(part)), grid.up(curves.floor(layer, part)))
     return [
-        Choice(
-            width=width,
-            cost=problem.costs.of(layer, part, width),
-            loss=curves.loss_at(layer, part, width),
-        )
+        Choice(width=width, cost=problem.costs.of(layer, part, width), loss=curves.loss_at(layer, part, width))
         for width in [*range(first, grid.width, grid.step), grid.width]
     ]
 
@@ -89,11 +85,7 @@ def search_planner(problem: Problem, curves: Curves) -> Planner:
 
 
 def _last_steps(
-    problem: Problem,
-    curves: Curves,
-    single: Mapping[Key, list[Choice]],
-    widths: Mapping[Key, int],
-    budget: int,
+    problem: Problem, curves: Curves, single: Mapping[Key, list[Choice]], widths: Mapping[Key, int], budget: int
 ) -> dict[Key, int]:
     """Single components a step wider or narrower, until less than one of their steps is left."""
     items, picked = [], []
@@ -110,14 +102,10 @@ def _choices(problem: Problem, curves: Curves, layer: int) -> list[LayerChoice]:
     """The layer's uniform widths at every ratio, as far as curves, grid and floors reach; narrowest first."""
     keys = [key for key in problem.keys if key[0] == layer]
     grids = [problem.grid(key) for key in keys]
-    ends = [
-        max(problem.lowest(key), grid.up(curves.floor(*key))) for key, grid in zip(keys, grids, strict=True)
-    ]
+    ends = [max(problem.lowest(key), grid.up(curves.floor(*key))) for key, grid in zip(keys, grids, strict=True)]
     found: dict[tuple[int, ...], LayerChoice] = {}
     for step in range(round(1 / RATIO_STEP)):
-        widths = tuple(
-            max(end, grid.width_at(step * RATIO_STEP)) for end, grid in zip(ends, grids, strict=True)
-        )
+        widths = tuple(max(end, grid.width_at(step * RATIO_STEP)) for end, grid in zip(ends, grids, strict=True))
         pairs = tuple(zip(keys, widths, strict=True))
         found[widths] = LayerChoice(
             width=sum(widths),

@@ -86,8 +86,7 @@ class Flops:
 def budget_of(shape: ModelShape) -> Budget:
     """Count a model."""
     components = {
-        component: sum(matrix_parameters(layer, component) for layer in shape.layers)
-        for component in COMPONENTS
+        component: sum(matrix_parameters(layer, component) for layer in shape.layers) for component in COMPONENTS
     }
     linear = sum(components.values())
     biases = sum(bias_parameters(layer) for layer in shape.layers)
@@ -104,9 +103,7 @@ def budget_of(shape: ModelShape) -> Budget:
 def compare(before: Budget, after: Budget) -> Change:
     """What went, as fractions of what was there."""
     return Change(
-        components={
-            name: _removed(count, after.components[name]) for name, count in before.components.items()
-        },
+        components={name: _removed(count, after.components[name]) for name, count in before.components.items()},
         ratio=_removed(before.linear_parameters, after.linear_parameters),
         parameters=_removed(before.parameters, after.parameters),
         kv_bytes_per_token=_removed(before.kv_bytes_per_token, after.kv_bytes_per_token),

@@ -34,9 +34,7 @@ def smallest_step(items: Sequence[Sequence[Choice]]) -> int:
     return min((step for step in steps if step > 0), default=0)
 
 
-def spend(
-    items: Sequence[Sequence[C]], *, budget: int, at_least: bool = False, table: int = TABLE
-) -> list[C]:
+def spend(items: Sequence[Sequence[C]], *, budget: int, at_least: bool = False, table: int = TABLE) -> list[C]:
     """The best choices for a budget of at least `least_cost`, met to one step: from below, or `at_least`."""
     picked = knapsack(items, budget=budget, table=table)
     assert picked is not None, "the reach was checked"
@@ -86,9 +84,7 @@ def _solve(costs: list[list[int]], losses: list[list[float]], *, size: int) -> l
     return numbers[::-1]
 
 
-def settled(
-    items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int, at_least: bool = False
-) -> list[C]:
+def settled(items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int, at_least: bool = False) -> list[C]:
     """Widen while the budget lasts: what most loss is won with per cost, then what was cut deepest.
 
     Items are in order of width and no loss rises with it. Flat curves and rounded costs leave something over;

@@ -51,8 +51,7 @@ class Outlook:
 
     def __str__(self) -> str:
         widths = ", ".join(
-            f"{name} {low}" if low == high else f"{name} {low}-{high}"
-            for name, (low, high) in self.widths.items()
+            f"{name} {low}" if low == high else f"{name} {low}-{high}" for name, (low, high) in self.widths.items()
         )
         return f"{self._goal()} ({widths}){self._hint()}"
 

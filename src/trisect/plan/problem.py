@@ -145,9 +145,7 @@ class Problem:
     def check_reach(self, least: int, *, curved: bool) -> None:
         """Refuse a budget below `least`, the cost of the narrowest widths, and a size the model has."""
         if self.budget >= self.full and isinstance(self.goal, Limit):
-            raise TrisectError(
-                f"The model already fits {self.goal}: it has {self.full + self.fixed:,}; ask for less."
-            )
+            raise TrisectError(f"The model already fits {self.goal}: it has {self.full + self.fixed:,}; ask for less.")
         if least <= self.budget:
             return
         if least == self.full:

@@ -35,14 +35,9 @@ def uniform_ranks(sizes: Mapping[Key, Size], rule: Rule, ratio: float, align: in
     return ranks_at(sizes, rule, dict.fromkeys(sizes, ratio), align)
 
 
-def ranks_at(
-    sizes: Mapping[Key, Size], rule: Rule, ratios: Mapping[Key, float], align: int | None
-) -> dict[Key, int]:
+def ranks_at(sizes: Mapping[Key, Size], rule: Rule, ratios: Mapping[Key, float], align: int | None) -> dict[Key, int]:
     """A ratio of its own for every linear map."""
-    return {
-        key: aligned(rule(*size, ratios[key]), most=rule(*size, 0.0), align=align)
-        for key, size in sizes.items()
-    }
+    return {key: aligned(rule(*size, ratios[key]), most=rule(*size, 0.0), align=align) for key, size in sizes.items()}
 
 
 def aligned(rank: int, *, most: int, align: int | None) -> int:
@@ -71,9 +66,7 @@ def loss_ratios(losses: Mapping[Key, float], ratio: float) -> dict[Key, float]:
     types = sorted({name for _, name in losses})
     ratios: dict[Key, float] = {}
     for kind in types:
-        weights = {
-            key: 1 / math.log(max(loss, SMALLEST_LOSS)) for key, loss in losses.items() if key[1] == kind
-        }
+        weights = {key: 1 / math.log(max(loss, SMALLEST_LOSS)) for key, loss in losses.items() if key[1] == kind}
         ratios |= spread(weights, mean=ratio, most=max(MOST_REMOVED, ratio))
     return {key: ratios[key] for key in losses}
 

@@ -38,12 +38,7 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """The trial as it stands in a receipt."""
-        return {
-            "budget": self.budget,
-            "ratio": self.plan.ratio,
-            "rise": self.rise,
-            "inside": self.inside,
-        }
+        return {"budget": self.budget, "ratio": self.plan.ratio, "rise": self.rise, "inside": self.inside}
 
 
 @dataclass(frozen=True, kw_only=True)

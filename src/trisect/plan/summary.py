@@ -31,9 +31,7 @@ class Summary:
         return [
             _row("decoder linear weights", old.linear_parameters, new.linear_parameters, gone.ratio),
             _row("whole model", old.parameters, new.parameters, gone.parameters),
-            _row(
-                "KV bytes per token", old.kv_bytes_per_token, new.kv_bytes_per_token, gone.kv_bytes_per_token
-            ),
+            _row("KV bytes per token", old.kv_bytes_per_token, new.kv_bytes_per_token, gone.kv_bytes_per_token),
             _row(f"FLOPs of {PREFILL_LENGTH} tokens", old.flops, new.flops, gone.flops),
         ]
 
@@ -41,12 +39,7 @@ class Summary:
         rows = [HEADER, *self.rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
         lines = [
-            "  ".join(
-                [
-                    row[0].ljust(widths[0]),
-                    *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
-                ]
-            )
+            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
             for row in rows
         ]
         return "\n".join([f"method {self.method or 'none'}", *lines])
@@ -55,9 +48,7 @@ class Summary:
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(cell)}</th>" for cell in HEADER)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows()
-        )
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows())
         caption = f"<caption>method {escape(self.method or 'none')}</caption>"
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

@@ -115,9 +115,7 @@ def _units(problem: Problem) -> list[Unit]:
         else:
             sort = "heads" if key[1] in HEADS else key[1]
             single.setdefault((key[0], sort, _span(problem, (key,))), []).append(key)
-    return [(tuple(keys),) for keys in tied.values()] + [
-        tuple((key,) for key in keys) for keys in single.values()
-    ]
+    return [(tuple(keys),) for keys in tied.values()] + [tuple((key,) for key in keys) for keys in single.values()]
 
 
 def _span(problem: Problem, keys: tuple[Key, ...]) -> tuple[Grid, int]:
@@ -164,12 +162,7 @@ def uniform_planner(problem: Problem) -> Planner:
             widths = {key: width for group, count in pairs for key, width in group.spread(count)}
         return problem.plan(widths)
 
-    return Planner(
-        least=sum(group.cost(group.last) for group in groups),
-        smallest=smallest,
-        at=at,
-        curved=False,
-    )
+    return Planner(least=sum(group.cost(group.last) for group in groups), smallest=smallest, at=at, curved=False)
 
 
 def _common(problem: Problem, budget: int, smallest: int) -> dict[Key, int] | None:

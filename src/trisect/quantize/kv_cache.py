@@ -97,9 +97,7 @@ def _no_tokens(x: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:2], 0, x.shape[3]))
 
 
-def quantized_cache(
-    model: Any, *, bits: int = 4, group_size: int | None = None, residual_length: int = 128
-) -> Cache:
+def quantized_cache(model: Any, *, bits: int = 4, group_size: int | None = None, residual_length: int = 128) -> Cache:
     """An empty cache for `model.generate(..., past_key_values=cache)`, quantised by HQQ.
 
     Channels of one head of one token share a scale: `group_size` of them, or by default the most that divide

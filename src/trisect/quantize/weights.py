@@ -48,9 +48,7 @@ class QuantizeConfig:
                 "without --group-size, or --backend hqq."
             )
         if self.group_size is not None and (self.group_size < 8 or self.group_size % 8):
-            raise TrisectError(
-                f"A group size must be a multiple of 8, got {self.group_size}; try 64, or auto."
-            )
+            raise TrisectError(f"A group size must be a multiple of 8, got {self.group_size}; try 64, or auto.")
 
 
 def _library(backend: str) -> tuple[Any, Any]:
@@ -105,16 +103,12 @@ def chosen_modules(model: Any, config: QuantizeConfig) -> dict[str, nn.Module]:
     """Path -> module, in the order of the model; refuses a model that is quantised already."""
     for path, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
-            raise TrisectError(
-                f"{path} is quantised already; quantise the folder that this one was made from."
-            )
+            raise TrisectError(f"{path} is quantised already; quantise the folder that this one was made from.")
     wanted = [module for view in layer_views(model) for module in _projections(view, config.parts)]
     if config.lm_head:
         head = model.get_output_embeddings()
         if type(head) is not nn.Linear:
-            raise TrisectError(
-                f"The model's head is no plain linear layer ({type(head).__name__}): no --lm-head."
-            )
+            raise TrisectError(f"The model's head is no plain linear layer ({type(head).__name__}): no --lm-head.")
         wanted.append(head)
     chosen = {id(module) for module in wanted}
     return {path: module for path, module in model.named_modules() if id(module) in chosen}
@@ -261,7 +255,5 @@ def count_bits(model: Any) -> Bits:
 def _matrices(module: nn.Module) -> list[Tensor]:
     """The tensors that stand for a module's own weight."""
     quantized = isinstance(module, QuantizedLinear)
-    held = [
-        getattr(module, name, None) for name in (("packed", "scale", "zero") if quantized else ("weight",))
-    ]
+    held = [getattr(module, name, None) for name in (("packed", "scale", "zero") if quantized else ("weight",))]
     return [x for x in held if isinstance(x, Tensor)]

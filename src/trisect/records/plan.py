@@ -60,9 +60,7 @@ class Plan:
 
     def _check(self) -> None:
         if not isinstance(self.method, str) or not isinstance(self.masked, bool):
-            raise TrisectError(
-                f"A plan's method is a name and masked true or false, not {shown(self.method)}."
-            )
+            raise TrisectError(f"A plan's method is a name and masked true or false, not {shown(self.method)}.")
         if type(self.ratio) not in (int, float) or not 0 <= self.ratio <= 1:
             raise TrisectError(f"A plan's ratio is from 0 to 1, not {shown(self.ratio)}.")
         if self.align is not None and not _is_count(self.align):
@@ -92,14 +90,11 @@ def _linears(layer: Any) -> tuple[LinearShape, ...]:
     if not isinstance(layer, list):
         raise TrisectError(f"The linears of a layer of a plan are a list, not {shown(layer)}.")
     return tuple(
-        _record(LinearShape, linear, what="linear map of a plan", defaults=LINEAR_DEFAULTS)
-        for linear in layer
+        _record(LinearShape, linear, what="linear map of a plan", defaults=LINEAR_DEFAULTS) for linear in layer
     )
 
 
-def _record(
-    record: type[Record], data: Any, *, what: str, defaults: Mapping[str, Any] | None = None
-) -> Record:
+def _record(record: type[Record], data: Any, *, what: str, defaults: Mapping[str, Any] | None = None) -> Record:
     """A record of counts, names and flags, every value of the kind that its field has."""
     _check_keys(data, record, what=what, defaults=defaults)
     kinds = {entry.name: entry.type for entry in fields(record)}
@@ -109,9 +104,7 @@ def _record(
     return record(**data)
 
 
-def _check_keys(
-    data: Any, record: type[Any], *, what: str, defaults: Mapping[str, Any] | None = None
-) -> None:
+def _check_keys(data: Any, record: type[Any], *, what: str, defaults: Mapping[str, Any] | None = None) -> None:
     known = [entry.name for entry in fields(record)]
     if not isinstance(data, Mapping):
         raise TrisectError(f"A {what} needs the keys {', '.join(known)}, not {shown(data)}.")

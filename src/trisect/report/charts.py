@@ -108,9 +108,7 @@ def tuning_chart(run: Run) -> Chart | None:
         caption="Loss on the tuning data, step by step.",
         x_label="step",
         y_label="loss (nats per token)",
-        series=[
-            Series(label=f"tuning {n}", points=[*enumerate(line, start=1)]) for n, line in curves.items()
-        ],
+        series=[Series(label=f"tuning {n}", points=[*enumerate(line, start=1)]) for n, line in curves.items()],
     )
 
 

@@ -96,8 +96,7 @@ def read_measurement(path: Path) -> list[Reading]:
             found += _scores(entry.tasks, model=entry.model)
     if not found:
         raise TrisectError(
-            f"{path} holds no measurement; give what --json of `trisect eval`, compress, quantize or bench "
-            "wrote."
+            f"{path} holds no measurement; give what --json of `trisect eval`, compress, quantize or bench wrote."
         )
     return found
 
@@ -125,10 +124,7 @@ def _size_facts(run: Run) -> Iterator[Fact]:
     weights = Quantity(kind=Kind.SIZE, name="weights in bytes", detail=detail, unit="B")
     pairs = {
         PARAMETERS: (old.parameters, new.parameters),
-        Quantity(kind=Kind.SIZE, name="decoder linear weights"): (
-            old.linear_parameters,
-            new.linear_parameters,
-        ),
+        Quantity(kind=Kind.SIZE, name="decoder linear weights"): (old.linear_parameters, new.linear_parameters),
         weights: (old.parameters * width, run.weight_bytes),
         BITS: (8 * width, 8 * run.weight_bytes / old.parameters),
         KV_CACHE: (old.kv_bytes_per_token, new.kv_bytes_per_token),
@@ -240,9 +236,7 @@ def _speeds(rows: Iterable[BenchRow]) -> Iterator[Reading]:
         side = {("dense", ""): BEFORE, ("trisect", "checkpoint"): AFTER}.get((case.kind, case.asked))
         if side is None or row.error is not None:
             continue
-        name = (
-            f"{case.phase}, {case.batch} x {case.length}" + (f" + {case.new}" if case.new else "") + " tokens"
-        )
+        name = f"{case.phase}, {case.batch} x {case.length}" + (f" + {case.new}" if case.new else "") + " tokens"
         how = f"{case.attention}, {case.mode}, {case.dtype}, {case.device}; random weights of the same shape"
         speed = Quantity(kind=Kind.SPEED, name=name, detail=how, unit="tokens/s")
         latency = replace(speed, kind=Kind.LATENCY, unit="ms")

@@ -29,10 +29,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 HINTS = {
-    Kind.PERPLEXITY: (
-        "perplexity",
-        "`trisect eval MODEL --data wikitext2 --json F` for the run and its original",
-    ),
+    Kind.PERPLEXITY: ("perplexity", "`trisect eval MODEL --data wikitext2 --json F` for the run and its original"),
     Kind.TASK: ("tasks", "`trisect eval MODEL --tasks quick --json F` for the run and its original"),
     Kind.SPEED: ("speed", "`trisect bench RUN --json F`"),
 }
@@ -211,9 +208,7 @@ def content_policy(script: str) -> str:
 def check_outputs(page: Path, figures: Path | None) -> None:
     """Refuse outputs that cannot be written, or that would put a page over something else."""
     if page.suffix.lower() not in (".html", ".htm"):
-        raise TrisectError(
-            f"The report is a page, so {page.name!r} should end in .html: -o {page.stem}.html."
-        )
+        raise TrisectError(f"The report is a page, so {page.name!r} should end in .html: -o {page.stem}.html.")
     check_writable(page)
     if figures is not None:
         plots.need_matplotlib("leave --figures out: the page has the tables")

@@ -177,9 +177,7 @@ def eliminate_rows(
         H = H.index_select(1, stay)
         index = index[stay]
     if failed:
-        raise torch.linalg.LinAlgError(
-            "Neurons cannot be eliminated: the inverse Gram lost its definiteness."
-        )
+        raise torch.linalg.LinAlgError("Neurons cannot be eliminated: the inverse Gram lost its definiteness.")
     return index
 
 
@@ -197,11 +195,7 @@ class Pairs:
         """Pairs that all heads chose together, as every key head's own."""
         real, quadrature = (x.reshape(key_heads, -1, x.shape[-1]) for x in (self.real, self.quadrature))
         return Pairs(
-            kept=self.kept.expand(key_heads, -1),
-            real=real,
-            quadrature=quadrature,
-            loss=self.loss,
-            total=self.total,
+            kept=self.kept.expand(key_heads, -1), real=real, quadrature=quadrature, loss=self.loss, total=self.total
         )
 
     def untouched(self) -> "Pairs":
@@ -249,9 +243,7 @@ def eliminate_pairs(G: Tensor, keep: int, *, ridge: float, quadrature: bool = Tr
         ids = ids.gather(-1, stay)
     real = c[..., :keep]
     zero = torch.zeros_like(real)
-    return Pairs(
-        kept=ids, real=real, quadrature=c[..., keep:] if quadrature else zero, loss=loss, total=total
-    )
+    return Pairs(kept=ids, real=real, quadrature=c[..., keep:] if quadrature else zero, loss=loss, total=total)
 
 
 def _block_costs(H: Tensor, c: Tensor, n: int, B: int) -> Tensor:

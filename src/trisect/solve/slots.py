@@ -119,9 +119,7 @@ class SlotScores:
         return c
 
 
-def compensate(
-    fit: SlotScores, held: SlotScores, *, share: float, ridges: Sequence[float]
-) -> tuple[Tensor, Tensor]:
+def compensate(fit: SlotScores, held: SlotScores, *, share: float, ridges: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Coefficients from all queries, and the error (h,) that their ridge left on the held-out ones.
 
     The ridge is the one that did best there; leaving the slots as they are is always among the choices.

@@ -77,11 +77,7 @@ def parse_json(text: str, *, where: str) -> Any:
     """JSON without what only trouble is made of: repeated keys, NaN, endless numbers, bottomless nesting."""
     try:
         data = json.loads(
-            text,
-            object_pairs_hook=_unique_keys,
-            parse_int=_integer,
-            parse_float=_finite,
-            parse_constant=_finite,
+            text, object_pairs_hook=_unique_keys, parse_int=_integer, parse_float=_finite, parse_constant=_finite
         )
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"

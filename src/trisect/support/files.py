@@ -118,9 +118,7 @@ def check_new_folder(path: str | Path) -> None:
     if path.exists() and not path.is_dir():
         raise TrisectError(f"The output {path} is a file; name a new folder with -o.")
     if path.is_dir() and any(path.iterdir()):
-        raise TrisectError(
-            f"The output folder {path} exists and is not empty; name another with -o, or remove it."
-        )
+        raise TrisectError(f"The output folder {path} exists and is not empty; name another with -o, or remove it.")
     check_writable(path)
 
 

@@ -128,9 +128,7 @@ class HeatMap(Figure):
     def table(self) -> Table:
         """A row per layer."""
         columns = enumerate(zip(*self.rows.values(), strict=True))
-        rows: list[Row] = [
-            (layer, *(cell.value if cell else "" for cell in cells)) for layer, cells in columns
-        ]
+        rows: list[Row] = [(layer, *(cell.value if cell else "" for cell in cells)) for layer, cells in columns]
         return ("layer", *(f"{label}, {self.unit}" for label in self.rows)), rows
 
 
@@ -195,10 +193,7 @@ def svg(figure: Figure, *, themed: bool = False) -> str:
             ET.SubElement(mark, f"{{{SVG}}}title").text = UNWRITABLE.sub("\ufffd", tip)
         if themed and "style" in element.attrib:
             element.set("style", _with_variables(element.attrib["style"]))
-    root.attrib |= {
-        "role": "img",
-        "aria-label": UNWRITABLE.sub("\ufffd", f"{figure.title}. {figure.caption}"),
-    }
+    root.attrib |= {"role": "img", "aria-label": UNWRITABLE.sub("\ufffd", f"{figure.title}. {figure.caption}")}
     root.attrib |= {"stroke-linejoin": "round"}
     ET.register_namespace("", SVG)
     ET.register_namespace("xlink", XLINK)

@@ -18,11 +18,7 @@ PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy")
 
 
 def build_receipt(
-    recipe: Mapping[str, Any],
-    *,
-    seed: int,
-    token_hash: str | None,
-    timings: Mapping[str, float],
+    recipe: Mapping[str, Any], *, seed: int, token_hash: str | None, timings: Mapping[str, float]
 ) -> dict[str, Any]:
     """A JSON-ready record of a run: `recipe` is the configuration, `timings` seconds by stage."""
     return {
@@ -111,11 +107,7 @@ def hardware() -> dict[str, Any]:
     """The processor, its usable cores, and the GPU if there is one."""
     import torch
 
-    return {
-        "cpu": _cpu_model(),
-        "cores": usable_cores(),
-        "gpu": _gpu_model() if torch.cuda.is_available() else None,
-    }
+    return {"cpu": _cpu_model(), "cores": usable_cores(), "gpu": _gpu_model() if torch.cuda.is_available() else None}
 
 
 def _gpu_model() -> str:
@@ -145,12 +137,7 @@ def _git(*arguments: str) -> str | None:
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         answer = subprocess.run(
-            ["git", *arguments],
-            cwd=Path(__file__).parent,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=10,
+            ["git", *arguments], cwd=Path(__file__).parent, env=environment, capture_output=True, text=True, timeout=10
         )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
