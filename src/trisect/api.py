@@ -35,7 +35,7 @@ from trisect.pipeline.run import (
     with_receipt,
 )
 from trisect.plan import Plan
-from trisect.plan.summary import Summary, summarise
+from trisect.report.summary import Summary, summarise
 from trisect.support.clock import timing
 from trisect.support.quiet import quiet_transformers
 

@@ -63,8 +63,7 @@ def show_plan(
     """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
     from trisect.commands._screen import keep_measurement, quiet_libraries, quoted, say_next, stdout
     from trisect.models import read_shape
-    from trisect.pipeline.planning import plan_from_shape
-    from trisect.pipeline.run import with_method_defaults
+    from trisect.pipeline.run import plan_from_shape, with_method_defaults
     from trisect.plan import apply_plan, outlook
     from trisect.report.charts import plan_map
     from trisect.report.terminal import compression_table, heat_tables

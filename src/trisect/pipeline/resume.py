@@ -24,7 +24,7 @@ from trisect.models.view import LayerView
 from trisect.plan import Plan
 from trisect.records.shapes import LayerShape, LinearShape
 from trisect.support import distributed
-from trisect.support.checks import parse_json, read_record
+from trisect.support.checks import read_record
 from trisect.support.clock import stage
 from trisect.support.files import new_file, plain, write_json
 from trisect.support.receipt import package_version
@@ -80,6 +80,9 @@ class Journal(Ledger):
     def path(self, layer: int) -> Path:
         return self.folder / f"layer-{layer:05d}.safetensors"
 
+    def record(self, layer: int) -> Path:
+        return self.folder / f"record-{layer:05d}.json"
+
     def has(self, layer: int) -> bool:
         return layer in self.finished
 
@@ -89,8 +92,11 @@ class Journal(Ledger):
                 state = view.layer.state_dict(prefix=_prefix(view))
                 tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
                 about = {"shape": asdict(view.shape()), "losses": self.losses.get(view.index, [])}
+                # Beside the tensors, not in their header: safetensors writes two entries there in any order,
+                # and this file becomes a shard of the result.
+                write_json(self.record(view.index), plain(about))
                 with new_file(self.path(view.index)) as partial_path:
-                    save_file(tensors, partial_path, metadata={"format": "pt", "trisect": json.dumps(plain(about))})
+                    save_file(tensors, partial_path, metadata={"format": "pt"})
             distributed.barrier()
         self._take_from_here(view)
 
@@ -115,10 +121,7 @@ class Journal(Ledger):
             return {name.removeprefix(prefix): file.get_tensor(name).clone() for name in names}
 
     def _about(self, layer: int) -> dict[str, Any]:
-        with self._opened(layer) as file:
-            text = (file.metadata() or {}).get("trisect", "{}")
-        about: dict[str, Any] = parse_json(text, where=str(self.path(layer)))
-        return about
+        return read_record(self.record(layer), what="record of a layer", instead="add --fresh to start anew")
 
     def _take_from_here(self, view: LayerView) -> None:
         if self.store is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trisect.calibrate import Progress, read_info
 from trisect.calibrate.texts import with_tokens
-from trisect.config import CalibrationConfig, CompressConfig
+from trisect.config import CalibrationConfig, CompressConfig, Increase
 from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.methods import get_method, solve
@@ -21,7 +21,10 @@ from trisect.pipeline.rank_search import linear_plan
 from trisect.pipeline.resume import Ledger, open_ledger
 from trisect.pipeline.statistics import refuse_stored_moments, statistics_for
 from trisect.pipeline.stored_moments import calibrated_as
-from trisect.plan import Plan, check_plannable, plan_for
+from trisect.plan import Curves, Plan, check_plannable, plan_for
+from trisect.plan.allocate import planner_for
+from trisect.plan.problem import problem_for
+from trisect.plan.smallest import predicted_within
 from trisect.records.parts import COMPONENTS, Solution
 from trisect.records.shapes import ModelShape, widths_of
 from trisect.support import distributed
@@ -243,6 +246,23 @@ def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     check_parts(run.method, run.config.parts)
     found = curves_for(run.model, run.config, run.tokens, options=run.options, path=curves, progress=run.progress)
     return plan_for(shape_of(run.model), run.config, found)
+
+
+def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | None = None) -> Plan:
+    """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
+    method = get_method(config.method)
+    if method.linear:
+        return linear_plan(shape, method, config, None, options=options_of(config), progress=None)
+    check_parts(method, config.parts)
+    if not isinstance(config.goal, Increase):
+        return plan_for(shape, config, curves)
+    if curves is None:
+        raise TrisectError(
+            "Only loss curves can predict perplexity: name their file with --curves FILE, and --allocate "
+            "balanced or search to have one measured."
+        )
+    problem = problem_for(shape, config)
+    return predicted_within(problem, planner_for(problem, config.allocate, curves), curves)
 
 
 def finish(run: Run, original: list[Any]) -> Plan:
