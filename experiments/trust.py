@@ -201,6 +201,8 @@ def run_in_a_process(cell: Cell) -> dict[str, Any]:
     settings = {**INSTRUCTIONS[cell.get("isa", "native")]}
     if "threads" in cell:
         settings["OMP_NUM_THREADS"] = str(cell["threads"])
+    if cell["device"] == "cpu":
+        settings["CUDA_VISIBLE_DEVICES"] = ""  # so that its receipt does not name a GPU that had no part
     done = subprocess.run(
         [sys.executable, __file__, "cell", json.dumps(cell)],
         env={**os.environ, **settings},
