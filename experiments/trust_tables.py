@@ -38,7 +38,7 @@ def spread_table() -> str:
             [
                 model,
                 size,
-                "H200" if device == "cuda" else "1 CPU" if count == 1 else f"{count} CPUs",
+                "H200" if device == "cuda" else f"{count} CPU" + "s" * (count > 1),
                 f"{before:.2f}",
                 str(sum(map(len, ours.values()))),
                 _range(ours),
