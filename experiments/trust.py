@@ -4,10 +4,12 @@
     .venv/bin/python experiments/trust.py spread --device cuda      # one GPU, in three precisions
     .venv/bin/python experiments/trust.py texts --device cuda       # calibration texts and window counts
     .venv/bin/python experiments/trust.py spread --model stories15m --workers 2 --seconds 500
+    .venv/bin/python experiments/trust.py spread --again            # also what another CPU has measured
 
 Rows go to experiments/results/spread.json and calibration-texts.json, one file each; what is there is not run
 again. Each row is a process of its own, because instruction sets and threads are settled when torch starts.
-Synthetic text is runs/synthetic.jsonl: `trisect sample smollm2-135m -o runs/synthetic.jsonl --samples 80`.
+Synthetic text is runs/synthetic.jsonl, written once on a GPU:
+`trisect sample smollm2-135m -o runs/synthetic.jsonl --samples 320 --batch-size 160`.
 SmolLM2-135M is dequantised from 4 bits. A quarter is removed, widths uniform and exact.
 """
 
@@ -38,7 +40,7 @@ Cell = dict[str, Any]
 
 
 def spread_cells(device: str) -> list[Cell]:
-    """The same seed on every machine, thread count and batch size; other seeds; the paper's a3 beside it."""
+    """The same seed on every machine, thread count and batch size; other seeds; a3 and the dense model."""
     cells = []
     for model in MODELS:
         story = model.startswith("stories")
@@ -47,8 +49,10 @@ def spread_cells(device: str) -> list[Cell]:
         base = {"model": model, "calibration": [text], "device": device}
         if device == "cpu":
             base |= {"length": length, "evaluate": {text: [32, length]}}
+            usual = {"batch": 4, "threads": 2, "isa": "native"}
+            cells.append({**base, **usual, "seed": 0, "windows": 0, "method": "dense"})
             for seed, windows in ((s, w) for s in range(3) for w in (12, 4)):
-                plain = {**base, "seed": seed, "windows": windows, "batch": 4, "threads": 2, "isa": "native"}
+                plain = {**base, **usual, "seed": seed, "windows": windows}
                 cells += [{**plain, "method": "a3"}, {**plain, "method": "a3+"}]
             cells += [
                 {**base, "seed": s, "windows": 12, "batch": b, "threads": t, "isa": i, "method": "a3+"}
@@ -58,9 +62,11 @@ def spread_cells(device: str) -> list[Cell]:
                 for i in INSTRUCTIONS
             ]
         else:
-            base |= {"length": large, "windows": 64, "evaluate": {text: [32, large]}}
+            base |= {"length": large, "evaluate": {text: [32, large]}}
+            exact = {"seed": 0, "precision": "float32"}
+            cells.append({**base, **exact, "windows": 0, "method": "dense"})
             cells += [
-                {**base, "seed": s, "precision": p, "method": m}
+                {**base, "windows": 64, "seed": s, "precision": p, "method": m}
                 for s in range(3)
                 for p in ("float32", "tf32", "bfloat16")
                 for m in ("a3", "a3+")
@@ -74,7 +80,9 @@ def text_cells(device: str) -> list[Cell]:
     evaluate = {**reported, "tinystories": [14, 2048], "alpaca": [32, 2048], "builtin": [14, 2048]}
     mixture = ["wikitext-2", "c4", "wikipedia"]
     wanted: list[tuple[list[str], int]] = [(mixture, n) for n in (64, 128, 256, 512)]
-    wanted += [(["builtin"], 64), (["synthetic"], 64), (["builtin", "synthetic"], 64)]
+    # Without the hub: 64 windows side by side, then as many as a GPU (256) and a CPU take by default.
+    wanted += [(["builtin"], 64), (["synthetic"], 64), (["builtin", "synthetic"], 64), (["synthetic"], 256)]
+    wanted += [(["synthetic"], 16), (["builtin"], 32), (["builtin", "synthetic"], 32), (["synthetic"], 8)]
     wanted += [(["wikitext-2"], 64), (["wikitext-2"], 256), (["wikitext-2", "c4"], 64)]
     wanted += [(["c4", "wikipedia"], 256)]
     base = {"model": "smollm2-135m", "seed": 0, "length": 2048, "evaluate": evaluate, "device": device}
@@ -181,6 +189,8 @@ def run_in_a_process(cell: Cell) -> dict[str, Any]:
     settings = {**INSTRUCTIONS[cell.get("isa", "native")]}
     if "threads" in cell:
         settings["OMP_NUM_THREADS"] = str(cell["threads"])
+    if cell["device"] == "cpu":
+        settings["CUDA_VISIBLE_DEVICES"] = ""  # so that its receipt does not name a GPU that had no part
     done = subprocess.run(
         [sys.executable, __file__, "cell", json.dumps(cell)],
         env={**os.environ, **settings},
@@ -196,12 +206,15 @@ def run_in_a_process(cell: Cell) -> dict[str, Any]:
 def run_missing(table: str, given: argparse.Namespace) -> None:
     """Run what the file lacks, and write it after every row."""
     from trisect.support.files import write_json
+    from trisect.support.receipt import hardware
 
     path = RESULTS / FILES[table]
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     cells = (spread_cells if table == "spread" else text_cells)(given.device)
     cells = [c for c in cells if given.model in (None, c["model"])]
-    known = [{k: r[k] for k in r if k not in ("perplexity", "receipt")} for r in rows]
+    mine = hardware()["cpu"]
+    counted = [r for r in rows if not given.again or r["receipt"]["hardware"]["cpu"] == mine]
+    known = [{k: r[k] for k in r if k not in ("perplexity", "receipt")} for r in counted]
     missing = [c for c in cells if c not in known]
     end = time.time() + given.seconds
 
@@ -226,6 +239,7 @@ def main() -> None:
     parser.add_argument("--model", choices=list(MODELS))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after that")
+    parser.add_argument("--again", action="store_true", help="what only another CPU has measured, too")
     given = parser.parse_args()
     if given.table == "cell":
         print(json.dumps(run_cell(json.loads(given.cell))))

@@ -1,11 +1,14 @@
 """Tables of experiments/trust.py: how far a3+ moves between machines, what calibration texts are worth."""
 
 from collections import defaultdict
+from statistics import geometric_mean
 
 from tables import Entry, found, provenance, read, table
 
 SPREAD, TEXTS = "spread.json", "calibration-texts.json"
 SMOLLM2 = "smollm2-135m"
+UNUSED = ("lambada", "tinystories", "alpaca")
+"""Texts that no row is calibrated on."""
 Key = tuple[str, str, str]
 
 
@@ -14,30 +17,52 @@ def spread_table() -> str:
     if not found(SPREAD):
         return ""
     rows = read(SPREAD)["rows"]
+    dense = {(row["model"], row["device"]): _value(row) for row in rows if row["method"] == "dense"}
     groups: dict[Key, dict[str, dict[int, list[float]]]] = defaultdict(lambda: {"a3": {}, "a3+": {}})
+    processors: dict[Key, set[str]] = defaultdict(set)
     for row in rows:
+        if row["method"] == "dense":
+            continue
         key = row["model"], f"{row['windows']} x {row['length']}", row["device"]
-        value = next(iter(row["perplexity"].values()))
-        groups[key][row["method"]].setdefault(row["seed"], []).append(value)
+        groups[key][row["method"]].setdefault(row["seed"], []).append(_value(row))
+        if row["method"] == "a3+":
+            processors[key].add(row["receipt"]["hardware"]["cpu"])
     lines = []
-    for (model, size, device), methods in sorted(groups.items()):
-        ours = methods["a3+"]
+    for key, methods in sorted(groups.items()):
+        ours, (model, size, device) = methods["a3+"], key
         if not ours:
             continue
+        before, count = dense[model, device], len(processors[key])
         within = max(max(values) / min(values) - 1 for values in ours.values())
         lines.append(
             [
                 model,
                 size,
-                "H200" if device == "cuda" else "CPU",
+                "H200" if device == "cuda" else f"{count} CPU" + "s" * (count > 1),
+                f"{before:.2f}",
                 str(sum(map(len, ours.values()))),
                 _range(ours),
                 f"{within:.2%}",
+                _between_seeds(ours, before),
                 _range(methods["a3"]),
             ]
         )
-    header = ["model", "tokens", "on", "runs of a3+", "a3+", "most within one seed", "a3"]
+    header = ["model", "tokens", "on", "dense", "runs of a3+", "a3+", "most within one seed"]
+    header += ["increase, between seeds", "a3"]
     return table(header, lines) + "\n\n" + provenance(rows)
+
+
+def _value(row: Entry) -> float:
+    value: float = next(iter(row["perplexity"].values()))
+    return value
+
+
+def _between_seeds(seeds: dict[int, list[float]], dense: float) -> str:
+    """How far the seeds' mean increases over the dense model are apart."""
+    if len(seeds) < 2:
+        return "-"
+    increases = [sum(values) / len(values) - dense for values in seeds.values()]
+    return f"{max(increases) / min(increases) - 1:.1%}"
 
 
 def _range(seeds: dict[int, list[float]]) -> str:
@@ -53,10 +78,23 @@ def texts_table() -> str:
     """Perplexity on several texts by what was calibrated on."""
     if not found(TEXTS):
         return ""
-    rows = sorted(read(TEXTS)["rows"], key=lambda row: (row["method"] != "dense", row["method"], row["windows"]))
-    names = list(rows[0]["evaluate"])
-    lines = [[_label(row), *(f"{row['perplexity'][name]:.1f}" for name in names)] for row in rows]
-    return table(["calibrated on", *names], lines) + "\n\n" + provenance(rows)
+    rows = sorted(read(TEXTS)["rows"], key=_place)
+    names, dense = list(rows[0]["evaluate"]), rows[0]["perplexity"]
+    lines = [
+        [
+            _label(row),
+            *(f"{row['perplexity'][name]:.1f}" for name in names),
+            f"{geometric_mean([row['perplexity'][name] / dense[name] for name in UNUSED]):.2f}",
+        ]
+        for row in rows
+    ]
+    header = ["calibrated on", *names, "to dense on " + ", ".join(UNUSED)]
+    return table(header, lines) + "\n\n" + provenance(rows)
+
+
+def _place(row: Entry) -> tuple[int, list[str], int]:
+    """The dense model, then a3+, then a3; the same texts together, few windows first."""
+    return ["dense", "a3+", "a3"].index(row["method"]), row["calibration"], row["windows"]
 
 
 def _label(row: Entry) -> str:
