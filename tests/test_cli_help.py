@@ -92,7 +92,7 @@ def test_registering_happens_once_in_every_order_of_imports(
     (tmp_path / "house" / "__init__.py").write_text("")
     (tmp_path / "library.py").write_text("known = []\n")
     (tmp_path / "house" / "models.py").write_text(
-        "import library\ndef register():\n    library.known.append('narrow')\n"
+        "import library\ndef register_families():\n    library.known.append('narrow')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [entry for entry in sys.meta_path if not _watches(entry)])
