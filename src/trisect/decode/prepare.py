@@ -3,7 +3,6 @@
 import copy
 import inspect
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,20 +12,14 @@ from transformers.activations import ACT2FN
 
 from trisect.kernels.gate import gated
 from trisect.models import LayerView, layer_views
+from trisect.models.attention import mixed_class
 from trisect.models.linear import FusedMaps, fused_maps
 
 
 def mix_in(mixin: Any, module: Any) -> None:
     """Make a module one of `mixin`, whose forward comes first; `isinstance` checks of others still hold."""
     if not isinstance(module, mixin):
-        stock: Any = type(module)
-        module.__class__ = _mixed_class(mixin, stock)
-
-
-@cache
-def _mixed_class(mixin: Any, stock: Any) -> Any:
-    """One class for all layers, or a compiler would take them for different ones."""
-    return type(f"Fused{stock.__name__}", (mixin, stock), {"__module__": __name__})
+        module.__class__ = mixed_class("Fused", mixin, type(module))
 
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)

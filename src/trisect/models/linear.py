@@ -137,7 +137,7 @@ class FactoredLinear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.rank, self.groups = rank, groups
         self.cached = cached
-        """The KV cache may hold `latent(x)`; attention decides whether anything stands between."""
+        """The KV cache may hold `narrow(x)`; attention decides whether anything stands between."""
         self.narrow = nn.Linear(in_features, groups * rank, bias=False)
         self.wide: nn.Linear | GroupedLinear
         if groups == 1:
@@ -150,16 +150,8 @@ class FactoredLinear(nn.Module):
         bias: Tensor | None = self.wide.bias
         return bias
 
-    def latent(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., g r)."""
-        return self.narrow(x)
-
-    def expand(self, latent: Tensor) -> Tensor:
-        """(..., g r) -> (..., out)."""
-        return self.wide(latent)
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.expand(self.latent(x))
+        return self.wide(self.narrow(x))
 
     def extra_repr(self) -> str:
         return f"cached={self.cached}"

@@ -188,15 +188,7 @@ def layers_of(model: Any) -> list[nn.Module]:
 
 def move_rest(model: Any, device: str | torch.device) -> None:
     """Move whatever has a value, which is all but the layers."""
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is None or tensor.is_meta:
-                    continue
-                moved = tensor.to(device)
-                if isinstance(tensor, nn.Parameter):
-                    moved = nn.Parameter(moved, requires_grad=tensor.requires_grad)
-                table[name] = moved
+    model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
     model.tie_weights()
 
 
@@ -261,8 +253,9 @@ def load_layers_later(
         model = model_class._from_config(config, dtype=dtype)
     names = _names(model, shards)
     inside = family_for(config).layers
-    outside = [name for name in names if not name.startswith(f"{inside}.")]
-    _fill(model, outside, names, shards, dtype)
+    outside = {name: place for name, place in names.items() if not name.startswith(f"{inside}.")}
+    rest = {name: shards.read(place, dtype) for name, place in outside.items()}
+    model.load_state_dict(rest, assign=True, strict=False)
     _keep_two_heads(model)
     move_rest(model, device)
     prefixes = [f"{inside}.{index}." for index in range(len(layers_of(model)))]
@@ -298,17 +291,6 @@ def _names(model: Any, shards: Shards) -> Names:
             )
         names[name] = known[name]
     return names
-
-
-def _fill(model: Any, wanted: list[str], names: Names, shards: Shards, dtype: Any) -> None:
-    for name in wanted:
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        tensor = shards.read(names[name], dtype)
-        if leaf in module._parameters:
-            module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-        else:
-            module._buffers[leaf] = tensor
 
 
 def _keep_two_heads(model: Any) -> None:

@@ -240,11 +240,11 @@ class LayerView:
         a, rotary = self.attention, self.family.rotary
         W_q, W_k = (from_canonical(x, part.num_pairs, rotary) for x in (part.W_q, part.W_k))
         b_q, b_k = (None if b is None else from_canonical(b, part.num_pairs, rotary) for b in (part.b_q, part.b_k))
-        narrowed = (part.width, part.num_pairs) != (a.qk_width, a.num_pairs)
+        narrowed = (part.width, part.num_pairs) != (a.layout.qk, a.num_pairs)
         narrowed = narrowed or part.rates is not None or a.rotary_index is not None
         layout = replace(a.layout, qk=part.width, pairs=part.num_pairs)
         self.write_dense({"q": _flat(W_q, b_q), "k": _flat(W_k, b_k)}, layout=layout)
-        a.qk_width, a.num_pairs = part.width, part.num_pairs
+        a.layout = layout
         if not narrowed:
             return
         if (2 * part.num_pairs != part.width or part.rates is not None) and a.clips_qk is not None:
@@ -262,12 +262,13 @@ class LayerView:
 
     def _write_ov(self, part: OV) -> None:
         a = self.attention
-        if part.width != a.vo_width and a.clips_v is not None:
+        if part.width != a.layout.vo and a.clips_v is not None:
             self._drop_clamp("values", a.clips_v)
             a.clips_v = None
         maps = {"v": _flat(part.W_v, part.b_v), "o": (part.W_o.flatten(0, 1), part.b_o)}
-        self.write_dense(maps, layout=replace(a.layout, vo=part.width))
-        a.vo_width, a.shared_output = part.width, part.W_o.shape[0] != a.heads
+        layout = replace(a.layout, vo=part.width)
+        self.write_dense(maps, layout=layout)
+        a.layout, a.shared_output = layout, part.W_o.shape[0] != layout.heads
 
     def _frequencies(self) -> Tensor:
         index = getattr(self.attention_module, "rotary_index", None)
