@@ -185,7 +185,9 @@ def test_the_file_imports_only_what_comes_with_transformers() -> None:
     for part in sources:
         assert not part.demands(), part.name
         ours = [node for node in part.imports() if "trisect" in packages(node)]
-        assert all(is_ours(node) and all(alias.asname in (None, alias.name) for alias in node.names) for node in ours), part.name
+        assert all(
+            is_ours(node) and all(alias.asname in (None, alias.name) for alias in node.names) for node in ours
+        ), part.name
     assert source("trisect.odd", "def f():\n    import hqq\n").demands() == {"hqq"}
 
 

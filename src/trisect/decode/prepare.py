@@ -18,8 +18,9 @@ from trisect.models.linear import FusedMaps, fused_maps
 
 def mix_in(mixin: Any, module: Any) -> None:
     """Make a module one of `mixin`, whose forward comes first; `isinstance` checks of others still hold."""
+    stock: Any = type(module)
     if not isinstance(module, mixin):
-        module.__class__ = mixed_class("Fused", mixin, type(module))
+        module.__class__ = mixed_class("Fused", mixin, stock)
 
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)

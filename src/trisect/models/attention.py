@@ -316,7 +316,8 @@ def own(module: nn.Module, family: Family, config: Any) -> Attention:
         return module
     layout = layout_of(module, family, config)
     clip = None if family.clip is None else getattr(module, family.clip)
-    module.__class__ = mixed_class("Owned", Attention, type(module))
+    stock: Any = type(module)
+    module.__class__ = mixed_class("Owned", Attention, stock)
     assert isinstance(module, Attention)
     module.register_buffer("rotary_index", None)
     module.register_buffer("rotary_rates", None)

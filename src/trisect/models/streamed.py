@@ -239,9 +239,7 @@ def available_bytes(device: str) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def load_layers_later(
-    model_class: Any, config: Any, folder: str | Path, *, dtype: torch.dtype | str, device: str
-) -> Any:
+def load_layers_later(model_class: Any, config: Any, folder: str | Path, *, dtype: Any, device: str) -> Any:
     """A model whose layers read their weights when they are needed."""
     from accelerate import init_empty_weights
 
