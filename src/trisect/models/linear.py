@@ -202,6 +202,15 @@ def factored_from(old: Any, solution: Factored) -> FactoredLinear:
     return new.train(old.training)
 
 
+def refuse_nan(tensor: Tensor, what: str) -> None:
+    """Refuse weights with NaN or inf by name; layers that are still in their files are looked at when read."""
+    if tensor.is_floating_point() and not tensor.is_meta and not tensor.isfinite().all():
+        raise TrisectError(
+            f"{what} holds NaN or inf; the checkpoint is damaged or was saved from a run that diverged. "
+            "Nothing was written."
+        )
+
+
 def weight_of(linear: Any) -> Tensor:
     """(in, out) view of the weight, so that y = x W."""
     return linear.weight.detach() if _stores_inputs_first(linear) else linear.weight.detach().T

@@ -22,6 +22,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.families import family_for
+from trisect.models.linear import refuse_nan
 from trisect.models.source import INDEX, Source, read_header, tensor_files
 from trisect.models.view import LayerView, layer_views
 from trisect.support.clock import stage
@@ -66,11 +67,7 @@ class Shards:
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor in memory of its own, floats in another dtype; one with NaN or inf is refused."""
         tensor: Tensor = self._with_file(name, lambda file: file.get_tensor(name).clone())
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise TrisectError(
-                f"{name} in {self.folder / self.files[name]} holds NaN or inf; the checkpoint is damaged or "
-                "was saved from a run that diverged."
-            )
+        refuse_nan(tensor, f"{name} in {self.folder / self.files[name]}")
         return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
     def _with_file(self, name: str, read: Any) -> Any:

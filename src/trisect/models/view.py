@@ -29,6 +29,7 @@ from trisect.models.linear import (
     factored_from,
     fused,
     gradient_of,
+    refuse_nan,
     sizes_of,
     weight_of,
 )
@@ -88,23 +89,16 @@ class LayerView:
 
     def shape(self) -> LayerShape:
         """Sizes as they are now."""
-        heads = self.heads
         inter, d_model = sizes_of(self.down)
-        biased = {name for name in self.linears() if bias_of(self.module(name)) is not None}
+        sizes = {name: getattr(self.heads, name) for name in ("heads", "kv_heads", "qk", "pairs", "vo")}
+        biased = {name: bias_of(self.module(name)) is not None for name in self.linears()}
         return LayerShape(
             d_model=d_model,
-            heads=heads.heads,
-            kv_heads=heads.kv_heads,
-            qk=heads.qk,
-            pairs=heads.pairs,
-            vo=heads.vo,
             mlp=inter,
+            **sizes,
             gated=self.family.gate is not None,
-            qk_bias="q" in biased,
-            v_bias="v" in biased,
-            o_bias="o" in biased,
-            up_bias="up" in biased,
-            down_bias="down" in biased,
+            qk_bias=biased["q"],
+            **{f"{name}_bias": biased[name] for name in ("v", "o", "up", "down")},
             qk_norm=self.family.norms is not None,
             shared_output=self.shared_output,
             folded=getattr(self.attention_module, "rotary_rates", None) is not None,
@@ -116,11 +110,8 @@ class LayerView:
         read: Callable[[], Part] | None = getattr(self, f"read_{name}") if name in COMPONENTS else None
         part = self.linear(name) if read is None else read()
         for field, tensor in vars(part).items():
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.isfinite().all():
-                raise TrisectError(
-                    f"Layer {self.index}: {field} of {name} holds NaN or inf; the checkpoint is damaged "
-                    "or was saved from a run that diverged. Nothing was written."
-                )
+            if isinstance(tensor, Tensor):
+                refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
         return part
 
     def read_qk(self) -> QK:
