@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ def register(
 
 
 Choice = Literal["auto", "kernel", "plain"]
-CHOICES = ("auto", "kernel", "plain")
+CHOICES = get_args(Choice)
 
 _chosen: dict[str, Choice] = {"rotary": "auto", "decode": "auto", "gate": "auto"}
 
