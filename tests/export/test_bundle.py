@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from exports import compressed, quantized, sliced
 
 from tiny_models import CONFIGS, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
-from trisect.bundle.modeling_file import Source, merged
-from trisect.errors import TrisectError
+from trisect.bundle.modeling_file import ROOT, Source, is_ours, merged, packages, sources_for
 from trisect.models import load_model, save_model
 
 PROMPT = tokens(2, 20, seed=9)
@@ -157,20 +157,38 @@ def test_what_is_left_out_is_missing_only_when_asked_for() -> None:
         found["fast"]()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("import trisect.first\n", "only `from MODULE import NAME`"),
-        ("from trisect.unknown import x\n", "only `from MODULE import NAME`"),
-        ("def f():\n    import hqq\n", "hqq may be missing"),
-        ("from trisect.first import area as surface\n", "only `from MODULE import NAME`"),
-        ("def _part():\n    return 1\n", "'_part' means something else in trisect.first"),
-        ("from os import name as math\n", "'math' means something else in trisect.first"),
-    ],
-)
-def test_what_would_go_wrong_is_refused(text: str, said: str) -> None:
-    with pytest.raises(TrisectError, match=f"trisect.odd, line .*{said}"):
-        merged([FIRST, source("trisect.odd", text)], without=frozenset())
+def meanings(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Every name that a file binds at its top level, with what it means: a statement, or an import."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, ast.unparse(node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+            yield from ((name, ast.unparse(node)) for name in names)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            origin = getattr(node, "module", "")
+            yield from ((alias.asname or alias.name, f"import {origin}.{alias.name}") for alias in node.names)
+
+
+def test_one_name_has_one_meaning_in_the_whole_file() -> None:
+    sources, left_out = sources_for(ROOT)
+    tree = ast.parse(merged(sources, without=left_out))
+    found: dict[str, str] = {}
+    clashes = {name for name, meaning in meanings(tree) if found.setdefault(name, meaning) != meaning}
+    assert not clashes, "rename these in one of their modules"
+
+
+def test_the_file_imports_only_what_comes_with_transformers() -> None:
+    sources, left_out = sources_for(ROOT)
+    assert all("triton" in name for name in left_out)
+    for part in sources:
+        assert not part.demands(), part.name
+        ours = [node for node in part.imports() if "trisect" in packages(node)]
+        assert all(
+            is_ours(node) and all(alias.asname in (None, alias.name) for alias in node.names) for node in ours
+        ), part.name
+    assert source("trisect.odd", "def f():\n    import hqq\n").demands() == {"hqq"}
 
 
 def test_an_optional_package_may_be_tried() -> None:

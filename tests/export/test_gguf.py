@@ -108,21 +108,19 @@ def merged_by_score(text: str, scores: dict[str, float]) -> list[str]:
 def test_pieces_merge_in_the_same_order() -> None:
     tokenizer = pieces()
     vocabulary = vocabulary_of(tokenizer, 97)
-    assert (vocabulary.model, vocabulary.add_bos, vocabulary.add_space) == ("llama", True, True)
-    assert vocabulary.scores is not None
-    scores = dict(zip(vocabulary.tokens, vocabulary.scores, strict=True))
+    assert [vocabulary[k] for k in ("tokenizer_model", "add_bos_token", "add_space_prefix")] == ["llama", True, True]
+    scores = dict(zip(vocabulary["token_list"], vocabulary["token_scores"], strict=True))
     for text in ("hello world", "lo hell or word", "the world wore lo"):
         assert merged_by_score(text, scores) == tokenizer.tokenize(text)
-    assert vocabulary.types[:4] == [2, 3, 3, 6]  # unknown, control, control, byte
-    assert vocabulary.tokens[-1] == "[PAD96]"
-    assert vocabulary.types[-1] == 5
+    assert vocabulary["token_types"][:4] == [2, 3, 3, 6]  # unknown, control, control, byte
+    assert vocabulary["token_list"][-1] == "[PAD96]"
+    assert vocabulary["token_types"][-1] == 5
 
 
 def test_real_pieces_merge_in_the_same_order(assets: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(assets / "models" / "stories15m")
     vocabulary = vocabulary_of(tokenizer, 32000)
-    assert vocabulary.scores is not None
-    normal = zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
+    normal = zip(vocabulary["token_list"], vocabulary["token_scores"], vocabulary["token_types"], strict=True)
     scores = {token: score for token, score, kind in normal if kind == 1}
     text = "Once upon a time, there was a little girl named Lily. She wouldn't share 123 unbelievable crayons!"
     assert merged_by_score(text, scores) == tokenizer.tokenize(text)
@@ -140,9 +138,9 @@ def test_the_tokenizer_comes_back_from_the_file(tmp_path: Path) -> None:
 )
 def test_names_of_pre_tokenizers(tokenizer: Any, pre: str) -> None:
     vocabulary = vocabulary_of(tokenizer, 97)
-    assert (vocabulary.model, vocabulary.pre, vocabulary.scores) == ("gpt2", pre, None)
-    assert vocabulary.merges is not None
-    assert vocabulary.merges[0] == "h e"
+    assert (vocabulary["tokenizer_model"], vocabulary["tokenizer_pre"]) == ("gpt2", pre)
+    assert "token_scores" not in vocabulary
+    assert vocabulary["token_merges"][0] == "h e"
 
 
 @pytest.mark.parametrize("pattern", SPLITS)
@@ -154,7 +152,7 @@ def test_names_of_regular_expressions(pattern: str) -> None:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    assert vocabulary_of(tokenizer, 97).pre == SPLITS[pattern]
+    assert vocabulary_of(tokenizer, 97)["tokenizer_pre"] == SPLITS[pattern]
 
 
 def test_refusals(tmp_path: Path) -> None:

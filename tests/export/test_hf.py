@@ -206,7 +206,7 @@ def test_digits_are_split_again_where_no_longer_number_is_known(tmp_path: Path) 
     assert any("digits" in note for note in done.notes)
     written = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert written.tokenize(text) == original.tokenize(text)
-    assert vocabulary_of(split_digits(lost)[0], 97).pre == "smollm"
+    assert vocabulary_of(split_digits(lost)[0], 97)["tokenizer_pre"] == "smollm"
 
 
 def test_a_tokenizer_with_longer_numbers_stays(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tiny_models import SDPA, left_padded, tiny, tokens
 from trisect.kernels.sdpa import Heads, Kind, Route, kind_of, one_query, route, sdpa
 from trisect.models import layer_views, load_model, save_model, shape_of
 from trisect.models.attention import eager
-from trisect.models.paths import attention_path, paths_of, products_path, warn_of_slow_paths
+from trisect.models.paths import slow_attention, slow_products, warn_of_slow_paths
 from trisect.records.shapes import LayerShape
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
@@ -197,16 +197,21 @@ def test_a_slow_path_names_the_width_that_would_not_be(
     kind: Kind, widths: tuple[int, int, int], better: str | None
 ) -> None:
     qk, vo, mlp = widths
-    path = attention_path(SHAPE.with_widths(qk=qk, pairs=qk // 2, vo=vo, mlp=mlp), kind, 2)
-    assert path.better == better
-    assert f"{qk}/{vo}" in path.words
+    found = slow_attention(SHAPE.with_widths(qk=qk, pairs=qk // 2, vo=vo, mlp=mlp), kind, 2)
+    if better is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.startswith(f"head widths {qk}/{vo} ")
+        assert found.endswith(f"; {better} would run at full speed")
 
 
 def test_an_odd_mlp_width_names_its_neighbours_on_the_grid() -> None:
-    path = products_path(SHAPE.with_widths(qk=96, pairs=48, vo=96, mlp=11059), "cudnn", 2)
-    assert path.better == "MLP 11008 or 11136"
-    assert products_path(SHAPE, "cudnn", 2).better is None
-    assert products_path(replace(SHAPE, mlp=11059), "cpu", 4).better is None
+    found = slow_products(SHAPE.with_widths(qk=96, pairs=48, vo=96, mlp=11059), "cudnn", 2)
+    assert found is not None
+    assert found.endswith("; MLP 11008 or 11136 would run at full speed")
+    assert slow_products(SHAPE, "cudnn", 2) is None
+    assert slow_products(replace(SHAPE, mlp=11059), "cpu", 4) is None
 
 
 def test_loading_says_once_what_will_be_slow(
@@ -217,7 +222,7 @@ def test_loading_says_once_what_will_be_slow(
     monkeypatch.setattr("trisect.models.paths.kind_of", lambda device: "cuda")
     load_model(str(tmp_path / "out"), dtype="bfloat16")
     assert len(said.records) == 1
-    assert "layers 0-2: head widths 12/16 are not both multiples of 8" in said.text
+    assert "layers 0, 1, 2: head widths 12/16 are not both multiples of 8" in said.text
     assert "16/16 would run at full speed" in said.text
 
 
@@ -229,16 +234,17 @@ def test_nothing_is_said_where_nothing_is_slow(said: pytest.LogCaptureFixture) -
     warn_of_slow_paths(stock)
     assert not said.records
     assert type(stock.model.layers[0].self_attn) is kind  # a stock model stays stock
-    assert any("padded to 16" in path.words for path in paths_of(model))
 
 
-def test_distinct_layers_are_described_apart() -> None:
-    model = tiny("llama-gqa", attention="sdpa")
-    view = layer_views(model)[1]
-    view.resize(replace(view.shape(), vo=8))
-    found = {path.words: where for path, where in paths_of(model).items()}
-    assert any(words.startswith("head widths 16/16") and where == [0, 2] for words, where in found.items())
-    assert any(words.startswith("head widths 16/8") and where == [1] for words, where in found.items())
+def test_distinct_layers_are_described_apart(said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama-gqa", attention="sdpa").to(torch.bfloat16)
+    for view, vo in zip(layer_views(model), (16, 8, 24), strict=True):
+        view.resize(replace(view.shape(), vo=vo))
+    monkeypatch.setattr("trisect.models.paths.kind_of", lambda device: "cuda")
+    warn_of_slow_paths(model)
+    assert "layers 1: head widths 16/8 differ" in said.text
+    assert "layers 2: head widths 16/24 differ" in said.text
+    assert "head widths 16/16 differ" not in said.text
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2"])

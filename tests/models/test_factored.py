@@ -207,7 +207,7 @@ def test_groups_are_blocks_of_one_weight() -> None:
     expected = module.narrow(x) @ torch.block_diag(*module.wide.weight) + module.bias
     torch.testing.assert_close(module(x), expected, **SAME)
     torch.testing.assert_close(module(x[0, 0]), expected[0, 0], **SAME)
-    assert module.expand(module.latent(x)).equal(module(x))
+    assert module.wide(module.narrow(x)).equal(module(x))
 
 
 def test_a_factored_map_is_not_read_as_a_dense_one() -> None:

@@ -1,7 +1,7 @@
 """Read a file as documents or as token ids. The suffix decides; nothing is ever unpickled."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def read_documents(path: Path, *, fields: Sequence[str] = TEXT_FIELDS) -> list[s
     """Texts of a .jsonl, .json or .parquet file; any other file is one UTF-8 document."""
     match path.suffix.lower():
         case ".jsonl" | ".json":
-            return _json_texts(path, fields=fields)
+            return [_text_of(entry, where=where, fields=fields) for where, entry in json_entries(path)]
         case ".parquet":
             return _parquet(path, fields=fields)
         case _:
@@ -59,20 +59,27 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise TrisectError(f"{path} is not UTF-8 text (byte {error.start}). trisect reads {KNOWN}.") from error
+    except OSError as error:
+        raise TrisectError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
-def _json_texts(path: Path, *, fields: Sequence[str]) -> list[str]:
-    """C4 and others call a file of lines .json, so the content decides, not the name."""
+def json_entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """Each entry of a JSON list or of a file of lines, with its place.
+
+    C4 and others call a file of lines .json, so the content decides, not the name.
+    """
     text = read_text(path)
-    if path.suffix.lower() == ".json" and text.lstrip().startswith("["):
-        entries = enumerate(parsed(text, where=str(path), lines=True), start=1)
-        return [_text_of(entry, where=f"{path}, entry {number}", fields=fields) for number, entry in entries]
+    if text.lstrip().startswith("["):
+        entries = _parsed(text, where=str(path), lines=True)
+        yield from ((f"{path}, entry {number}", entry) for number, entry in enumerate(entries, start=1))
+        return
     # Not splitlines(): JSON strings may hold U+2028 and its kin raw, which splitlines() would cut.
-    places = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), start=1))
-    return [_text_of(parsed(line, where=where), where=where, fields=fields) for where, line in places if line.strip()]
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{path}, line {number}", _parsed(line, where=f"{path}, line {number}")
 
 
-def parsed(text: str, *, where: str, lines: bool = False) -> Any:
+def _parsed(text: str, *, where: str, lines: bool = False) -> Any:
     """JSON, or an error that says where; with `lines`, also the line inside a text of several."""
     try:
         return json.loads(text)

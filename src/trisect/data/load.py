@@ -1,8 +1,6 @@
 """load_tokens: any source to windows of token ids."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from trisect.data.files import KNOWN, read_file
 from trisect.data.hub import dataset_text, is_local
 from trisect.data.tokens import Tokens, check_request, rows, tokens_from_tensor, windows
 from trisect.errors import TrisectError, unknown_name
+from trisect.support.checks import explained
 
 SPLITS = ("calibration", "evaluation")
 SYNTHETIC_DESCRIPTION = "synthetic text, written by the model itself before anything else (docs/sample.md)"
@@ -191,26 +190,14 @@ def tokenize(text: str, tokenizer: Any, *, source: str) -> Tensor:
             "into the model's folder, or give token ids in a .safetensors file (input_ids)."
         )
     # verbose=False: the warning that the text exceeds the context is beside the point, it is cut.
-    with _tokenizer_errors(source):
+    with explained(f"The model's tokenizer fails on {source}"):
         encoded = tokenizer(text, add_special_tokens=False, verbose=False)
         return torch.tensor(encoded["input_ids"], dtype=torch.int64)
 
 
-@contextmanager
-def _tokenizer_errors(source: str) -> Iterator[None]:
-    """One line for whatever a tokenizer's library raises on its files or on a text, panics included."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise TrisectError(f"The model's tokenizer fails on {source}: {reason}.") from error
-
-
 def decoded_bytes(ids: Tensor, tokenizer: Any) -> int:
     """UTF-8 bytes of the text that windows decode to."""
-    with _tokenizer_errors("its own tokens"):
+    with explained("The model's tokenizer fails on its own tokens"):
         texts = tokenizer.batch_decode(ids.tolist(), clean_up_tokenization_spaces=False)
     # A window that starts inside a character decodes to U+FFFD or a lone surrogate: count it too.
     return sum(len(text.encode("utf-8", errors="surrogatepass")) for text in texts)

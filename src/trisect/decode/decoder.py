@@ -5,7 +5,7 @@ b = batch, t = tokens of the prompt
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -130,15 +130,9 @@ class LiveCache(Cache):
         self.clock = Clock(device)
         super().__init__(layers=[LiveLayer(max_length, self.clock) for _ in range(num_layers)])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes the cache holds, once a prompt was read."""
-        tensors = [x for layer in self.layers for x in (layer.keys, layer.values) if x is not None]
-        return sum(x.nbytes for x in tensors)
-
 
 Mode = Literal["auto", "eager", "graphs", "compile", "whole"]
-MODES = ("auto", "eager", "graphs", "compile", "whole")
+MODES = get_args(Mode)
 BUCKET = 256
 WARM_UP = 3
 LOOK_EVERY = 16
@@ -208,7 +202,8 @@ class Decoder:
     @property
     def cache_bytes(self) -> int:
         """Bytes of keys and values, for all `max_length` slots of all texts."""
-        return self.cache.nbytes
+        tensors = [x for layer in self.cache.layers for x in (layer.keys, layer.values) if x is not None]
+        return sum(x.nbytes for x in tensors)
 
     @property
     def length(self) -> int:

@@ -3,7 +3,6 @@
 import copy
 import inspect
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -13,20 +12,16 @@ from transformers.activations import ACT2FN
 
 from trisect.kernels.gate import gated
 from trisect.models import LayerView, layer_views
+from trisect.models.attention import mixed_class
 from trisect.models.linear import FusedMaps, fused_maps
+from trisect.models.rotary import eps_of
 
 
 def mix_in(mixin: Any, module: Any) -> None:
     """Make a module one of `mixin`, whose forward comes first; `isinstance` checks of others still hold."""
+    stock: Any = type(module)
     if not isinstance(module, mixin):
-        stock: Any = type(module)
-        module.__class__ = _mixed_class(mixin, stock)
-
-
-@cache
-def _mixed_class(mixin: Any, stock: Any) -> Any:
-    """One class for all layers, or a compiler would take them for different ones."""
-    return type(f"Fused{stock.__name__}", (mixin, stock), {"__module__": __name__})
+        module.__class__ = mixed_class("Fused", mixin, stock)
 
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -45,18 +40,13 @@ class FusedNorm(nn.Module):
         weight = self.weight
         if weight.dtype != x.dtype or x.dtype not in TYPES:
             return super().forward(x)  # the stock class
-        return rms_norm(x, weight.shape, weight, epsilon_of(self))
+        return rms_norm(x, weight.shape, weight, eps_of(self))
 
 
 def fuse_norm(module: nn.Module) -> None:
     """Let a module run as torch's RMS norm, if that is what it computes."""
     if not isinstance(module, FusedNorm) and is_rms_norm(module):
         mix_in(FusedNorm, module)
-
-
-def epsilon_of(norm: Any) -> Any:
-    """What a norm adds to the mean square, by either of the names in use; None if it has neither."""
-    return getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
 
 
 def is_rms_norm(module: nn.Module) -> bool:
@@ -67,7 +57,7 @@ def is_rms_norm(module: nn.Module) -> bool:
     weight = module.get_parameter("weight")
     if weight.ndim != 1 or weight.is_meta:
         return False
-    if isinstance(module, nn.RMSNorm) or not isinstance(epsilon_of(module), float):
+    if isinstance(module, nn.RMSNorm) or not isinstance(eps_of(module), float):
         return False
     # A forward of the instance's own would win over any class; more arguments mean more than a norm.
     if "forward" in vars(module) or len(inspect.signature(module.forward).parameters) != 1:
@@ -88,7 +78,7 @@ def _agrees(module: nn.Module, dtype: torch.dtype) -> bool:
     double._parameters = {**module._parameters, "weight": nn.Parameter(weight, requires_grad=False)}
     with torch.no_grad():
         found = double.forward(x)
-    expected = rms_norm(x, weight.shape, weight, epsilon_of(module))
+    expected = rms_norm(x, weight.shape, weight, eps_of(module))
     if not isinstance(found, Tensor) or found.dtype != dtype or found.shape != x.shape:
         return False
     return torch.allclose(found, expected, rtol=TOLERANCE[dtype], atol=0)

@@ -15,7 +15,7 @@ from trisect.export.check import Exported, check_in_llama_cpp, check_same, diffe
 from trisect.export.hf import built, stock_config
 from trisect.export.rotation import SAME, listed_rope, stock_factors
 from trisect.export.stock import GGUF, Stock, check_exportable, plain_config, stock_weights
-from trisect.export.vocabulary import Vocabulary, split_digits, vocabulary_of
+from trisect.export.vocabulary import split_digits, vocabulary_of
 from trisect.models import family_for
 from trisect.support.files import check_disk_space, check_writable, new_file
 
@@ -63,8 +63,8 @@ def export_gguf(
     check_disk_space(path, int(1.1 * sum(4 * t.numel() for t in stock.tensors.values())))
     with new_file(path) as partial:
         writer = gguf.GGUFWriter(partial, architecture)
-        _add_facts(writer, config, stock, receipt or {}, kind)
-        _add_vocabulary(writer, vocabulary)
+        for name, value in (_facts(config, stock, receipt or {}, kind) | vocabulary).items():
+            getattr(writer, f"add_{name}")(value)
         kept = _write_tensors(writer, config, stock, kind)
         said, tensors = read_file(partial, names_of(config, stock))
         check_tensors(tensors, stock.tensors, kind)
@@ -111,48 +111,30 @@ def _architecture(config: Any, stock: Stock) -> str:
     return "deci" if needs_deci(stock) else "llama"
 
 
-def _add_facts(writer: Any, config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> None:
-    """The architecture in numbers."""
-    writer.add_name(f"{config.model_type.removeprefix('trisect_')} compressed with trisect")
+def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The architecture in numbers, by the names that GGUFWriter's `add_` methods have."""
     recipe = receipt.get("recipe") or {}
-    if recipe.get("method"):
-        writer.add_description(f"trisect, method {recipe['method']}, ratio {recipe.get('ratio')}")
-    per_layer = needs_deci(stock)
-    layers = config.num_hidden_layers
+    method = f"trisect, method {recipe['method']}, ratio {recipe.get('ratio')}" if recipe.get("method") else None
+    per_layer, layers = needs_deci(stock), config.num_hidden_layers
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    writer.add_file_type(KINDS[kind].file_type)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(_longest(config))
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(list(stock.mlp_widths) if per_layer else stock.mlp_width)
-    writer.add_head_count([heads] * layers if per_layer else heads)
-    writer.add_head_count_kv([kv_heads] * layers if per_layer else kv_heads)
-    writer.add_key_length(stock.head_width)
-    writer.add_value_length(stock.head_width)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(stock.head_width)
-    writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
-
-
-def _add_vocabulary(writer: Any, vocabulary: Vocabulary) -> None:
-    writer.add_tokenizer_model(vocabulary.model)
-    writer.add_tokenizer_pre(vocabulary.pre)
-    writer.add_token_list(vocabulary.tokens)
-    writer.add_token_types(vocabulary.types)
-    if vocabulary.scores is not None:
-        writer.add_token_scores(vocabulary.scores)
-    if vocabulary.merges is not None:
-        writer.add_token_merges(vocabulary.merges)
-    for name, token in vocabulary.special.items():
-        getattr(writer, f"add_{name}_token_id")(token)
-    writer.add_add_bos_token(vocabulary.add_bos)
-    writer.add_add_eos_token(vocabulary.add_eos)
-    if vocabulary.model == "llama":
-        writer.add_add_space_prefix(vocabulary.add_space)
-    if vocabulary.chat_template is not None:
-        writer.add_chat_template(vocabulary.chat_template)
+    return {
+        "name": f"{config.model_type.removeprefix('trisect_')} compressed with trisect",
+        **({} if method is None else {"description": method}),
+        "file_type": KINDS[kind].file_type,
+        "quantization_version": gguf.GGML_QUANT_VERSION,
+        "vocab_size": config.vocab_size,
+        "context_length": _longest(config),
+        "embedding_length": config.hidden_size,
+        "block_count": layers,
+        "feed_forward_length": list(stock.mlp_widths) if per_layer else stock.mlp_width,
+        "head_count": [heads] * layers if per_layer else heads,
+        "head_count_kv": [kv_heads] * layers if per_layer else kv_heads,
+        "key_length": stock.head_width,
+        "value_length": stock.head_width,
+        "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_dimension_count": stock.head_width,
+        "rope_freq_base": float(config.rope_parameters["rope_theta"]),
+    }
 
 
 def _longest(config: Any) -> int:

@@ -1,6 +1,5 @@
 """A stock Hugging Face checkpoint: plain config, plain weights, no trisect needed to load it."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,48 +7,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from trisect.bundle.card import heading, recipe_rows, source_of
+from trisect.bundle.card import write_stock_card
 from trisect.errors import TrisectError
 from trisect.export.check import Exported, check_same, difference, probe
 from trisect.export.rotation import listed_rope, stock_factors
 from trisect.export.stock import Stock, plain_config, stock_weights
 from trisect.export.vocabulary import split_digits
 from trisect.models.compressed import CompressedModel
-from trisect.support.files import atomic_write_text, check_disk_space, new_folder
-
-
-def model_card(export: Exported, receipt: Mapping[str, Any]) -> str:
-    """README.md of a stock checkpoint, front matter included."""
-    widths = sorted(set(export.mlp_widths))
-    mlp = f"{widths[-1]}" if len(widths) == 1 else f"{widths[-1]} (needed: {widths[0]} to {widths[-1]})"
-    rounding = "" if export.rounding is None else f", {export.rounding:.1e} after rounding to {export.dtype}"
-    lines = [
-        *heading(source_of(receipt)),
-        "A language model with narrower attention heads and MLPs, written as a stock "
-        f"`{export.architecture}` checkpoint: loading it needs no extra package and no remote code.",
-        "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")',
-        'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")',
-        "```",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| head width | {export.head_width} |",
-        f"| MLP width | {mlp} |",
-        f"| dtype | {export.dtype} |",
-        f"| largest difference of logits from trisect's own model | {export.difference:.1e} of the largest "
-        f"logit in float32{rounding} |",
-        *recipe_rows(receipt),
-        "",
-        "Kept rotation frequencies are listed as `longrope` factors where they are not the source's own; the "
-        "attention scale of the original head width is in the query weights; narrower layers are padded with "
-        "zeros.",
-        "",
-    ]
-    return "\n".join(lines)
+from trisect.support.files import check_disk_space, new_folder
 
 
 def export_hf(
@@ -93,7 +58,7 @@ def export_hf(
             rounding=None if dtype == torch.float32 else difference(logits, expected),
             notes=(*_notes(stock, config), *notes),
         )
-        atomic_write_text(folder / "README.md", model_card(result, receipt or {}))
+        write_stock_card(folder, receipt or {}, result)
     return result
 
 

@@ -4,7 +4,6 @@ import copy
 import json
 import logging
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from gguf import TokenType
@@ -53,28 +52,8 @@ SPLITS = {WORDS + r"\p{N}{1,3}" + REST: "llama-bpe", WORDS + r"\p{N}" + REST: "q
 """Regular expressions that cut a text into words -> llama.cpp's name for them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vocabulary:
-    """What llama.cpp needs to know of a tokenizer."""
-
-    model: str
-    """"llama" for pieces as SentencePiece has them, "gpt2" for merges of bytes."""
-    pre: str
-    """How llama.cpp is to cut a text into words before it merges."""
-    tokens: list[str]
-    types: list[int]
-    scores: list[float] | None
-    merges: list[str] | None
-    special: dict[str, int]
-    """bos, eos, unk, pad -> token."""
-    add_bos: bool
-    add_eos: bool
-    add_space: bool
-    chat_template: str | None
-
-
-def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
-    """The vocabulary of a fast BPE tokenizer, filled up to the `size` of the embedding."""
+def vocabulary_of(tokenizer: Any, size: int) -> dict[str, Any]:
+    """A fast BPE tokenizer, padded to the `size` of the embedding, by the names of GGUFWriter's `add_` methods."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise TrisectError(
@@ -92,20 +71,20 @@ def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
     pieces = bool(model.get("byte_fallback"))
     ids = tokenizer("a").input_ids
     template = getattr(tokenizer, "chat_template", None)
-    names = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "unk", "pad")}
-    return Vocabulary(
-        model="llama" if pieces else "gpt2",
-        pre="default" if pieces else _words(data.get("pre_tokenizer")),
-        tokens=tokens,
-        types=types,
-        scores=_scores(tokens, merges) if pieces else None,
-        merges=None if pieces else merges,
-        special={name: int(token) for name, token in names.items() if token is not None},
-        add_bos=bool(ids) and ids[0] == tokenizer.bos_token_id,
-        add_eos=bool(ids) and ids[-1] == tokenizer.eos_token_id,
-        add_space=pieces and _adds_space(data),
-        chat_template=template if isinstance(template, str) else None,
-    )
+    entries = {
+        "tokenizer_model": "llama" if pieces else "gpt2",  # pieces as SentencePiece has them, or merges of bytes
+        "tokenizer_pre": "default" if pieces else _words(data.get("pre_tokenizer")),
+        "token_list": tokens,
+        "token_types": types,
+        "token_scores": _scores(tokens, merges) if pieces else None,
+        "token_merges": None if pieces else merges,
+        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "unk", "pad")},
+        "add_bos_token": bool(ids) and ids[0] == tokenizer.bos_token_id,
+        "add_eos_token": bool(ids) and ids[-1] == tokenizer.eos_token_id,
+        "add_space_prefix": _adds_space(data) if pieces else None,
+        "chat_template": template if isinstance(template, str) else None,
+    }
+    return {name: value for name, value in entries.items() if value is not None}
 
 
 def _tokens(data: dict[str, Any], tokenizer: Any, size: int) -> tuple[list[str], list[int]]:

@@ -1,7 +1,7 @@
 """What is learned: instructions or windows of text as tokens, and how they lie in a batch."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trisect.data import load_tokens
-from trisect.data.files import TEXT_FIELDS, parsed, read_text
+from trisect.data.files import TEXT_FIELDS, json_entries
 from trisect.data.load import parse_mixture
 from trisect.errors import TrisectError
 
@@ -35,30 +35,17 @@ def holds_instructions(path: Path) -> bool:
     """Whether a file's first record is an object without a text field, so that no plain text is in it."""
     if path.suffix.lower() not in SUFFIXES:
         return False
-    first = next(_records(path), None)
-    return first is not None and isinstance(first[1], dict) and not set(TEXT_FIELDS) & set(first[1])
+    _, first = next(json_entries(path), (None, None))
+    return isinstance(first, dict) and not set(TEXT_FIELDS) & set(first)
 
 
 def read_instructions(path: Path) -> list[Instruction]:
     """All records of a .json list or a .jsonl file; the first that is not in the form is named."""
-    found = [_instruction(record, where=f"{path}, record {number}") for number, record in _records(path)]
+    records = enumerate((record for _, record in json_entries(path)), start=1)
+    found = [_instruction(record, where=f"{path}, record {number}") for number, record in records]
     if not found:
         raise TrisectError(f"{path} holds no records; give objects such as {FORM}.")
     return found
-
-
-def _records(path: Path) -> Iterator[tuple[int, Any]]:
-    """Records with their numbers, from 1 on, blank lines not counted."""
-    try:
-        text = read_text(path)
-    except OSError as error:
-        raise TrisectError(f"{path} cannot be read ({error.strerror or error}).") from error
-    if text.lstrip().startswith("["):
-        yield from enumerate(parsed(text, where=str(path), lines=True), start=1)
-        return
-    lines = (pair for pair in enumerate(text.split("\n"), start=1) if pair[1].strip())
-    for number, (at, line) in enumerate(lines, start=1):
-        yield number, parsed(line, where=f"{path}, line {at}")
 
 
 def _instruction(record: Any, *, where: str) -> Instruction:

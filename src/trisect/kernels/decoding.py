@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trisect.kernels.operators import choice, has_triton, register
-from trisect.kernels.rotary import Layout, plain_rotation, readable
+from trisect.kernels.rotary import ANGLES, plain_rotation, readable
 from trisect.kernels.sdpa import one_query
 
 
@@ -39,40 +39,30 @@ def _attend_one(
     return one_query(q, keys, values, mask, scale=scale).contiguous()
 
 
-def _attend_one_fake(q: Tensor, keys: Tensor, values: Tensor, *_: Any) -> Tensor:
-    return q.new_empty(q.shape[0], 1, q.shape[1], values.shape[3])
-
-
-def _rotate_write(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slot: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    index: Tensor | None,
-    rates: Tensor | None,
-    positions: Tensor | None,
-    pairs: int,
-    adjacent: bool,
-) -> None:
+def _rotate_write(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot: Tensor, *how: Any) -> None:
     """Turn q (b, 1, h, qk) in place; write turned k (b, 1, k, qk) and v (b, 1, k, vo) into a slot (1,)."""
+    *angles, pairs, adjacent = how
     if q.is_cuda and has_triton():
         from trisect.kernels.triton_decode import launch_write
 
-        launch_write(
-            q, k, v, keys, values, slot, *readable(cos, sin), index, rates, positions,
-            pairs=pairs, adjacent=adjacent,
-        )  # fmt: skip
+        angles[:2] = readable(*angles[:2])
+        launch_write(q, k, v, keys, values, slot, *angles, pairs=pairs, adjacent=adjacent)
         return
-    layout: Layout = "adjacent" if adjacent else "half"
-    turned, key = plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout)
+    turned, key = plain_rotation(q, k, *angles, layout="adjacent" if adjacent else "half")
     q.copy_(turned)
     keys.index_copy_(2, slot, key.transpose(1, 2))
     values.index_copy_(2, slot, v.transpose(1, 2))
 
 
-register("attend_one", _attend_one, fake=_attend_one_fake)
-register("rotate_write_", _rotate_write, mutates=("q", "keys", "values"))
+register(
+    "attend_one",
+    "(Tensor q, Tensor keys, Tensor values, Tensor? start, Tensor stop, float scale, SymInt? window) -> Tensor",
+    _attend_one,
+    fake=lambda q, keys, values, *_: q.new_empty(q.shape[0], 1, q.shape[1], values.shape[3]),
+)
+register(
+    "rotate_write_",
+    "(Tensor(a0!) q, Tensor k, Tensor v, Tensor(a3!) keys, Tensor(a4!) values, Tensor slot, "
+    f"{ANGLES}, SymInt pairs, bool adjacent) -> ()",
+    _rotate_write,
+)

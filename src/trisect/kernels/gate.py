@@ -52,4 +52,4 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
     return torch.cat([torch.ops.aten.silu_backward(grad * up, gate), grad * silu(gate)], dim=-1)
 
 
-register("gated", _gated, fake=_half, remember=_remember, backward=_backward)
+register("gated", "(Tensor y) -> Tensor", _gated, fake=_half, remember=_remember, backward=_backward)

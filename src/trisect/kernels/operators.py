@@ -1,10 +1,11 @@
 """Which kernels run: chosen by shape and device unless somebody wants to compare."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,10 +15,6 @@ from trisect.errors import unknown_name
 
 _kept: list[Any] = []
 """An operator is gone when nobody holds it."""
-
-
-def nothing(*arguments: Any) -> None:
-    """The twin of an operator that writes into its arguments and gives nothing back."""
 
 
 def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,20 +40,23 @@ def may_launch(x: Tensor) -> bool:
 
 def register(
     name: str,
+    schema: str,
     function: Callable[..., Any],
     *,
-    fake: Callable[..., Any] = nothing,
-    mutates: tuple[str, ...] = (),
+    fake: Callable[..., Any] = lambda *arguments: None,
     remember: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
 ) -> None:
-    """Make `function` torch.ops.trisect.NAME; `fake` is its twin for compilers, which only makes shapes.
+    """Make `function` torch.ops.trisect.NAME of a torch schema; `fake` is its twin for compilers: shapes only.
 
     A saved folder's modelling file brings the same operators, without kernels: those that are there stay.
     """
     if hasattr(torch.ops.trisect, name):
         return
-    operator = torch.library.custom_op(f"trisect::{name}", on_its_device(function), mutates_args=mutates)
+    mutates = re.findall(r"!\) (\w+)", schema)
+    operator = torch.library.custom_op(
+        f"trisect::{name}", on_its_device(function), mutates_args=mutates, schema=schema
+    )
     operator.register_fake(fake)
     if backward is not None:
         operator.register_autograd(backward, setup_context=remember)
@@ -64,7 +64,7 @@ def register(
 
 
 Choice = Literal["auto", "kernel", "plain"]
-CHOICES = ("auto", "kernel", "plain")
+CHOICES = get_args(Choice)
 
 _chosen: dict[str, Choice] = {"rotary": "auto", "decode": "auto", "gate": "auto"}
 

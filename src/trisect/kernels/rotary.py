@@ -78,13 +78,6 @@ def joined_pairs(first: Tensor, second: Tensor, rest: Tensor, layout: Layout) ->
     return torch.cat([torch.stack([first, second], dim=-1).flatten(-2), rest], dim=-1)
 
 
-Angles = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""cos, sin, index, rates and positions, of which `rotate_qk` says what they are.
-
-Operators name them one by one: torch reads what an operator takes off its signature.
-"""
-
-
 def rotate_qk(
     q: Tensor,
     k: Tensor,
@@ -103,11 +96,11 @@ def rotate_qk(
     which frequencies a head has kept; or from `rates` (k, p), the bits of float32 radians per token as int32,
     at `positions` (b or 1, t). `in_place` is a permission, and only for heads that need no gradient.
     """
-    cos, sin = (None, None) if table is None or rates is not None else table
-    adjacent = layout == "adjacent"
+    table = None if rates is not None else table
+    angles = *(table or (None, None)), index, rates, positions
     if not wants_kernel("rotary", q):
-        return plain_rotation(q, k, cos, sin, index, rates, positions, layout=layout)
-    arguments = (q, k, cos, sin, index, rates, positions, pairs, adjacent, False)
+        return plain_rotation(q, k, *angles, layout=layout)
+    arguments = (q, k, *angles, pairs, layout == "adjacent", False)
     if in_place and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
         if may_launch(q):
             _turn_in_place(*arguments)
@@ -119,18 +112,10 @@ def rotate_qk(
 
 
 def plain_rotation(
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    index: Tensor | None,
-    rates: Tensor | None,
-    positions: Tensor | None,
-    *,
-    layout: Layout,
-    inverse: bool = False,
+    q: Tensor, k: Tensor, *angles: Tensor | None, layout: Layout, inverse: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """What the kernel does, in plain torch; arguments as for `rotate_qk`."""
+    """What the kernel does, in plain torch; the angles are those of `ANGLES`, as for `rotate_qk`."""
+    cos, sin, index, rates, positions = angles
     if rates is not None:
         assert positions is not None
         cos, sin = rate_angles(rates.view(torch.float32), positions)
@@ -141,56 +126,29 @@ def plain_rotation(
     return rotate_heads(q, k, cos, sin, layout, inverse=inverse)
 
 
-def _rotate(
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    index: Tensor | None,
-    rates: Tensor | None,
-    positions: Tensor | None,
-    pairs: int,
-    adjacent: bool,
-    inverse: bool,
-) -> tuple[Tensor, Tensor]:
+def _rotate(q: Tensor, k: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
     # Operators must not hand out their inputs, nor tensors that lie otherwise than the fake ones.
     out = _like(q), _like(k)
-    _turn(out, q, k, (cos, sin, index, rates, positions), pairs, adjacent, inverse)
+    _turn(out, q, k, *how)
     return out
 
 
-def _rotate_fake(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _like(q), _like(k)
-
-
-def _rotate_in_place(
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    index: Tensor | None,
-    rates: Tensor | None,
-    positions: Tensor | None,
-    pairs: int,
-    adjacent: bool,
-    inverse: bool,
-) -> None:
-    _turn((q, k), q, k, (cos, sin, index, rates, positions), pairs, adjacent, inverse)
+def _rotate_in_place(q: Tensor, k: Tensor, *how: Any) -> None:
+    _turn((q, k), q, k, *how)
 
 
 _turn_in_place = on_its_device(_rotate_in_place)
 
 
-def _turn(
-    out: tuple[Tensor, Tensor], q: Tensor, k: Tensor, angles: Angles, pairs: int, adjacent: bool, inverse: bool
-) -> None:
-    """Into `out`, which may be the heads themselves."""
+def _turn(out: tuple[Tensor, Tensor], q: Tensor, k: Tensor, *how: Any) -> None:
+    """Into `out`, which may be the heads themselves; the rest is what the operators take."""
+    *angles, pairs, adjacent, inverse = how
     if has_triton() and q.is_cuda:
         from trisect.kernels.triton_rotary import fits, launch
 
         if fits(q, k, pairs):
-            tables = *readable(*angles[:2]), *angles[2:]
-            launch(q, k, *out, *tables, pairs=pairs, adjacent=adjacent, inverse=inverse)
+            angles[:2] = readable(*angles[:2])
+            launch(q, k, *out, *angles, pairs=pairs, adjacent=adjacent, inverse=inverse)
             return
     layout: Layout = "adjacent" if adjacent else "half"
     turned = plain_rotation(q, k, *angles, layout=layout, inverse=inverse)
@@ -223,5 +181,14 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, q: Tensor, k: Tensor) ->
     return *turned, *[None] * 8
 
 
-register("rotate", _rotate, fake=_rotate_fake, remember=_remember, backward=_backward)
-register("rotate_", _rotate_in_place, mutates=("q", "k"))
+ANGLES = "Tensor? cos, Tensor? sin, Tensor? index, Tensor? rates, Tensor? positions"
+HOW = f"{ANGLES}, SymInt pairs, bool adjacent, bool inverse"
+register(
+    "rotate",
+    f"(Tensor q, Tensor k, {HOW}) -> (Tensor, Tensor)",
+    _rotate,
+    fake=lambda q, k, *how: (_like(q), _like(k)),
+    remember=_remember,
+    backward=_backward,
+)
+register("rotate_", f"(Tensor(a0!) q, Tensor(a1!) k, {HOW}) -> ()", _rotate_in_place)

@@ -80,12 +80,8 @@ class Attention(nn.Module):
     config: Any
     family: Family
     layer_idx: int
-    heads: int
-    kv_heads: int
+    layout: HeadLayout
     num_key_value_groups: int
-    qk_width: int
-    vo_width: int
-    num_pairs: int
     shared_output: bool
     clips_qk: float | None
     clips_v: float | None
@@ -162,7 +158,7 @@ class Attention(nn.Module):
             position_ids=position_ids,
             **kwargs,
         )
-        return self._put_out(out[..., : self.vo_width]), weights
+        return self._put_out(out[..., : self.layout.vo]), weights
 
     def _put_out(self, out: Tensor) -> Tensor:
         """Head outputs (b, t, h, vo) through the output projection."""
@@ -181,10 +177,10 @@ class Attention(nn.Module):
         """
         if latent:
             k, v = (
-                latent[name].latent(x) if name in latent else self._as_heads(name, self._map(name)(x), latent)
+                latent[name].narrow(x) if name in latent else self._as_heads(name, self._map(name)(x), latent)
                 for name in ("k", "v")
             )
-            q = self._map("q")(x).unflatten(-1, (self.heads, -1))
+            q = self._map("q")(x).unflatten(-1, (self.layout.heads, -1))
         else:
             q, k, v = self.layout.split(self._columns(x))
         q = clamped(q, self.clips_qk)
@@ -215,8 +211,8 @@ class Attention(nn.Module):
     def _as_heads(self, name: str, columns: Tensor, latent: Maps) -> Tensor:
         """(b, t, columns) of keys or values as heads (b, t, k, width); latents are expanded and clamped."""
         if name in latent:
-            columns = clamped(latent[name].expand(columns), self.clips_qk if name == "k" else self.clips_v)
-        return columns.unflatten(-1, (self.kv_heads, -1))
+            columns = clamped(latent[name].wide(columns), self.clips_qk if name == "k" else self.clips_v)
+        return columns.unflatten(-1, (self.layout.kv_heads, -1))
 
     def _cache_latents(self, cache: Any, k: Tensor, v: Tensor, latent: Maps) -> tuple[Tensor, Tensor]:
         """Put keys and values (b, t, ...) into the cache, and make heads of all that it holds.
@@ -281,15 +277,9 @@ class Attention(nn.Module):
         return getattr(self, "sliding_window", getattr(self.config, "sliding_window", None))
 
     @property
-    def layout(self) -> HeadLayout:
-        return HeadLayout(
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            qk=self.qk_width,
-            vo=self.vo_width,
-            per_head=self.family.per_head,
-            pairs=self.num_pairs,
-        )
+    def num_pairs(self) -> int:
+        """Rotation pairs of a query/key head."""
+        return self.layout.pairs
 
     def _position_scale(self, position_ids: Tensor | None, dtype: torch.dtype) -> Tensor:
         rope = self.config.rope_parameters
@@ -327,14 +317,12 @@ def own(module: nn.Module, family: Family, config: Any) -> Attention:
     layout = layout_of(module, family, config)
     clip = None if family.clip is None else getattr(module, family.clip)
     stock: Any = type(module)
-    module.__class__ = _owned_class(stock)
+    module.__class__ = mixed_class("Owned", Attention, stock)
     assert isinstance(module, Attention)
     module.register_buffer("rotary_index", None)
     module.register_buffer("rotary_rates", None)
     module.config, module.family = config, family
-    module.heads, module.kv_heads = layout.heads, layout.kv_heads
-    module.num_key_value_groups = layout.heads // layout.kv_heads
-    module.qk_width, module.vo_width, module.num_pairs = layout.qk, layout.vo, layout.pairs
+    module.layout, module.num_key_value_groups = layout, layout.heads // layout.kv_heads
     module.shared_output = False
     module.clips_qk = module.clips_v = clip or None
     module.is_causal, module.tap = True, None
@@ -343,9 +331,12 @@ def own(module: nn.Module, family: Family, config: Any) -> Attention:
 
 
 @cache
-def _owned_class(stock: Any) -> type[Attention]:
-    """Attention first, so that its forward wins; the stock class second, so that `isinstance` still holds."""
-    return type(f"Owned{stock.__name__}", (Attention, stock), {"__module__": __name__})
+def mixed_class(prefix: str, mixin: Any, stock: Any) -> Any:
+    """The mixin first, so that its forward wins; the stock class second, so that `isinstance` still holds.
+
+    One class for all layers, or a compiler would take them for different ones.
+    """
+    return type(f"{prefix}{stock.__name__}", (mixin, stock), {"__module__": __name__})
 
 
 def _biased_mask(position_bias: Tensor, mask: Tensor | None, *, key_length: int) -> Tensor:

@@ -20,9 +20,10 @@ from trisect.models.fingerprint import shape_of
 from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
 from trisect.models.paths import warn_of_slow_paths
 from trisect.models.quantized import packing_summary
-from trisect.models.source import Source, check_weights, explained, read_raw_config, resolve
+from trisect.models.source import Source, check_weights, read_raw_config, resolve
 from trisect.models.streamed import check_saved, load_layers_later, to_be_streamed, write_shards
 from trisect.records.shapes import ModelShape
+from trisect.support.checks import explained
 from trisect.support.files import check_disk_space, new_folder, write_json
 
 log = logging.getLogger(__name__)

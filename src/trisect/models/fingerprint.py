@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
+from trisect.models.linear import refuse_nan
 from trisect.models.view import LayerView, layer_views
 from trisect.records.shapes import ModelShape
 
@@ -32,15 +33,9 @@ def zeros_of(model: nn.Module) -> int:
 
 
 def check_finite(model: Any) -> None:
-    """Refuse a checkpoint with NaN or inf anywhere, by the parameter's name.
-
-    Layers that are still in their files are looked at when they are read.
-    """
+    """Refuse a checkpoint with NaN or inf anywhere, by the parameter's name."""
     for name, parameter in model.named_parameters():
-        if not parameter.is_meta and not parameter.isfinite().all():
-            raise TrisectError(
-                f"{name} holds NaN or inf; the checkpoint is damaged or was saved from a run that diverged."
-            )
+        refuse_nan(parameter, name)
 
 
 def check_tokens(model: Any, ids: Tensor) -> None:

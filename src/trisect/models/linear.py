@@ -137,7 +137,7 @@ class FactoredLinear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         self.rank, self.groups = rank, groups
         self.cached = cached
-        """The KV cache may hold `latent(x)`; attention decides whether anything stands between."""
+        """The KV cache may hold `narrow(x)`; attention decides whether anything stands between."""
         self.narrow = nn.Linear(in_features, groups * rank, bias=False)
         self.wide: nn.Linear | GroupedLinear
         if groups == 1:
@@ -150,16 +150,8 @@ class FactoredLinear(nn.Module):
         bias: Tensor | None = self.wide.bias
         return bias
 
-    def latent(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., g r)."""
-        return self.narrow(x)
-
-    def expand(self, latent: Tensor) -> Tensor:
-        """(..., g r) -> (..., out)."""
-        return self.wide(latent)
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.expand(self.latent(x))
+        return self.wide(self.narrow(x))
 
     def extra_repr(self) -> str:
         return f"cached={self.cached}"
@@ -208,6 +200,15 @@ def factored_from(old: Any, solution: Factored) -> FactoredLinear:
     if bias is not None:
         new.wide.bias = parameter(bias)
     return new.train(old.training)
+
+
+def refuse_nan(tensor: Tensor, what: str) -> None:
+    """Refuse weights with NaN or inf by name; layers that are still in their files are looked at when read."""
+    if tensor.is_floating_point() and not tensor.is_meta and not tensor.isfinite().all():
+        raise TrisectError(
+            f"{what} holds NaN or inf; the checkpoint is damaged or was saved from a run that diverged. "
+            "Nothing was written."
+        )
 
 
 def weight_of(linear: Any) -> Tensor:

@@ -123,11 +123,7 @@ class QuantizedLinear(nn.Module):
         return nn.functional.linear(x, self.dequantized(x.dtype), self.bias)
 
     def extra_repr(self) -> str:
-        packing, bias = self.packing, self.bias is not None
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bits={packing.bits}, "
-            f"group_size={packing.group_size}, bias={bias}"
-        )
+        return f"{self.in_features}, {self.out_features}, {self.packing}, bias={self.bias is not None}"
 
     def _stored(self, x: Tensor) -> Tensor:
         dtype, kind = SCALES[self.packing.scales]

@@ -68,6 +68,6 @@ class HeadNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def eps_of(norm: nn.Module) -> float:
-    """The stock norms call it variance_epsilon, ours eps."""
-    return norm.eps if isinstance(norm, HeadNorm) else norm.variance_epsilon  # type: ignore[return-value]
+def eps_of(norm: Any) -> Any:
+    """What a norm adds to the mean square, by either of the names in use; None if it has neither."""
+    return getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)

@@ -1,7 +1,5 @@
 """Where a model's files are and what their headers say, before anything is loaded (docs/security.md)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from gguf import GGUFReader, GGUFValueType
 from safetensors import SafetensorError, safe_open
 
 from trisect.errors import TrisectError
-from trisect.support.checks import read_json, shown
+from trisect.support.checks import explained, read_json, shown
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,21 +24,6 @@ MOST_VALUES = 1 << 22
 MOST_LAYERS = 512
 MOST_DIMENSIONS = 4
 """Of a GGUF tensor."""
-
-
-@contextmanager
-def explained(what: str) -> Iterator[None]:
-    """Turn whatever a library raises for a damaged file into one TrisectError line."""
-    try:
-        yield
-    except TrisectError:
-        raise
-    except BaseException as error:
-        # A panic of the tokenizers library is no Exception, but it means a damaged file too.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise TrisectError(f"{what}: {lines[0][:400]}") from error
 
 
 @dataclass(frozen=True)

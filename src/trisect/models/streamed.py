@@ -22,6 +22,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.families import family_for
+from trisect.models.linear import refuse_nan
 from trisect.models.source import INDEX, Source, read_header, tensor_files
 from trisect.models.view import LayerView, layer_views
 from trisect.support.clock import stage
@@ -66,11 +67,7 @@ class Shards:
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor in memory of its own, floats in another dtype; one with NaN or inf is refused."""
         tensor: Tensor = self._with_file(name, lambda file: file.get_tensor(name).clone())
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise TrisectError(
-                f"{name} in {self.folder / self.files[name]} holds NaN or inf; the checkpoint is damaged or "
-                "was saved from a run that diverged."
-            )
+        refuse_nan(tensor, f"{name} in {self.folder / self.files[name]}")
         return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
     def _with_file(self, name: str, read: Any) -> Any:
@@ -188,15 +185,7 @@ def layers_of(model: Any) -> list[nn.Module]:
 
 def move_rest(model: Any, device: str | torch.device) -> None:
     """Move whatever has a value, which is all but the layers."""
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for name, tensor in table.items():
-                if tensor is None or tensor.is_meta:
-                    continue
-                moved = tensor.to(device)
-                if isinstance(tensor, nn.Parameter):
-                    moved = nn.Parameter(moved, requires_grad=tensor.requires_grad)
-                table[name] = moved
+    model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
     model.tie_weights()
 
 
@@ -247,9 +236,7 @@ def available_bytes(device: str) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def load_layers_later(
-    model_class: Any, config: Any, folder: str | Path, *, dtype: torch.dtype | str, device: str
-) -> Any:
+def load_layers_later(model_class: Any, config: Any, folder: str | Path, *, dtype: Any, device: str) -> Any:
     """A model whose layers read their weights when they are needed."""
     from accelerate import init_empty_weights
 
@@ -261,8 +248,9 @@ def load_layers_later(
         model = model_class._from_config(config, dtype=dtype)
     names = _names(model, shards)
     inside = family_for(config).layers
-    outside = [name for name in names if not name.startswith(f"{inside}.")]
-    _fill(model, outside, names, shards, dtype)
+    outside = {name: place for name, place in names.items() if not name.startswith(f"{inside}.")}
+    rest = {name: shards.read(place, dtype) for name, place in outside.items()}
+    model.load_state_dict(rest, assign=True, strict=False)
     _keep_two_heads(model)
     move_rest(model, device)
     prefixes = [f"{inside}.{index}." for index in range(len(layers_of(model)))]
@@ -298,17 +286,6 @@ def _names(model: Any, shards: Shards) -> Names:
             )
         names[name] = known[name]
     return names
-
-
-def _fill(model: Any, wanted: list[str], names: Names, shards: Shards, dtype: Any) -> None:
-    for name in wanted:
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        tensor = shards.read(names[name], dtype)
-        if leaf in module._parameters:
-            module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-        else:
-            module._buffers[leaf] = tensor
 
 
 def _keep_two_heads(model: Any) -> None:

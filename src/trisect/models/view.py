@@ -29,6 +29,7 @@ from trisect.models.linear import (
     factored_from,
     fused,
     gradient_of,
+    refuse_nan,
     sizes_of,
     weight_of,
 )
@@ -88,23 +89,16 @@ class LayerView:
 
     def shape(self) -> LayerShape:
         """Sizes as they are now."""
-        heads = self.heads
         inter, d_model = sizes_of(self.down)
-        biased = {name for name in self.linears() if bias_of(self.module(name)) is not None}
+        sizes = {name: getattr(self.heads, name) for name in ("heads", "kv_heads", "qk", "pairs", "vo")}
+        biased = {name: bias_of(self.module(name)) is not None for name in self.linears()}
         return LayerShape(
             d_model=d_model,
-            heads=heads.heads,
-            kv_heads=heads.kv_heads,
-            qk=heads.qk,
-            pairs=heads.pairs,
-            vo=heads.vo,
             mlp=inter,
+            **sizes,
             gated=self.family.gate is not None,
-            qk_bias="q" in biased,
-            v_bias="v" in biased,
-            o_bias="o" in biased,
-            up_bias="up" in biased,
-            down_bias="down" in biased,
+            qk_bias=biased["q"],
+            **{f"{name}_bias": biased[name] for name in ("v", "o", "up", "down")},
             qk_norm=self.family.norms is not None,
             shared_output=self.shared_output,
             folded=getattr(self.attention_module, "rotary_rates", None) is not None,
@@ -116,11 +110,8 @@ class LayerView:
         read: Callable[[], Part] | None = getattr(self, f"read_{name}") if name in COMPONENTS else None
         part = self.linear(name) if read is None else read()
         for field, tensor in vars(part).items():
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not tensor.isfinite().all():
-                raise TrisectError(
-                    f"Layer {self.index}: {field} of {name} holds NaN or inf; the checkpoint is damaged "
-                    "or was saved from a run that diverged. Nothing was written."
-                )
+            if isinstance(tensor, Tensor):
+                refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
         return part
 
     def read_qk(self) -> QK:
@@ -240,11 +231,11 @@ class LayerView:
         a, rotary = self.attention, self.family.rotary
         W_q, W_k = (from_canonical(x, part.num_pairs, rotary) for x in (part.W_q, part.W_k))
         b_q, b_k = (None if b is None else from_canonical(b, part.num_pairs, rotary) for b in (part.b_q, part.b_k))
-        narrowed = (part.width, part.num_pairs) != (a.qk_width, a.num_pairs)
+        narrowed = (part.width, part.num_pairs) != (a.layout.qk, a.num_pairs)
         narrowed = narrowed or part.rates is not None or a.rotary_index is not None
         layout = replace(a.layout, qk=part.width, pairs=part.num_pairs)
         self.write_dense({"q": _flat(W_q, b_q), "k": _flat(W_k, b_k)}, layout=layout)
-        a.qk_width, a.num_pairs = part.width, part.num_pairs
+        a.layout = layout
         if not narrowed:
             return
         if (2 * part.num_pairs != part.width or part.rates is not None) and a.clips_qk is not None:
@@ -262,12 +253,13 @@ class LayerView:
 
     def _write_ov(self, part: OV) -> None:
         a = self.attention
-        if part.width != a.vo_width and a.clips_v is not None:
+        if part.width != a.layout.vo and a.clips_v is not None:
             self._drop_clamp("values", a.clips_v)
             a.clips_v = None
         maps = {"v": _flat(part.W_v, part.b_v), "o": (part.W_o.flatten(0, 1), part.b_o)}
-        self.write_dense(maps, layout=replace(a.layout, vo=part.width))
-        a.vo_width, a.shared_output = part.width, part.W_o.shape[0] != a.heads
+        layout = replace(a.layout, vo=part.width)
+        self.write_dense(maps, layout=layout)
+        a.layout, a.shared_output = layout, part.W_o.shape[0] != layout.heads
 
     def _frequencies(self) -> Tensor:
         index = getattr(self.attention_module, "rotary_index", None)

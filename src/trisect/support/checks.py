@@ -3,7 +3,8 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from reprlib import Repr
@@ -30,6 +31,21 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 def shown(value: object) -> str:
     """A value for an error message, however large it is."""
     return _short.repr(value)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn whatever a library raises for a damaged file into one TrisectError line."""
+    try:
+        yield
+    except TrisectError:
+        raise
+    except BaseException as error:
+        # A panic of the tokenizers library is no Exception, but it means a damaged file too.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise TrisectError(f"{what}: {lines[0][:400]}") from error
 
 
 def is_number(value: object) -> bool:
@@ -90,14 +106,11 @@ def parse_json(text: str, *, where: str) -> Any:
     return data
 
 
-def read_yaml(path: str | Path) -> Any:
-    """What a YAML file says."""
-    return parse_yaml(read_text(path, largest=LARGEST_YAML), where=str(path))
-
-
 def read_settings(path: str | Path) -> Any:
     """What a file of settings says: JSON by its suffix, YAML otherwise."""
-    return read_json(path) if Path(path).suffix == ".json" else read_yaml(path)
+    if Path(path).suffix == ".json":
+        return read_json(path)
+    return parse_yaml(read_text(path, largest=LARGEST_YAML), where=str(path))
 
 
 def read_record(path: str | Path, *, what: str, instead: str) -> dict[str, Any]:
