@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from bench_help import measured, subject, tiny_variants
 
-from trisect.bench.figures import draw
-from trisect.bench.rows import MEMORY, SPEED, cells, markdown, notes_for, page, related, runtime_cells
+from trisect.bench.rows import MEMORY, SPEED, cells, draw, markdown, notes_for, page, related, runtime_cells
 
 CASE = {
     "subject": "m", "kind": "dense", "asked": "", "widths": "128/128/13824", "folded": False,

@@ -315,4 +315,4 @@ def test_figures_of_runs_with_strange_names_have_plain_file_names_none_twice(tmp
 
 
 def test_names_of_files_hold_what_every_system_can_write() -> None:
-    assert file_name("A b/c", "d+e.1") == "a-b-c-d+e.1.svg"
+    assert file_name("A b/c-d+e.1") == "a-b-c-d+e.1.svg"

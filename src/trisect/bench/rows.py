@@ -1,4 +1,4 @@
-"""Rows of measurements: one file that is written after every row, comparisons with dense rows, and tables."""
+"""Rows of measurements: one file that is written after every row, comparisons with dense rows, tables and figures."""
 
 import csv
 import io
@@ -10,6 +10,7 @@ from typing import Any
 
 from trisect.errors import TrisectError
 from trisect.support.files import write_json
+from trisect.support.plots import Bar, Groups, drawn
 
 FORMAT = 1
 PHASES = ("prefill", "decode")
@@ -309,3 +310,32 @@ def _size(case: Row) -> str:
 
 def _kernels(case: Row) -> str:
     return case["attention"] + ("" if case["mode"] == "plain" else f", {case['mode']}")
+
+
+def draw(rows: Sequence[Row]) -> dict[str, bytes]:
+    """File name -> SVG: for every model and phase its throughput, and its gains over the dense model."""
+    figures = []
+    good = [row for row in related(rows) if "error" not in row]
+    for subject, phase in dict.fromkeys((row["case"]["subject"], row["case"]["phase"]) for row in good):
+        chosen = [row for row in good if (row["case"]["subject"], row["case"]["phase"]) == (subject, phase)]
+        gains = [row for row in chosen if row["case"]["asked"] and "against_dense" in row]
+        speeds = _groups((row, row["tokens_per_second"], None) for row in chosen)
+        title = f"{subject}, {phase}"
+        figures.append(Groups(name=f"throughput {title}", title=title, y_label="tokens/s", groups=speeds))
+        if gains:
+            label = "speed-up over dense (dash: its limit)"
+            beside = [(row, row["against_dense"]["speedup"], row["against_dense"]["limit"]) for row in gains]
+            groups = _groups(beside)
+            figures.append(Groups(name=f"gain {title}", title=title, y_label=label, groups=groups, guide=1.0))
+    return drawn(figures)
+
+
+def _groups(values: Iterable[tuple[Row, float, float | None]]) -> dict[str, list[Bar]]:
+    """A group of bars per setting."""
+    groups: dict[str, list[Bar]] = {}
+    for row, value, limit in values:
+        case = row["case"]
+        note = f"{100 * row['removed']:.0f}%" if case["asked"] else "dense"
+        bar = Bar(label=case["kind"], value=value, note=note, limit=limit)
+        groups.setdefault(f"{_size(case)}\n{_kernels(case)}", []).append(bar)
+    return groups

@@ -93,7 +93,7 @@ class Folder:
 
     @property
     def cache(self) -> Path:
-        """Moments, loss curves and locks: made again where they are missing."""
+        """Loss curves and locks: made again where they are missing."""
         return self.path / "cache"
 
     def receipt_path(self, key: str) -> Path:
@@ -118,7 +118,7 @@ class Folder:
     def prepare(self) -> None:
         check_writable(self.path / "cells")
         self.cache.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(self.cache / ".gitignore", "*\n")  # so that nobody commits gigabytes of moments
+        atomic_write_text(self.cache / ".gitignore", "*\n")  # so that nobody commits it
 
     @contextmanager
     def claimed(self, key: str) -> Iterator[bool]:

@@ -1,12 +1,11 @@
-"""The texts of a recipe: files that are made before its run, and the token windows taken from them."""
+"""The files of text that a recipe names: made before its run, or missing."""
 
 from dataclasses import asdict
 from pathlib import Path
 
 from trisect.calibrate import Progress
 from trisect.calibrate.synthetic import receipt_beside, write_synthetic
-from trisect.compare.recipe import CalibrationEntry, DerivedText, EvaluationEntry, Recipe, WrittenText
-from trisect.data import Tokens, load_tokens
+from trisect.compare.recipe import DerivedText, Recipe, WrittenText
 from trisect.data.catalogue import BUILTIN, DATASETS
 from trisect.data.load import parse_mixture
 from trisect.errors import TrisectError
@@ -30,34 +29,6 @@ def make_texts(recipe: Recipe, *, device: str = "cpu", progress: Progress | None
                 _check_written(text, path)
             else:
                 _write(text, path, recipe.located(text.by), device=device, progress=progress)
-
-
-def calibration_tokens(recipe: Recipe, calibration: CalibrationEntry, tokenizer: object) -> Tokens:
-    """The windows of a calibration set."""
-    config = calibration.config
-    assert config.source is not None
-    assert config.length is not None
-    return load_tokens(
-        recipe.located(config.source),
-        tokenizer,
-        samples=config.samples,
-        length=config.length,
-        sampling=config.sampling,
-        seed=config.seed,
-        split="calibration",
-    )
-
-
-def evaluation_tokens(recipe: Recipe, text: EvaluationEntry, tokenizer: object) -> Tokens:
-    """The windows of an evaluation text."""
-    return load_tokens(
-        recipe.located(text.data),
-        tokenizer,
-        samples=text.windows,
-        length=text.length,
-        sampling="first",
-        split="evaluation",
-    )
 
 
 def missing_files(recipe: Recipe) -> list[str]:

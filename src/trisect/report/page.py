@@ -220,7 +220,7 @@ def check_outputs(page: Path, figures: Path | None) -> None:
 def write_figures(folder: Path, sections: Mapping[str, Section]) -> list[Path]:
     """Every figure as SVG and as PNG, numbered as on the page."""
     figures = [figure for section in sections.values() for figure in section.figures]
-    names = [plots.file_name(f"{n:02}", figure.name[:80]) for n, figure in enumerate(figures, start=1)]
+    names = [plots.file_name(f"{n:02} {figure.name[:80]}") for n, figure in enumerate(figures, start=1)]
     return [
         plots.write_figure((folder / name).with_suffix(suffix), figure)
         for name, figure in zip(names, figures, strict=True)
