@@ -19,7 +19,7 @@ QUICK = ["--length", "8", "--new", "3", "--repeats", "2", "--align", "none", "-q
 @pytest.fixture(autouse=True)
 def _known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring what this machine can do takes longer than all of these tests."""
-    monkeypatch.setattr(sweep, "measure_ceilings", lambda *args: CEILINGS)
+    monkeypatch.setattr(sweep.measure, "measure_ceilings", lambda *args: CEILINGS)
 
 
 @pytest.fixture(scope="module")

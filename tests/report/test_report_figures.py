@@ -26,7 +26,7 @@ from trisect.report.charts import (
     trial_chart,
     tuning_chart,
 )
-from trisect.report.collect import read_runs, with_facts
+from trisect.report.collect import read_runs
 from trisect.report.page import Section, write_figures
 from trisect.report.records import Run, Tuning
 from trisect.support.plots import Bars, Cell, Chart, Figure, HeatMap, Series, file_name, png, svg
@@ -174,7 +174,7 @@ def test_a_few_bytes_put_nothing_on_the_front(copied: Callable[..., Path]) -> No
 
     good, bad = read_runs([copied(name, perplexity=measured(v)) for name, v in (("good", 24), ("bad", 30))])
     for smaller, kept in ((1, {"good"}), (bad.weight_bytes // 10, {"good", "bad"})):
-        less = with_facts(replace(bad, weight_bytes=bad.weight_bytes - smaller), [])
+        less = replace(bad, weight_bytes=bad.weight_bytes - smaller).with_facts([])
         sizes = {fact.quantity: fact for fact in less.facts}
         facts = tuple(sizes.get(fact.quantity, fact) for fact in bad.facts)
         *points, front = pareto_charts([good, replace(bad, facts=facts)])[1].series

@@ -20,7 +20,8 @@ EXAMPLES = (
 
 if TYPE_CHECKING:
     from trisect.plan import Curves
-    from trisect.report.records import Run, Sample
+    from trisect.report.records import Run
+    from trisect.report.samples import Sample
 
 
 def run(

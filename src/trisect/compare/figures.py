@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from trisect.compare.markdown import Diagnostic, diagnostics
 from trisect.compare.outcomes import ModelOutcome, Row
@@ -37,7 +38,7 @@ def _ratio(model: ModelOutcome, number: int) -> Chart | None:
         ends = [(min(removed), dense), (max(removed), dense)]
         series.append(Series(label="dense", guide=True, points=ends))
     name, text = model.model.name, model.model.evaluations[number].name
-    labels = {"x_label": "removed (%)", "y_label": f"perplexity, {text}"}
+    labels: Any = {"x_label": "removed (%)", "y_label": f"perplexity, {text}"}
     return Chart(name=f"ratio-{name}-{text}", title=name, series=series, log_y=True, **labels)
 
 
@@ -72,5 +73,5 @@ def _diagnostic(entry: Diagnostic) -> Chart | None:
         if points:
             series.append(Series(label=f"{part.upper()} alone", points=points, notes=notes))
     name, title = f"diagnostic-{entry.model}-{entry.method}-{entry.text}", f"{entry.model}, {entry.method}"
-    labels = {"x_label": "local objective lost (%)", "y_label": f"increase in perplexity, {entry.text}"}
+    labels: Any = {"x_label": "local objective lost (%)", "y_label": f"increase in perplexity, {entry.text}"}
     return Chart(name=name, title=title, series=series, **labels) if series else None

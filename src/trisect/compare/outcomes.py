@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
-from trisect.compare.recipe import CalibrationEntry, Cell, MethodEntry, ModelEntry, Recipe, cells_of, validated
+from trisect.compare.recipe import CalibrationEntry, Cell, MethodEntry, ModelEntry, Recipe, cells_of
 from trisect.errors import TrisectError
 from trisect.records.parts import LINEARS
-from trisect.support.checks import read_record
+from trisect.support.checks import read_record, validated
 from trisect.support.files import after_others, atomic_write_text, check_writable, locked, write_json
 
 ROUNDING = 1e-9

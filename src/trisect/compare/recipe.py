@@ -10,31 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
 from trisect.calibrate.synthetic import SampleConfig
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.config.goals import GOALS
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods import get_method
-from trisect.support.checks import shown
+from trisect.support.checks import shown, validated
 
 FORMAT = 1
 """Part of every cell's key: raise it to retire all receipts."""
 CALIBRATION = {"samples": 128, "length": 2048}
 """Fixed here: a table's cells must not depend on the machine that they are run on."""
 ASSETS = re.compile(r"\$\{(\w+):-([^{}]+)\}")
-TEXT_KINDS = ("derived", "written")
 
 CELL_KEYS = ("method", "calibration", *GOALS)
 SETTINGS = tuple(key for key in CompressConfig(ratio=0.5).to_dict() if key not in CELL_KEYS)
@@ -43,36 +33,12 @@ ALWAYS_IN_KEY = {"ratio", "method", "parts", "layers", "align", "allocate", "qk_
 ALWAYS_IN_KEY |= {"calibration", "seed"}
 """Other settings are in a cell's key only where they differ from their default: a new one changes no key."""
 
-AnyModel = TypeVar("AnyModel", bound=BaseModel)
 Item = TypeVar("Item")
 
 
 def load_recipe(path: str | Path) -> "Recipe":
     """The recipe in a YAML or JSON file; every mistake is refused with its place before any work."""
-    return validated(Recipe, read_mapping(path), where=str(path))
-
-
-def validated(model: type[AnyModel], data: Any, *, where: str = "") -> AnyModel:
-    """`data` as a pydantic model, or one line that names the place, what came and what is needed."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise TrisectError((f"{where}: " if where else "") + first_problem(error)) from error
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first of the problems that pydantic found, with its place written as models[0].source."""
-    problem = error.errors()[0]
-    loc = [step for step in problem["loc"] if step not in TEXT_KINDS]
-    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc).removeprefix(".")
-    if problem["type"] == "value_error":
-        return (f"{place}: " if place else "") + str(problem["ctx"]["error"])
-    if problem["type"] == "missing":
-        return f"{place} is missing; docs/comparison.md describes all keys."
-    if problem["type"] == "too_short":
-        return f"{place} must be a list with at least one entry, not {shown(problem['input'])}."
-    needed = problem["msg"].replace("Input should be", "must be").replace("String should", "must")
-    return f"{place} {needed}, not {shown(problem['input'])}."
+    return validated(Recipe, read_mapping(path), where=str(path), hint="docs/comparison.md describes all keys")
 
 
 def _each_once(entries: list[Any]) -> list[Any]:
@@ -281,11 +247,11 @@ class WrittenText(Entry):
 
 
 def _text_kind(data: Any) -> str:
-    return "written" if isinstance(data, Mapping) and "by" in data else "derived"
+    return "(written)" if isinstance(data, Mapping) and "by" in data else "(derived)"
 
 
 TextEntry = Annotated[
-    Annotated[DerivedText, Tag("derived")] | Annotated[WrittenText, Tag("written")], Discriminator(_text_kind)
+    Annotated[DerivedText, Tag("(derived)")] | Annotated[WrittenText, Tag("(written)")], Discriminator(_text_kind)
 ]
 
 

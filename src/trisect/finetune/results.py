@@ -36,21 +36,14 @@ def measure(model: Any, held_out: HeldOut, *, progress: Progress | None = None) 
     """Perplexity of a text as `trisect eval` has it, or of the learned tokens of instructions."""
     if isinstance(held_out, Tokens):
         return asdict(perplexity(model, held_out, progress=progress))
-    total, device = 0.0, input_device(model)
+    total, device, tokens = 0.0, input_device(model), held_out.learned
     with evaluating(model):
         for done, example in enumerate(held_out.items, start=1):
             total += summed_loss(model, collate([example], device)).item()
             if progress is not None:
                 progress(done, len(held_out.items))
-    nll = total / held_out.learned
-    return {
-        "perplexity": exponential(nll),
-        "nll": nll,
-        "tokens": held_out.learned,
-        "examples": len(held_out.items),
-        "data": held_out.source,
-        "token_hash": held_out.hash,
-    }
+    found = {"perplexity": exponential(total / tokens), "nll": total / tokens, "tokens": tokens}
+    return found | {"examples": len(held_out.items), "data": held_out.source, "token_hash": held_out.hash}
 
 
 JSON_NAME, PICTURE_NAME = "loss.json", "loss.png"
@@ -64,13 +57,8 @@ def write_curve(folder: Path, losses: list[float], *, title: str) -> list[Path]:
     if not has_matplotlib():
         return [folder / JSON_NAME]
     lines = {"step": losses, "running mean": running_mean(losses)}
-    chart = Chart(
-        name="loss",
-        title=title,
-        x_label="step",
-        y_label="nats per learned token",
-        series=[Series(label=label, points=[*enumerate(line, start=1)]) for label, line in lines.items()],
-    )
+    series = [Series(label=label, points=[*enumerate(line, start=1)]) for label, line in lines.items()]
+    chart = Chart(name="loss", title=title, x_label="step", y_label="nats per learned token", series=series)
     return [folder / JSON_NAME, write_figure(folder / PICTURE_NAME, chart)]
 
 
@@ -91,17 +79,12 @@ def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[s
     if isinstance(tuned.model, CompressedModel):
         save_model(tuned.model, tokenizer, out, receipt=receipt)
     else:
-        _save_dense(tuned.model, tokenizer, out, receipt=receipt)
-    write_curve(
-        Path(out), tuned.losses, title=f"LoRA rank {tuned.receipt['recipe']['rank']}, {len(tuned.losses)} steps"
-    )
+        check_disk_space(out, int(1.05 * sum(p.numel() * p.element_size() for p in tuned.model.parameters())))
+        with new_folder(out) as folder:
+            tuned.model.save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+            write_json(folder / "receipt.json", receipt)
+    title = f"LoRA rank {tuned.receipt['recipe']['rank']}, {len(tuned.losses)} steps"
+    write_curve(Path(out), tuned.losses, title=title)
     return Path(out)
-
-
-def _save_dense(model: Any, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any]) -> None:
-    check_disk_space(out, int(1.05 * sum(p.numel() * p.element_size() for p in model.parameters())))
-    with new_folder(out) as folder:
-        model.save_pretrained(folder)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
-        write_json(folder / "receipt.json", receipt)

@@ -84,13 +84,26 @@ def finetune(
                 raise TrisectError("Resuming needs the file that the run was saved to.")
             started -= load_state(state, training, identity)
         first = training.step
-        _train(training, identity, state=state, save_every=save_every, started=started, progress=progress)
+
+        def keep() -> None:
+            if state is not None:
+                save_state(state, training, identity, seconds=time.perf_counter() - started)
+
+        if not _train(training, keep, save_every=save_every, progress=progress):
+            raise Stopped(training.step, training.total, state)
     ids = collate([max(examples.items, key=lambda item: item.learned)], device).ids
     apart = logits_of(training.adapted, ids)
     merge(training.adapted)
     merged = logits_of(model, ids)
-    receipt = _receipt(training, examples, seconds=time.perf_counter() - started)
+    timings = {"finetune": time.perf_counter() - started}
+    receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=examples.hash, timings=timings)
+    receipt["versions"]["peft"] = package_version("peft")
     receipt |= {
+        "data": examples.to_dict(),
+        "steps": training.step,
+        "adapters": sum(name.endswith("lora_A.default.weight") for name in training.parameters),
+        "trained_parameters": sum(p.numel() for p in training.parameters.values()),
+        "losses": training.losses,
         "resumed_at": first if resume else None,
         "merge_difference": float((merged - apart).abs().max() / apart.abs().max()),
     }
@@ -119,29 +132,12 @@ def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
 
 def identify(model: Any, examples: Examples, config: TuneConfig) -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
-    return {
-        "model": fingerprint(model),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "data": examples.hash,
-        **config.to_dict(),
-    }
+    dtype = str(model.dtype).removeprefix("torch.")
+    return {"model": fingerprint(model), "dtype": dtype, "data": examples.hash, **config.to_dict()}
 
 
-def _train(
-    training: "Training",
-    identity: dict[str, Any],
-    *,
-    state: Path | None,
-    save_every: int,
-    started: float,
-    progress: Progress,
-) -> None:
-    """Run to the end, the state saved every few steps, at the end, and on an interruption."""
-
-    def keep() -> None:
-        if state is not None:
-            save_state(state, training, identity, seconds=time.perf_counter() - started)
-
+def _train(training: "Training", keep: Callable[[], None], *, save_every: int, progress: Progress) -> bool:
+    """Run to the end, the state kept every few steps, at the end, and on an interruption: False."""
     progress(training.step, training.total)
     if training.config.gradient_checkpointing:
         # Not re-entrant: the re-entrant kind wants inputs that need gradients, and embeddings are frozen.
@@ -155,21 +151,7 @@ def _train(
         training.adapted.gradient_checkpointing_disable()
     if training.step < training.total:
         keep()
-        raise Stopped(training.step, training.total, state)
-
-
-def _receipt(training: "Training", examples: Examples, *, seconds: float) -> dict[str, Any]:
-    config, timings = training.config, {"finetune": seconds}
-    receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=examples.hash, timings=timings)
-    receipt["versions"]["peft"] = package_version("peft")
-    return {
-        **receipt,
-        "data": examples.to_dict(),
-        "steps": training.step,
-        "adapters": sum(name.endswith("lora_A.default.weight") for name in training.parameters),
-        "trained_parameters": sum(p.numel() for p in training.parameters.values()),
-        "losses": training.losses,
-    }
+    return training.step == training.total
 
 
 class Training:

@@ -8,8 +8,7 @@ from trisect.plan.curves import Curves
 from trisect.records.parts import COMPONENTS
 from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape, widths_of
-from trisect.report.collect import BITS, PARAMETERS
-from trisect.report.records import Kind, Loss, Quantity, Run, Spectrum
+from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run, Spectrum
 from trisect.report.terminal import kept_shares
 from trisect.support.plots import Bars, Cell, Chart, HeatMap, Point, Series
 
@@ -80,7 +79,7 @@ def time_bars(runs: Sequence[Run]) -> Bars | None:
 
 def trial_chart(run: Run) -> Chart | None:
     """The search for the smallest model within a bound on perplexity."""
-    trials = run.compression.target.trials
+    trials = run.compression.trials
     if not trials:
         return None
     groups: dict[str, list[Point]] = {}

@@ -18,8 +18,8 @@ from trisect.errors import TrisectError
 from trisect.plan.budget import budget_of, compare
 from trisect.plan.curves import Curves
 from trisect.report import charts
-from trisect.report.collect import FLOPS, KV_CACHE, PARAMETERS
-from trisect.report.records import Fact, Kind, Quantity, Receipt, Run, Sample
+from trisect.report.records import FLOPS, KV_CACHE, PARAMETERS, Fact, Kind, Quantity, Receipt, Run
+from trisect.report.samples import Sample
 from trisect.report.terminal import byte_count, count, short
 from trisect.support import plots
 from trisect.support.files import check_writable

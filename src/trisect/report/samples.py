@@ -2,26 +2,35 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from trisect.data.registry import REGISTRY_MODELS
 from trisect.errors import TrisectError
-from trisect.report.records import Run, Sample
+from trisect.report.records import Run
 
 Load = Callable[[str], Any]
 """From a model's name to what `models.load_model` gives."""
+
+
+class Sample(NamedTuple):
+    """A prompt and how the models go on: model and continuation, or why there is none."""
+
+    prompt: str
+    texts: Sequence[tuple[str, str]]
 
 
 def draw_samples(runs: Sequence[Run], prompts: Sequence[str], *, new_tokens: int, load: Load) -> list[Sample]:
     """The dense models first, where they are on this machine, then the runs."""
     columns: list[tuple[str, list[str]]] = []
     for source in dict.fromkeys(run.source for run in runs if run.source is not None):
-        columns.append((f"{Path(source).name} (dense)", _of_source(source, prompts, new_tokens, load)))
-    for run in runs:
-        columns.append((run.name, _continue(load(str(run.folder)), prompts, new_tokens)))
-    return [
-        Sample(prompt=prompt, texts=tuple((name, texts[number]) for name, texts in columns))
-        for number, prompt in enumerate(prompts)
-    ]
+        if source in REGISTRY_MODELS or Path(source).exists():
+            texts = _continue(load(source), prompts, new_tokens)
+        else:  # a receipt may name any model: nothing is fetched for its sake
+            texts = [f"(not sampled: {source} is not on this machine)"] * len(prompts)
+        columns.append((f"{Path(source).name} (dense)", texts))
+    columns += [(run.name, _continue(load(str(run.folder)), prompts, new_tokens)) for run in runs]
+    every = enumerate(prompts)
+    return [Sample(prompt, [(name, texts[number]) for name, texts in columns]) for number, prompt in every]
 
 
 def check_samples(prompts: Sequence[str], new_tokens: int) -> None:
@@ -30,15 +39,6 @@ def check_samples(prompts: Sequence[str], new_tokens: int) -> None:
         raise TrisectError('A prompt is empty; give some words, e.g. --sample "Once upon a time".')
     if new_tokens < 1:
         raise TrisectError(f"--sample-tokens must be 1 or more, not {new_tokens}.")
-
-
-def _of_source(source: str, prompts: Sequence[str], new_tokens: int, load: Load) -> list[str]:
-    """A receipt may name any model: only what is here already is loaded, nothing is fetched for its sake."""
-    from trisect.data.registry import REGISTRY_MODELS
-
-    if source not in REGISTRY_MODELS and not Path(source).exists():
-        return [f"(not sampled: {source} is not on this machine)"] * len(prompts)
-    return _continue(load(source), prompts, new_tokens)
 
 
 def _continue(loaded: Any, prompts: Sequence[str], new_tokens: int) -> list[str]:
