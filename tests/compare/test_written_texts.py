@@ -9,7 +9,7 @@ from compare_recipes import RECIPE
 from tiny_models import save_tiny
 from trisect.calibrate.synthetic import SampleConfig, receipt_beside, write_synthetic
 from trisect.compare.recipe import Recipe, WrittenText
-from trisect.compare.texts import make_texts
+from trisect.compare.runner import make_texts
 from trisect.errors import TrisectError
 from trisect.models import load_model
 from trisect.support.checks import validated

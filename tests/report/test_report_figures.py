@@ -158,7 +158,7 @@ def test_pareto_points_are_sizes_and_perplexities_and_the_front_is_what_nothing_
     names = {"good": 24.0, "bad": 30.0}
     runs = read_runs([copied(name, perplexity=measured(value)) for name, value in names.items()])
     charts = pareto_charts(runs)
-    assert [chart.x_label for chart in charts] == ["parameters (millions)", "bits per dense parameter"]
+    assert [chart.axes[0] for chart in charts] == ["parameters (millions)", "bits per dense parameter"]
     dense, good, bad, front = charts[0].series
     parameters = budget_of(runs[0].after).parameters / 1e6
     assert [*good.points, *bad.points] == [(parameters, 24.0), (parameters, 30.0)]
@@ -214,8 +214,7 @@ EXAMPLES: list[Figure] = [
         name="chart",
         title=HOSTILE,
         caption=HOSTILE,
-        x_label="x $1$",
-        y_label="y \x00",
+        axes=("x $1$", "y \x00"),
         series=[
             Series(label=f"_{HOSTILE}\x1b", points=[(0, 1), (5, 2), (10, 3)]),
             Series(label="deep", depth=1.0, points=[(5, 2)]),
@@ -295,7 +294,7 @@ def test_segments_are_as_long_as_their_values_and_every_bar_is_a_whole() -> None
 @pytest.mark.parametrize(("highest", "log"), [(15.0, False), (100.0, True), (1e9, True)])
 def test_an_axis_is_logarithmic_where_its_values_need_it(highest: float, log: bool) -> None:
     points = [(0.0, 1.0), (1.0, highest**0.5), (2.0, highest)]
-    chart = Chart(name="c", title="", x_label="", y_label="", series=[Series(label="a", points=points)], log_y=True)
+    chart = Chart(name="c", title="", axes=("", ""), series=[Series(label="a", points=points)], log_y=True)
     first, middle, last = (float(mark.attrib["y"]) for mark in tips(chart).values())
     assert (abs(middle - (first + last) / 2) < 0.01) == log
 
@@ -303,7 +302,7 @@ def test_an_axis_is_logarithmic_where_its_values_need_it(highest: float, log: bo
 def test_a_long_line_has_a_few_marks_and_a_very_long_one_none() -> None:
     for length, marks in ((10, 10), (64, 16), (1000, 0)):
         series = [Series(label="a", points=[(n, n) for n in range(length)])]
-        assert len(tips(Chart(name="c", title="", x_label="", y_label="", series=series))) == marks
+        assert len(tips(Chart(name="c", title="", axes=("", ""), series=series))) == marks
 
 
 def test_figures_of_runs_with_strange_names_have_plain_file_names_none_twice(tmp_path: Path) -> None:

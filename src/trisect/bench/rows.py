@@ -198,6 +198,7 @@ SPEED: Columns = {
     "of limit": _against("share_of_limit", "{:.3f}"),
     "over owned": _against("speedup", "{:.3f}x", baseline="against_owned"),
     "of peak": lambda row: f"{row['share_of_peak']:.3f}",
+    "FLOPs of one layer": lambda row: f"{row['flops']['layers'] / row['case']['of_layers']:.3g}",
 }
 MEMORY: Columns = {
     **NAMES,
@@ -211,17 +212,6 @@ MEMORY: Columns = {
 }
 TABLES = {"speed": SPEED, "memory": MEMORY}
 
-RUNTIME: Columns = {
-    "compression": lambda row: "original" if not row["case"]["asked"] else f"{100 * row['removed']:.1f}%",
-    "model": lambda row: row["case"]["kind"],
-    "qk/vo/mlp": NAMES["widths"],
-    "attention": lambda row: _kernels(row["case"]),
-    "FLOPs of one layer": lambda row: f"{row['flops']['layers'] / row['case']['of_layers']:.3g}",
-    "tokens/s": SPEED["tokens/s"],
-    "peak MB": lambda row: "" if row["peak_memory"] is None else f"{row['peak_memory'] / 1e6:,.0f}",
-}
-"""The paper's runtime table; FLOPs, speed and memory relative to the first row follow."""
-
 
 def cells(rows: Sequence[Row], phase: str, columns: Columns) -> tuple[list[str], list[list[str]]]:
     """Header and cells of one phase's rows that did not fail, without empty columns."""
@@ -233,23 +223,10 @@ def cells(rows: Sequence[Row], phase: str, columns: Columns) -> tuple[list[str],
     return list(filled), [list(line) for line in zip(*filled.values(), strict=True)]
 
 
-def runtime_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The paper's runtime table from the prefill rows of one batch and length, eager first."""
-    chosen = [row for row in rows if row["case"]["phase"] == "prefill" and "error" not in row]
-    chosen.sort(key=lambda row: (row["removed"], row["case"]["kind"], row["case"]["attention"]))
-    lines = []
-    for row in chosen:
-        beside = against(row, chosen[0])
-        memory = "" if beside["peak_memory"] is None else f"{beside['peak_memory']:.2f}x"
-        relative = [f"{beside['flops']:.2f}x", f"{beside['speedup']:.2f}x", memory]
-        lines.append([*(column(row) for column in RUNTIME.values()), *relative])
-    return [*RUNTIME, "FLOPs", "speed-up", "peak memory"], lines
-
-
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     rows = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows) + "\n"
 
 
 def page(rows: Sequence[Row], *, notes: Sequence[str] = ()) -> str:
@@ -260,14 +237,6 @@ def page(rows: Sequence[Row], *, notes: Sequence[str] = ()) -> str:
             header, lines = cells(rows, phase, columns)
             if lines:
                 pieces.append(f"\n## {phase.capitalize()}, {name}\n\n{markdown(header, lines)}")
-    # The paper has one table for a model, a batch and a length.
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        case = row["case"]
-        if case["phase"] == "prefill" and "error" not in row:
-            groups.setdefault(f"{case['subject']}, {case['batch']} x {case['length']}", []).append(row)
-    for name, group in groups.items():
-        pieces.append(f"\n## Runtime table, {name}\n\n{markdown(*runtime_cells(group))}")
     failed = [f"- {_model(r['case'])}, {_size(r['case'])}: {r['error']}" for r in failures(rows)]
     if failed:
         pieces.append("\n## Failed\n\n" + "\n".join(line.replace("\n", " ") for line in failed))

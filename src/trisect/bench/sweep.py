@@ -11,7 +11,7 @@ import torch
 from trisect.bench import measure
 from trisect.bench.random_models import Subject, Variant, build
 from trisect.bench.rows import MODES, PHASES, Case, Rows
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.models.checkpoint import DTYPES
 from trisect.plan import budget_of
 from trisect.support.receipt import build_receipt
@@ -38,15 +38,10 @@ class Sweep:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for kind, names, known in (
-            ("phase", self.phases, PHASES),
-            ("attention", self.attentions, ATTENTIONS),
-            ("mode", self.modes, MODES),
-            ("dtype", (self.dtype,), tuple(DTYPES)),
-        ):
-            for name in names:
-                if name not in known:
-                    raise unknown_name(kind, name, known)
+        check_names("phase", self.phases, PHASES)
+        check_names("attention", self.attentions, ATTENTIONS)
+        check_names("mode", self.modes, MODES)
+        check_names("dtype", (self.dtype,), DTYPES)
         if min((*self.batches, *self.lengths, self.new), default=0) < 1:
             raise TrisectError("Batches, lengths and new tokens are whole numbers of at least 1.")
         check_device(self.device)
@@ -124,7 +119,11 @@ def run_sweep(
             row = rows.add(case, measured)
             tally.failed += "error" in row
             tally.measured += "error" not in row
-            say(f"{case.describe()}: {_figure(row)}")
+            if "error" in row:
+                say(f"{case.describe()}: failed: {row['error'].splitlines()[0][:200]}")
+            else:
+                speed = f"{row['tokens_per_second']:,.1f} tokens/s, {1000 * row['times']['p50']:.3f} ms"
+                say(f"{case.describe()}: {speed}")
         _make_room(variant)
     return tally
 
@@ -176,9 +175,3 @@ def use_attention(model: Any, name: str) -> None:
         model.set_attn_implementation(name)
     elif name != "eager":
         raise TrisectError(f"{type(model).__name__} has one attention of its own; use --attention eager.")
-
-
-def _figure(row: dict[str, Any]) -> str:
-    if "error" in row:
-        return f"failed: {row['error'].splitlines()[0][:200]}"
-    return f"{row['tokens_per_second']:,.1f} tokens/s, {1000 * row['times']['p50']:.3f} ms"

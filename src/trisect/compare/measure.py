@@ -5,7 +5,7 @@ import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +86,10 @@ class ModelRun:
 
     @cached_property
     def texts(self) -> list[Tokens]:
-        settings: Any = {"sampling": "first", "split": "evaluation"}
-        return [
-            self._read(text.data, samples=text.windows, length=text.length, **settings)
-            for text in self.model.evaluations
-        ]
+        """The windows of every evaluation text."""
+        how: Any = {"sampling": "first", "split": "evaluation"}
+        texts = self.model.evaluations
+        return [self._read(text.data, samples=text.windows, length=text.length, **how) for text in texts]
 
     def tokens(self, calibration: CalibrationEntry) -> Tokens:
         """The windows of a calibration set, tokenized once."""
@@ -124,15 +123,12 @@ class ModelRun:
         curves = self.curves_path(config, calibration)
         settings: Any = {"tokenizer": self.loaded.tokenizer, "tokens": self.tokens(calibration), "curves": curves}
         with nullcontext() if curves is None or curves.exists() else self.folder.waiting(curves.stem):
-            return compress(self._fresh_model(), config, progress=self.progress, **settings)
-
-    def _fresh_model(self) -> Any:
-        """A dense model to compress: a copy, or the loaded one itself where two may not fit."""
-        model = self.loaded.model
-        if self.dense.parameters <= COPY_LIMIT:
-            return copy.deepcopy(model)
-        self._loaded = None
-        return model
+            model = self.loaded.model
+            if self.dense.parameters <= COPY_LIMIT:
+                model = copy.deepcopy(model)
+            else:
+                self._loaded = None
+            return compress(model, config, progress=self.progress, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,11 +253,7 @@ def measurements(
     cell: Cell, model: Any, tokenizer: Any, texts: Sequence[Tokens], *, progress: Progress | None
 ) -> dict[str, Any]:
     """Perplexity on every text, in the order of the recipe, and accuracy on its tasks."""
-
-    def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress("perplexity", done, total)
-
+    report = None if progress is None else partial(progress, "perplexity")
     data: dict[str, Any] = {"perplexity": []}
     for text, tokens in zip(cell.model.evaluations, texts, strict=True):
         # The name as the recipe has it: where the file is on this machine does not matter.

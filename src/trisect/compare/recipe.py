@@ -16,7 +16,7 @@ from pydantic.functional_validators import AfterValidator, BeforeValidator, mode
 from trisect.calibrate.synthetic import SampleConfig
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.config.goals import GOALS
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.methods import get_method
 from trisect.support.checks import shown, validated
 
@@ -109,9 +109,7 @@ class Entry(BaseModel):
         known = [*own, *keys]
         if not isinstance(data, Mapping):
             raise TrisectError(f"a mapping with some of {', '.join(known)} is needed, not {shown(data)}.")
-        for key in data:
-            if key not in known:
-                raise unknown_name("key", str(key), known)
+        check_names("key", map(str, data), known)
         taken = {key: value for key, value in data.items() if key in own}
         return taken | ({field: {key: data[key] for key in keys if key in data}} if field else {})
 
@@ -292,14 +290,12 @@ class Recipe(Entry):
         models = [model.name for model in self.models]
         texts = [text.name for model in self.models for text in model.evaluations]
         for number, method in enumerate(self.methods):
-            for name in method.models or ():
-                if name not in models:
-                    raise unknown_name(f"model in methods[{number}]", name, models)
+            check_names(f"model in methods[{number}]", method.models or (), models)
         for model in self.models:
             _check_unique([method.label for method in self.methods_of(model)], "label")
         for number, drawing in enumerate(self.figures):
-            if drawing.evaluation is not None and drawing.evaluation not in texts:
-                raise unknown_name(f"evaluation in figures[{number}]", drawing.evaluation, texts)
+            named = [] if drawing.evaluation is None else [drawing.evaluation]
+            check_names(f"evaluation in figures[{number}]", named, texts)
         return self
 
     def methods_of(self, model: ModelEntry) -> list[MethodEntry]:

@@ -89,8 +89,8 @@ class Figure:
 class Chart(Figure):
     """Series over two axes."""
 
-    x_label: str
-    y_label: str
+    axes: tuple[str, str]
+    """What lies across, and what upwards."""
     series: Sequence[Series]
     log_y: bool = False
     """Logarithmic where the values need it."""
@@ -98,7 +98,7 @@ class Chart(Figure):
     def table(self) -> Table:
         """A row per point."""
         rows: list[Row] = [(series.label, *point) for series in self.series for point in series.points]
-        return ("series", self.x_label, self.y_label), rows
+        return ("series", *self.axes), rows
 
 
 class Cell(NamedTuple):
@@ -346,19 +346,16 @@ def _draw_chart(chart: Chart, axes: Any) -> Drawn:
             axes.annotate(note, point, textcoords="offset points", xytext=(4, 3), fontsize=7)
         marked = series.points[::every] if "marker" in style else ()
         tips[f"series-{place}"] = [
-            f"{series.label}: {chart.x_label} {x:.4g}, {chart.y_label} {y:.4g}" for x, y in marked
+            f"{series.label}: {chart.axes[0]} {x:.4g}, {chart.axes[1]} {y:.4g}" for x, y in marked
         ]
     values = [y for series in chart.series for _, y in series.points]
-    _set_scales(axes, values, log=chart.log_y, x_label=chart.x_label, y_label=chart.y_label)
+    _set_scales(axes, values, chart.axes, log=chart.log_y)
     return [*layers[:1], *layers[1:][-1:], *named], tips
 
 
 def _draw_groups(figure: Groups, axes: Any) -> Drawn:
-    from matplotlib.patches import Patch
-
     tips = {}
-    names = dict.fromkeys(bar.label for bars in figure.groups.values() for bar in bars)
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    colours, legend = _colours(bar.label for bars in figure.groups.values() for bar in bars)
     for place, (group, bars) in enumerate(figure.groups.items()):
         width = 0.8 / len(bars)
         for number, bar in enumerate(bars):
@@ -372,13 +369,13 @@ def _draw_groups(figure: Groups, axes: Any) -> Drawn:
     if figure.guide is not None:
         axes.axhline(figure.guide, color=SOFT, linestyle="--", linewidth=1)
     values = [bar.value for bars in figure.groups.values() for bar in bars]
-    _set_scales(axes, values, log=True, x_label="", y_label=figure.y_label)
+    _set_scales(axes, values, ("", figure.y_label), log=True)
     axes.set_xticks(range(len(figure.groups)), [_label(group) for group in figure.groups], fontsize=7)
     axes.margins(y=0.15)
-    return [(name, Patch(color=colour)) for name, colour in colours.items()], tips
+    return legend, tips
 
 
-def _set_scales(axes: Any, values: Sequence[float], *, log: bool, x_label: str, y_label: str) -> None:
+def _set_scales(axes: Any, values: Sequence[float], labels: tuple[str, str], *, log: bool) -> None:
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     if log and min(values) > 0 and max(values) / min(values) > LOG_RANGE:
@@ -388,8 +385,8 @@ def _set_scales(axes: Any, values: Sequence[float], *, log: bool, x_label: str, 
         axes.yaxis.set_minor_locator(NullLocator())
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:.6g}"))
-    axes.set_xlabel(_cut(x_label, LONGEST_TITLE))
-    axes.set_ylabel(_cut(y_label, LONGEST_TITLE))
+    axes.set_xlabel(_cut(labels[0], LONGEST_TITLE))
+    axes.set_ylabel(_cut(labels[1], LONGEST_TITLE))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
 
@@ -415,11 +412,8 @@ def _draw_heat_map(heat: HeatMap, axes: Any) -> Drawn:
 
 
 def _draw_bars(bars: Bars, axes: Any) -> Drawn:
-    from matplotlib.patches import Patch
-
     tips = {}
-    names = dict.fromkeys(name for segments in bars.rows.values() for name in segments)
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    colours, legend = _colours(name for segments in bars.rows.values() for name in segments)
     for row, (label, segments) in enumerate(bars.rows.items()):
         left, total = 0.0, sum(segments.values())
         for number, (name, value) in enumerate(segments.items()):
@@ -431,7 +425,15 @@ def _draw_bars(bars: Bars, axes: Any) -> Drawn:
     _set_rows(axes, [""] * len(bars.rows))
     axes.set_xlim(0, 100)
     axes.set_xlabel("share (%)")
-    return [(name, Patch(color=colour)) for name, colour in colours.items()], tips
+    return legend, tips
+
+
+def _colours(names: Iterable[str]) -> tuple[dict[str, str], list[tuple[str, Any]]]:
+    """A colour for each name, and their entries in the legend."""
+    from matplotlib.patches import Patch
+
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(dict.fromkeys(names))}
+    return colours, [(name, Patch(color=colour)) for name, colour in colours.items()]
 
 
 def _set_rows(axes: Any, labels: Iterable[str]) -> None:
