@@ -29,7 +29,7 @@ from trisect.report.charts import (
 from trisect.report.collect import read_runs
 from trisect.report.page import Section, write_figures
 from trisect.report.records import Run, Tuning
-from trisect.support.plots import Bars, Cell, Chart, Figure, HeatMap, Series, file_name, png, svg
+from trisect.support.plots import Bar, Bars, Cell, Chart, Figure, Groups, HeatMap, Series, file_name, png, svg
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -222,6 +222,13 @@ EXAMPLES: list[Figure] = [
     ),
     HeatMap(name="heat", title="$a_b", rows={HOSTILE: [None, Cell(0.5, HOSTILE)]}, unit="u", coldest=0, hottest=0),
     Bars(name="bars", title="\u6f22", unit="seconds", rows={HOSTILE: {"$a": 3.0, "b": 1.0}, "short": {"b": 0.5}}),
+    Groups(
+        name="groups",
+        title="t",
+        y_label="y \x00",
+        groups={HOSTILE: [Bar("a", 1.0, HOSTILE, 2.0), Bar("_$b", 2.0)], "other": [Bar("a", 4.0)]},
+        guide=1.0,
+    ),
 ]
 each_example = pytest.mark.parametrize("figure", EXAMPLES, ids=lambda figure: figure.name)
 
@@ -280,15 +287,25 @@ def test_marks_say_what_they_show() -> None:
     assert f"{HOSTILE}, $a: 3 seconds, 75.0%" in tips(EXAMPLES[2])
 
 
+def extent(mark: ET.Element, pattern: str) -> float:
+    """How far a mark reaches across or upwards."""
+    path = mark.find(f"{NAMESPACE}path")
+    assert path is not None
+    places = [float(place) for place in re.findall(pattern, path.attrib["d"])]
+    return max(places) - min(places)
+
+
 def test_segments_are_as_long_as_their_values_and_every_bar_is_a_whole() -> None:
-    wide = []
-    for mark in tips(EXAMPLES[2]).values():
-        path = mark.find(f"{NAMESPACE}path")
-        assert path is not None
-        across = [float(x) for x in re.findall(r"[ML] ([\d.]+) ", path.attrib["d"])]
-        wide.append(max(across) - min(across))
+    wide = [extent(mark, r"[ML] ([\d.]+) ") for mark in tips(EXAMPLES[2]).values()]
     assert wide[0] == pytest.approx(3 * wide[1], rel=0.01)
     assert wide[2] == pytest.approx(wide[0] + wide[1], rel=0.01)
+
+
+def test_upright_bars_are_as_tall_as_their_values() -> None:
+    marks = tips(EXAMPLES[3])
+    assert list(marks)[1:] == [f"{HOSTILE}, _$b: y \ufffd 2", "other, a: y \ufffd 4"]
+    tall = [extent(mark, r"[ML] [\d.]+ ([\d.]+)") for mark in marks.values()]
+    assert tall == pytest.approx([tall[0], 2 * tall[0], 4 * tall[0]], rel=0.01)
 
 
 @pytest.mark.parametrize(("highest", "log"), [(15.0, False), (100.0, True), (1e9, True)])

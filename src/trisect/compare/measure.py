@@ -1,7 +1,6 @@
 """One model of a recipe: compress it cell by cell, count what is left, measure it, and make the receipts."""
 
 import copy
-import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -9,8 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from trisect.bench.measure import release
 from trisect.calibrate import Progress
 from trisect.compare.outcomes import Folder
 from trisect.compare.recipe import FORMAT, CalibrationEntry, Cell, ModelEntry, Recipe, allocation, content_key
@@ -115,9 +113,7 @@ class ModelRun:
     def release(self) -> None:
         """Free the last model before the next one is made, where it is large enough to matter."""
         if "dense" in vars(self) and self.dense.parameters >= LARGE:
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            release()
 
     def _compressed(self, config: CompressConfig, calibration: CalibrationEntry) -> Compressed:
         curves = self.curves_path(config, calibration)
