@@ -3,9 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from trisect.support.plots import as_svg, one_plot
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
-MARKERS = "osD^vP*X<>h"
+from trisect.support.plots import MARKERS, as_svg
+
+STYLE = {"svg.hashsalt": "trisect", "svg.fonttype": "none", "font.size": 9.0, "axes.spines.right": False}
 LOG_RANGE = 10.0
 """A figure whose largest value is this many times its smallest has a logarithmic axis."""
 
@@ -16,7 +19,12 @@ class Plot:
     """One pair of axes."""
 
     def __init__(self) -> None:
-        self.figure, self.axes = one_plot()
+        with rc_context(STYLE):
+            self.figure = Figure(figsize=(5.2, 3.6))
+            # Fixed margins: computed ones depend on the fonts of the machine, and take longer than the figure.
+            self.figure.subplots_adjust(left=0.13, right=0.97, bottom=0.13, top=0.92)
+            self.axes = self.figure.subplots()
+        self.axes.spines["top"].set_visible(False)
 
     def lines(self, lines: Mapping[str, Points], *, dense: float | None = None) -> None:
         """A line of points per name, and the dense model's value."""
@@ -70,4 +78,4 @@ def drawn(draw: Callable[[Plot], None]) -> str:
     """A figure as the text of an SVG file."""
     plot = Plot()
     draw(plot)
-    return as_svg(plot.figure).decode()
+    return as_svg(plot.figure, style=STYLE).decode()

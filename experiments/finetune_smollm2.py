@@ -26,7 +26,7 @@ from core_protocol import HALVES, split_stories
 from tables import keep_row, known
 
 from trisect.finetune import TuneConfig, finetune, load_examples
-from trisect.finetune.results import extended, load_held_out, measure, save_tuned
+from trisect.finetune.training import extended, load_held_out, measure, save_tuned
 from trisect.models import load_model, original_shape, shape_of
 from trisect.plan import budget_of, compare
 from trisect.support.files import write_json

@@ -1,6 +1,6 @@
 """The one exception that is the user's to fix: what came, what would do, what to type next."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -15,6 +15,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     guess = f" Did you mean {' or '.join(near)}?" if near else ""
     tail = f" {hint}" if hint else ""
     return TrisectError(f"Unknown {kind} {name!r}.{guess} Known: {', '.join(names)}.{tail}")
+
+
+def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that is not in a table."""
+    for name in names:
+        if name not in known:
+            raise unknown_name(kind, name, known)
 
 
 def option_name(name: str) -> str:

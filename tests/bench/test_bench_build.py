@@ -8,7 +8,7 @@ import transformers
 from bench_help import FAMILIES, KINDS, subject, tiny_variants
 
 from tiny_models import tiny
-from trisect.bench.decoding import OwnStepper, StockStepper
+from trisect.bench.measure import OwnStepper, StockStepper
 from trisect.bench.random_models import (
     Variant,
     build,

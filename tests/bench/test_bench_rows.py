@@ -124,14 +124,14 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path: Path, monkeypatch:
 
 def test_a_failure_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, path = subject("llama-gqa"), tmp_path / "rows.json"
-    real = bench_run.measure
+    real = bench_run.measure.measure
 
     def broken(model: Any, variant: Any, case: Case, **settings: Any) -> dict[str, Any]:
         if case.kind == "trisect" and case.phase == "prefill":
             raise RuntimeError("out of memory\nwith a second line")
         return real(model, variant, case, **settings)
 
-    monkeypatch.setattr(bench_run, "measure", broken)
+    monkeypatch.setattr(bench_run.measure, "measure", broken)
     rows, tally = measured(name, tiny_variants(name), Rows.open(path))
     assert (tally.measured, tally.failed) == (7, 1)
     (bad,) = [row for row in json.loads(path.read_text())["rows"] if "error" in row]
@@ -139,7 +139,7 @@ def test_a_failure_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: py
     assert bad["traceback"][-2:] == ["RuntimeError: out of memory", "with a second line"]
     assert len(related(rows.rows)) == 8
     # It is tried again, unless errors are to be kept.
-    monkeypatch.setattr(bench_run, "measure", real)
+    monkeypatch.setattr(bench_run.measure, "measure", real)
     again = Rows.open(path)
     assert all(again.done(Case(**row["case"]), keep_errors=True) for row in again.rows)
     _, tally = measured(name, tiny_variants(name), again)
@@ -185,7 +185,7 @@ def test_a_model_switches_attention_or_says_that_it_cannot() -> None:
 
 
 def test_graphs_time_a_plain_prefill_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_run, "is_cuda", lambda device: True)
+    monkeypatch.setattr(bench_run.measure, "is_cuda", lambda device: True)
     sweep = Sweep(modes=("plain", "graphs", "compile"))
     monkeypatch.undo()
     name = subject("llama-gqa")

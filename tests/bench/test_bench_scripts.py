@@ -14,8 +14,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "measure_ceilings", lambda *args: CEILINGS)
-    monkeypatch.setattr(sweep, "laps_on", lambda device: flop_laps)
+    monkeypatch.setattr(sweep.measure, "measure_ceilings", lambda *args: CEILINGS)
+    monkeypatch.setattr(sweep.measure, "laps_on", lambda device: flop_laps)
 
 
 def test_the_gpu_script_shows_every_section_and_resumes(

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from bench_help import measured, subject, tiny_variants
 
-from trisect.bench.figures import draw
-from trisect.bench.rows import MEMORY, SPEED, cells, markdown, notes_for, page, related, runtime_cells
+from trisect.bench.rows import MEMORY, SPEED, cells, draw, markdown, notes_for, page, related
 
 CASE = {
     "subject": "m", "kind": "dense", "asked": "", "widths": "128/128/13824", "folded": False,
@@ -57,6 +56,7 @@ def test_a_table_has_speed_and_limit_beside_each_other() -> None:
         "of limit": "0.938",
         "over owned": "1.188x",
         "of peak": "0.469",
+        "FLOPs of one layer": f"{3e14 / 40:.3g}",
     }
     dense = dict(zip(header, lines[1], strict=True))
     assert (dense["speed-up"], dense["of peak"]) == ("", "0.500")
@@ -68,23 +68,9 @@ def test_a_table_has_speed_and_limit_beside_each_other() -> None:
     assert cells(ROWS, "decode", SPEED) == ([], [])
 
 
-def test_the_runtime_table_is_relative_to_its_first_row() -> None:
-    header, lines = runtime_cells(ROWS)
-    assert header[-3:] == ["FLOPs", "speed-up", "peak memory"]
-    assert lines[0][:4] == ["original", "dense", "128/128/13824", "eager"]
-    assert [line[-3:] for line in lines] == [
-        ["1.00x", "1.00x", "1.00x"],
-        ["1.00x", "2.00x", "0.94x"],
-        ["1.00x", "2.11x", "0.94x"],
-        ["0.75x", "1.90x", "0.72x"],
-        ["0.75x", "2.50x", "0.69x"],
-    ]
-    assert lines[0][4] == f"{4e14 / 40:.3g}"
-
-
 def test_columns_without_values_are_left_out() -> None:
     header, _ = cells([ROWS[1]], "prefill", SPEED)
-    assert header == ["model", "widths", "run", "tokens/s", "p50 / p90 / p99 ms", "of peak"]
+    assert header == ["model", "widths", "run", "tokens/s", "p50 / p90 / p99 ms", "of peak", "FLOPs of one layer"]
 
 
 def test_the_page_has_every_row_and_every_failure() -> None:
@@ -93,7 +79,6 @@ def test_the_page_has_every_row_and_every_failure() -> None:
     assert text.startswith("- A note.\n")
     assert text.count("| trisect 0.2 |") == 2
     assert "- trisect 0.2, 64 x 2048: OutOfMemoryError: CUDA out of memory Tried" in text
-    assert "## Runtime table, m, 2 x 2048" in text
     assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from trisect.bench.decoding import cache_bytes
-from trisect.bench.measure import head_parameters, kv_bytes, model_flops, parameter_bytes, read_bytes
+from trisect.bench.measure import cache_bytes, head_parameters, kv_bytes, model_flops, parameter_bytes, read_bytes
 from trisect.bench.random_models import build, subject_of_shape
 from trisect.bench.sweep import use_attention
 from trisect.models import shape_of

@@ -12,8 +12,9 @@ from compare_recipes import NUM_CELLS, RECIPE, write_recipe
 import trisect.compare.runner as runner
 from trisect.cli import main
 from trisect.compare import Folder, Recipe, load_recipe
-from trisect.compare.recipe import cells_of, content_key, validated
+from trisect.compare.recipe import cells_of, content_key
 from trisect.errors import TrisectError
+from trisect.support.checks import validated
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = sorted((ROOT / "experiments" / "recipes").glob("*.yaml"))

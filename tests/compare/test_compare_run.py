@@ -97,23 +97,6 @@ def test_only_can_name_models_and_methods(bench: Path, compressions: Calls) -> N
         run_recipe(recipe, folder, only=["three"])
 
 
-def test_moments_are_collected_once_and_give_the_same_results(
-    bench: Path, first_run: tuple[Path, RunCounts], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (moments,) = (first_run[0] / "cache").glob("moments-*.safetensors")
-    assert moments.stat().st_size > 0
-    monkeypatch.setattr(measure, "MOMENTS_LIMIT", 0)
-    said: list[str] = []
-    run_recipe(load_recipe("small.yaml"), Folder(path=bench / "out"), only=["a3"], say=said.append)
-    assert any("each cell collects its own" in line for line in said)
-    assert not list((bench / "out" / "cache").glob("moments-*"))
-    for path in (bench / "out" / "cells").glob("*.json"):
-        once, anew = (json.loads(file.read_text()) for file in (first_run[0] / "cells" / path.name, path))
-        assert once.get("perplexity") == anew.get("perplexity")
-        assert once.get("losses") == anew.get("losses")
-        assert once.get("stored_moments", True) != anew.get("stored_moments", False)
-
-
 def test_methods_on_linear_maps_are_counted_as_they_are(bench: Path) -> None:
     methods = ["svd-llm", "wanda-2:4", {"name": "palu", "parts": ["qk", "ov"], "allocate": "uniform"}]
     write_recipe(bench, methods=methods, ratios=[0.5])
@@ -184,10 +167,10 @@ def test_what_cells_share_is_waited_for(tmp_path: Path) -> None:
     folder.prepare()
 
     def second() -> None:
-        with folder.waiting("moments"):
+        with folder.waiting("curves"):
             order.append("second")
 
-    with folder.waiting("moments"):
+    with folder.waiting("curves"):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join(timeout=0.2)

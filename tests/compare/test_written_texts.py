@@ -8,10 +8,11 @@ from compare_recipes import RECIPE
 
 from tiny_models import save_tiny
 from trisect.calibrate.synthetic import SampleConfig, receipt_beside, write_synthetic
-from trisect.compare.recipe import Recipe, WrittenText, validated
-from trisect.compare.texts import make_texts
+from trisect.compare.recipe import Recipe, WrittenText
+from trisect.compare.runner import make_texts
 from trisect.errors import TrisectError
 from trisect.models import load_model
+from trisect.support.checks import validated
 
 WORDS = {"samples": 3, "length": 16, "batch_size": 2}
 

@@ -14,8 +14,7 @@ from trisect.errors import TrisectError
 from trisect.finetune import Examples, finetune
 from trisect.finetune.adapters import attach, logits_of, merge, target_modules
 from trisect.finetune.examples import collate
-from trisect.finetune.results import measure
-from trisect.finetune.training import LONGEST_GRADIENT, rate_at, summed_loss
+from trisect.finetune.training import LONGEST_GRADIENT, measure, rate_at, summed_loss
 from trisect.models import layer_views, shape_of
 
 

@@ -48,11 +48,11 @@ def test_a_list_and_lines_hold_the_same_records(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"instruction": "Add."}, "record 2: the field 'output' is missing (found: instruction)"),
-        ({"input": "", "output": "3"}, "record 2: the field 'instruction' is missing"),
-        ({**GOOD, "output": None}, "record 2: the field 'output' is NoneType"),
-        ({**GOOD, "input": 3}, "record 2: the field 'input' is int"),
-        (["Add.", "3"], "record 2: list in place of an object"),
+        ({"instruction": "Add."}, "record 2: output is missing; the form is {"),
+        ({"input": "", "output": "3"}, "record 2: instruction is missing"),
+        ({**GOOD, "output": None}, "record 2: output must be a valid string, not None"),
+        ({**GOOD, "input": 3}, "record 2: input must be a valid string, not 3"),
+        (["Add.", "3"], "record 2: it must be a valid mapping, not ['Add.', '3']"),
     ],
 )
 @pytest.mark.parametrize("name", ["data.json", "data.jsonl"])

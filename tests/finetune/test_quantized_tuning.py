@@ -12,7 +12,7 @@ from quantize.quantize_models import dequantised
 from tiny_models import tiny, tokens
 from trisect.finetune import finetune
 from trisect.finetune.adapters import attach, logits_of, merge
-from trisect.finetune.results import measure
+from trisect.finetune.training import measure
 from trisect.models import load_model, save_model
 from trisect.models.quantized import QuantizedLinear
 from trisect.quantize import QuantizeConfig, quantize_model

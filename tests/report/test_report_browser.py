@@ -19,8 +19,7 @@ from report_runs import HOSTILE, Page, perplexity_entry
 
 from trisect.plan.curves import Curves
 from trisect.report.collect import read_runs
-from trisect.report.page import render, report_sections
-from trisect.report.records import Sample
+from trisect.report.page import Sample, render, report_sections
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE = 120

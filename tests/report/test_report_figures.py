@@ -26,10 +26,10 @@ from trisect.report.charts import (
     trial_chart,
     tuning_chart,
 )
-from trisect.report.collect import read_runs, with_facts
+from trisect.report.collect import read_runs
 from trisect.report.page import Section, write_figures
 from trisect.report.records import Run, Tuning
-from trisect.support.plots import Bars, Cell, Chart, Figure, HeatMap, Series, file_name, png, svg
+from trisect.support.plots import Bar, Bars, Cell, Chart, Figure, Groups, HeatMap, Series, file_name, png, svg
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -158,7 +158,7 @@ def test_pareto_points_are_sizes_and_perplexities_and_the_front_is_what_nothing_
     names = {"good": 24.0, "bad": 30.0}
     runs = read_runs([copied(name, perplexity=measured(value)) for name, value in names.items()])
     charts = pareto_charts(runs)
-    assert [chart.x_label for chart in charts] == ["parameters (millions)", "bits per dense parameter"]
+    assert [chart.axes[0] for chart in charts] == ["parameters (millions)", "bits per dense parameter"]
     dense, good, bad, front = charts[0].series
     parameters = budget_of(runs[0].after).parameters / 1e6
     assert [*good.points, *bad.points] == [(parameters, 24.0), (parameters, 30.0)]
@@ -174,7 +174,7 @@ def test_a_few_bytes_put_nothing_on_the_front(copied: Callable[..., Path]) -> No
 
     good, bad = read_runs([copied(name, perplexity=measured(v)) for name, v in (("good", 24), ("bad", 30))])
     for smaller, kept in ((1, {"good"}), (bad.weight_bytes // 10, {"good", "bad"})):
-        less = with_facts(replace(bad, weight_bytes=bad.weight_bytes - smaller), [])
+        less = replace(bad, weight_bytes=bad.weight_bytes - smaller).with_facts([])
         sizes = {fact.quantity: fact for fact in less.facts}
         facts = tuple(sizes.get(fact.quantity, fact) for fact in bad.facts)
         *points, front = pareto_charts([good, replace(bad, facts=facts)])[1].series
@@ -214,8 +214,7 @@ EXAMPLES: list[Figure] = [
         name="chart",
         title=HOSTILE,
         caption=HOSTILE,
-        x_label="x $1$",
-        y_label="y \x00",
+        axes=("x $1$", "y \x00"),
         series=[
             Series(label=f"_{HOSTILE}\x1b", points=[(0, 1), (5, 2), (10, 3)]),
             Series(label="deep", depth=1.0, points=[(5, 2)]),
@@ -223,6 +222,13 @@ EXAMPLES: list[Figure] = [
     ),
     HeatMap(name="heat", title="$a_b", rows={HOSTILE: [None, Cell(0.5, HOSTILE)]}, unit="u", coldest=0, hottest=0),
     Bars(name="bars", title="\u6f22", unit="seconds", rows={HOSTILE: {"$a": 3.0, "b": 1.0}, "short": {"b": 0.5}}),
+    Groups(
+        name="groups",
+        title="t",
+        y_label="y \x00",
+        groups={HOSTILE: [Bar("a", 1.0, HOSTILE, 2.0), Bar("_$b", 2.0)], "other": [Bar("a", 4.0)]},
+        guide=1.0,
+    ),
 ]
 each_example = pytest.mark.parametrize("figure", EXAMPLES, ids=lambda figure: figure.name)
 
@@ -281,21 +287,31 @@ def test_marks_say_what_they_show() -> None:
     assert f"{HOSTILE}, $a: 3 seconds, 75.0%" in tips(EXAMPLES[2])
 
 
+def extent(mark: ET.Element, pattern: str) -> float:
+    """How far a mark reaches across or upwards."""
+    path = mark.find(f"{NAMESPACE}path")
+    assert path is not None
+    places = [float(place) for place in re.findall(pattern, path.attrib["d"])]
+    return max(places) - min(places)
+
+
 def test_segments_are_as_long_as_their_values_and_every_bar_is_a_whole() -> None:
-    wide = []
-    for mark in tips(EXAMPLES[2]).values():
-        path = mark.find(f"{NAMESPACE}path")
-        assert path is not None
-        across = [float(x) for x in re.findall(r"[ML] ([\d.]+) ", path.attrib["d"])]
-        wide.append(max(across) - min(across))
+    wide = [extent(mark, r"[ML] ([\d.]+) ") for mark in tips(EXAMPLES[2]).values()]
     assert wide[0] == pytest.approx(3 * wide[1], rel=0.01)
     assert wide[2] == pytest.approx(wide[0] + wide[1], rel=0.01)
+
+
+def test_upright_bars_are_as_tall_as_their_values() -> None:
+    marks = tips(EXAMPLES[3])
+    assert list(marks)[1:] == [f"{HOSTILE}, _$b: y \ufffd 2", "other, a: y \ufffd 4"]
+    tall = [extent(mark, r"[ML] [\d.]+ ([\d.]+)") for mark in marks.values()]
+    assert tall == pytest.approx([tall[0], 2 * tall[0], 4 * tall[0]], rel=0.01)
 
 
 @pytest.mark.parametrize(("highest", "log"), [(15.0, False), (100.0, True), (1e9, True)])
 def test_an_axis_is_logarithmic_where_its_values_need_it(highest: float, log: bool) -> None:
     points = [(0.0, 1.0), (1.0, highest**0.5), (2.0, highest)]
-    chart = Chart(name="c", title="", x_label="", y_label="", series=[Series(label="a", points=points)], log_y=True)
+    chart = Chart(name="c", title="", axes=("", ""), series=[Series(label="a", points=points)], log_y=True)
     first, middle, last = (float(mark.attrib["y"]) for mark in tips(chart).values())
     assert (abs(middle - (first + last) / 2) < 0.01) == log
 
@@ -303,7 +319,7 @@ def test_an_axis_is_logarithmic_where_its_values_need_it(highest: float, log: bo
 def test_a_long_line_has_a_few_marks_and_a_very_long_one_none() -> None:
     for length, marks in ((10, 10), (64, 16), (1000, 0)):
         series = [Series(label="a", points=[(n, n) for n in range(length)])]
-        assert len(tips(Chart(name="c", title="", x_label="", y_label="", series=series))) == marks
+        assert len(tips(Chart(name="c", title="", axes=("", ""), series=series))) == marks
 
 
 def test_figures_of_runs_with_strange_names_have_plain_file_names_none_twice(tmp_path: Path) -> None:
@@ -315,4 +331,4 @@ def test_figures_of_runs_with_strange_names_have_plain_file_names_none_twice(tmp
 
 
 def test_names_of_files_hold_what_every_system_can_write() -> None:
-    assert file_name("A b/c", "d+e.1") == "a-b-c-d+e.1.svg"
+    assert file_name("A b/c-d+e.1") == "a-b-c-d+e.1.svg"

@@ -16,8 +16,7 @@ from report_runs import HOSTILE, Page, bench_file, eval_file, perplexity_entry, 
 
 from trisect.plan.budget import budget_of
 from trisect.report.collect import read_runs
-from trisect.report.page import _template, render, report_sections
-from trisect.report.records import Sample
+from trisect.report.page import Sample, _template, render, report_sections
 from trisect.support import plots
 
 ELEMENTS = set(

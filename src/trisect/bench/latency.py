@@ -192,16 +192,11 @@ def layer_seconds(table: LatencyTable, layer: LayerShape) -> float:
 def _component_seconds(operands: Operands, component: str, lap: Lapping, repeats: int) -> float:
     total = 0.0
     for name, first in operands.works(component).items():
-        more = [operands.works(component)[name] for _ in range(operands.copies() - 1)]
-        total += (0.5 if name == "attention" else 1.0) * _median_seconds([first, *more], lap, repeats)
+        works = [first, *(operands.works(component)[name] for _ in range(operands.copies() - 1))]
+        turn = map(lambda work: work(), cycle(works)).__next__
+        lap(turn, WARM_UP + len(works))
+        total += (0.5 if name == "attention" else 1.0) * median(lap(turn, repeats))
     return total
-
-
-def _median_seconds(works: list[Work], lap: Lapping, repeats: int) -> float:
-    """One lap's time when the works take turns."""
-    turns = cycle(works)
-    lap(lambda: next(turns)(), WARM_UP + len(works))
-    return median(lap(lambda: next(turns)(), repeats))
 
 
 def _with_width(layer: LayerShape, component: str, width: int) -> LayerShape:

@@ -20,7 +20,7 @@ from transformers.modeling_utils import local_torch_dtype
 
 from trisect.config import CompressConfig
 from trisect.decode import prepare_for_inference
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names, unknown_name
 from trisect.methods import get_method
 from trisect.methods.method import options_of
 from trisect.models import LayerView, family_for, layer_views, mark_compressed, shape_of
@@ -162,9 +162,7 @@ def variants_of(
     folded: bool = False,
 ) -> list[Variant]:
     """Dense ones first, then the narrow model and its factored twin for each checkpoint, ratio and widths."""
-    for kind in kinds:
-        if kind not in KINDS:
-            raise unknown_name("variant", kind, KINDS)
+    check_names("variant", kinds, KINDS)
     found = [Variant(kind=kind, asked="", shape=dense, removed=0.0) for kind in ("dense", "owned") if kind in kinds]
     cuts = [] if narrowed is None else [("checkpoint", replace(dense, layers=narrowed))]
     cuts += [(f"{ratio:g}", narrow_shape(dense, ratio=ratio, align=align)) for ratio in ratios]

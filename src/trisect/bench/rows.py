@@ -1,4 +1,4 @@
-"""Rows of measurements: one file that is written after every row, comparisons with dense rows, and tables."""
+"""Rows of measurements: one file that is written after every row, comparisons with dense rows, tables and figures."""
 
 import csv
 import io
@@ -10,6 +10,7 @@ from typing import Any
 
 from trisect.errors import TrisectError
 from trisect.support.files import write_json
+from trisect.support.plots import Bar, Groups, drawn
 
 FORMAT = 1
 PHASES = ("prefill", "decode")
@@ -197,6 +198,7 @@ SPEED: Columns = {
     "of limit": _against("share_of_limit", "{:.3f}"),
     "over owned": _against("speedup", "{:.3f}x", baseline="against_owned"),
     "of peak": lambda row: f"{row['share_of_peak']:.3f}",
+    "FLOPs of one layer": lambda row: f"{row['flops']['layers'] / row['case']['of_layers']:.3g}",
 }
 MEMORY: Columns = {
     **NAMES,
@@ -210,17 +212,6 @@ MEMORY: Columns = {
 }
 TABLES = {"speed": SPEED, "memory": MEMORY}
 
-RUNTIME: Columns = {
-    "compression": lambda row: "original" if not row["case"]["asked"] else f"{100 * row['removed']:.1f}%",
-    "model": lambda row: row["case"]["kind"],
-    "qk/vo/mlp": NAMES["widths"],
-    "attention": lambda row: _kernels(row["case"]),
-    "FLOPs of one layer": lambda row: f"{row['flops']['layers'] / row['case']['of_layers']:.3g}",
-    "tokens/s": SPEED["tokens/s"],
-    "peak MB": lambda row: "" if row["peak_memory"] is None else f"{row['peak_memory'] / 1e6:,.0f}",
-}
-"""The paper's runtime table; FLOPs, speed and memory relative to the first row follow."""
-
 
 def cells(rows: Sequence[Row], phase: str, columns: Columns) -> tuple[list[str], list[list[str]]]:
     """Header and cells of one phase's rows that did not fail, without empty columns."""
@@ -232,23 +223,10 @@ def cells(rows: Sequence[Row], phase: str, columns: Columns) -> tuple[list[str],
     return list(filled), [list(line) for line in zip(*filled.values(), strict=True)]
 
 
-def runtime_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The paper's runtime table from the prefill rows of one batch and length, eager first."""
-    chosen = [row for row in rows if row["case"]["phase"] == "prefill" and "error" not in row]
-    chosen.sort(key=lambda row: (row["removed"], row["case"]["kind"], row["case"]["attention"]))
-    lines = []
-    for row in chosen:
-        beside = against(row, chosen[0])
-        memory = "" if beside["peak_memory"] is None else f"{beside['peak_memory']:.2f}x"
-        relative = [f"{beside['flops']:.2f}x", f"{beside['speedup']:.2f}x", memory]
-        lines.append([*(column(row) for column in RUNTIME.values()), *relative])
-    return [*RUNTIME, "FLOPs", "speed-up", "peak memory"], lines
-
-
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     rows = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows) + "\n"
 
 
 def page(rows: Sequence[Row], *, notes: Sequence[str] = ()) -> str:
@@ -259,14 +237,6 @@ def page(rows: Sequence[Row], *, notes: Sequence[str] = ()) -> str:
             header, lines = cells(rows, phase, columns)
             if lines:
                 pieces.append(f"\n## {phase.capitalize()}, {name}\n\n{markdown(header, lines)}")
-    # The paper has one table for a model, a batch and a length.
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        case = row["case"]
-        if case["phase"] == "prefill" and "error" not in row:
-            groups.setdefault(f"{case['subject']}, {case['batch']} x {case['length']}", []).append(row)
-    for name, group in groups.items():
-        pieces.append(f"\n## Runtime table, {name}\n\n{markdown(*runtime_cells(group))}")
     failed = [f"- {_model(r['case'])}, {_size(r['case'])}: {r['error']}" for r in failures(rows)]
     if failed:
         pieces.append("\n## Failed\n\n" + "\n".join(line.replace("\n", " ") for line in failed))
@@ -309,3 +279,32 @@ def _size(case: Row) -> str:
 
 def _kernels(case: Row) -> str:
     return case["attention"] + ("" if case["mode"] == "plain" else f", {case['mode']}")
+
+
+def draw(rows: Sequence[Row]) -> dict[str, bytes]:
+    """File name -> SVG: for every model and phase its throughput, and its gains over the dense model."""
+    figures = []
+    good = [row for row in related(rows) if "error" not in row]
+    for subject, phase in dict.fromkeys((row["case"]["subject"], row["case"]["phase"]) for row in good):
+        chosen = [row for row in good if (row["case"]["subject"], row["case"]["phase"]) == (subject, phase)]
+        gains = [row for row in chosen if row["case"]["asked"] and "against_dense" in row]
+        speeds = _groups((row, row["tokens_per_second"], None) for row in chosen)
+        title = f"{subject}, {phase}"
+        figures.append(Groups(name=f"throughput {title}", title=title, y_label="tokens/s", groups=speeds))
+        if gains:
+            label = "speed-up over dense (dash: its limit)"
+            beside = [(row, row["against_dense"]["speedup"], row["against_dense"]["limit"]) for row in gains]
+            groups = _groups(beside)
+            figures.append(Groups(name=f"gain {title}", title=title, y_label=label, groups=groups, guide=1.0))
+    return drawn(figures)
+
+
+def _groups(values: Iterable[tuple[Row, float, float | None]]) -> dict[str, list[Bar]]:
+    """A group of bars per setting."""
+    groups: dict[str, list[Bar]] = {}
+    for row, value, limit in values:
+        case = row["case"]
+        note = f"{100 * row['removed']:.0f}%" if case["asked"] else "dense"
+        bar = Bar(label=case["kind"], value=value, note=note, limit=limit)
+        groups.setdefault(f"{_size(case)}\n{_kernels(case)}", []).append(bar)
+    return groups

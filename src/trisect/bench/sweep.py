@@ -1,27 +1,17 @@
 """A sweep: every case that has no row yet, one model in memory at a time."""
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import product, takewhile
 from typing import Any
 
 import torch
 
-from trisect.bench.measure import (
-    Ceilings,
-    Effort,
-    Lapping,
-    device_name,
-    is_cuda,
-    laps_on,
-    measure,
-    measure_ceilings,
-    release,
-)
+from trisect.bench import measure
 from trisect.bench.random_models import Subject, Variant, build
 from trisect.bench.rows import MODES, PHASES, Case, Rows
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.models.checkpoint import DTYPES
 from trisect.plan import budget_of
 from trisect.support.receipt import build_receipt
@@ -48,19 +38,14 @@ class Sweep:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for kind, names, known in (
-            ("phase", self.phases, PHASES),
-            ("attention", self.attentions, ATTENTIONS),
-            ("mode", self.modes, MODES),
-            ("dtype", (self.dtype,), tuple(DTYPES)),
-        ):
-            for name in names:
-                if name not in known:
-                    raise unknown_name(kind, name, known)
+        check_names("phase", self.phases, PHASES)
+        check_names("attention", self.attentions, ATTENTIONS)
+        check_names("mode", self.modes, MODES)
+        check_names("dtype", (self.dtype,), DTYPES)
         if min((*self.batches, *self.lengths, self.new), default=0) < 1:
             raise TrisectError("Batches, lengths and new tokens are whole numbers of at least 1.")
         check_device(self.device)
-        if "graphs" in self.modes and not is_cuda(self.device):
+        if "graphs" in self.modes and not measure.is_cuda(self.device):
             raise TrisectError("CUDA graphs need a CUDA device: add --device cuda, or leave --graphs out.")
 
 
@@ -92,12 +77,12 @@ def run_sweep(
     sweeps: Sweep | Sequence[Sweep],
     rows: Rows,
     *,
-    effort: Effort | None = None,
+    effort: measure.Effort | None = None,
     keep_errors: bool = False,
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
-    lap: Lapping | None = None,
-    ceilings: Ceilings | None = None,
+    lap: measure.Lapping | None = None,
+    ceilings: measure.Ceilings | None = None,
 ) -> Tally:
     """Measure what is missing; a case that fails has its error for a row, and the others go on.
 
@@ -106,7 +91,7 @@ def run_sweep(
     """
     sweeps = (sweeps,) if isinstance(sweeps, Sweep) else tuple(sweeps)
     device, dtype = sweeps[0].device, DTYPES[sweeps[0].dtype]
-    effort, lap, tally = effort or Effort(), lap or laps_on(device), Tally()
+    effort, lap, tally = effort or measure.Effort(), lap or measure.laps_on(device), Tally()
     if torch.device(device).index is not None:
         torch.cuda.set_device(device)
     waiting: list[tuple[Variant, list[Case]]] = []
@@ -117,8 +102,8 @@ def run_sweep(
         waiting.append((variant, missing))
     if not any(missing for _, missing in waiting):
         return tally
-    ceilings = ceilings or measure_ceilings(device, dtype, lap)
-    release()  # operands as large as a small model
+    ceilings = ceilings or measure.measure_ceilings(device, dtype, lap)
+    measure.release()  # operands as large as a small model
     recipe = {
         "bench": subject.name,
         "sweeps": [asdict(sweep) for sweep in sweeps],
@@ -130,61 +115,46 @@ def run_sweep(
     rows.receipts.append(build_receipt(recipe, seed=effort.seed, token_hash=None, timings={}))
     settings = {"effort": effort, "ceilings": ceilings, "lap": lap}
     for variant, missing in waiting:
-        for case, measured in _measured(subject, variant, missing, device, settings, stop):
+        for case, measured in _measured(subject, variant, takewhile(lambda _: not stop(), missing), device, settings):
             row = rows.add(case, measured)
             tally.failed += "error" in row
             tally.measured += "error" not in row
-            say(f"{case.describe()}: {_figure(row)}")
+            if "error" in row:
+                say(f"{case.describe()}: failed: {row['error'].splitlines()[0][:200]}")
+            else:
+                speed = f"{row['tokens_per_second']:,.1f} tokens/s, {1000 * row['times']['p50']:.3f} ms"
+                say(f"{case.describe()}: {speed}")
         _make_room(variant)
     return tally
 
 
 def cases_of(subject: Subject, variant: Variant, sweep: Sweep) -> Iterator[Case]:
     """A variant's cases, those that share an attention kernel side by side."""
-    name = device_name(sweep.device)
+    names = ("kind", "asked", "widths", "folded")
+    fixed: Any = {"subject": subject.name, **{name: getattr(variant, name) for name in names}}
+    fixed |= {"layers": sweep.layers or subject.num_layers, "of_layers": subject.num_layers}
+    fixed |= {"dtype": sweep.dtype, "device": measure.device_name(sweep.device)}
     for attention, phase in product(sweep.attentions, [p for p in PHASES if p in sweep.phases]):
         # A prefill has nothing to win from a graph: it is launched once, and its shapes change.
         modes = dict.fromkeys("plain" if phase == "prefill" and m == "graphs" else m for m in sweep.modes)
         for mode, length, batch in product(modes, sweep.lengths, sweep.batches):
-            yield Case(
-                subject=subject.name,
-                kind=variant.kind,
-                asked=variant.asked,
-                widths=variant.widths,
-                folded=variant.folded,
-                phase=phase,
-                attention=attention,
-                mode=mode,
-                batch=batch,
-                length=length,
-                new=sweep.new if phase == "decode" else 0,
-                layers=sweep.layers or subject.num_layers,
-                of_layers=subject.num_layers,
-                dtype=sweep.dtype,
-                device=name,
-            )
+            new = sweep.new if phase == "decode" else 0
+            yield Case(phase=phase, attention=attention, mode=mode, batch=batch, length=length, new=new, **fixed)
 
 
 def _measured(
-    subject: Subject,
-    variant: Variant,
-    cases: Sequence[Case],
-    device: str,
-    settings: dict[str, Any],
-    stop: Callable[[], bool],
+    subject: Subject, variant: Variant, cases: Iterable[Case], device: str, settings: dict[str, Any]
 ) -> Iterator[tuple[Case, dict[str, Any]]]:
     """Build the model once and run its cases; whatever goes wrong becomes the row."""
     model: Any = None
     for case in cases:
-        if stop():
-            return
         try:
             if model is None:
                 sliced = subject.sliced(case.layers if case.layers < case.of_layers else None)
                 dtype, seed = DTYPES[case.dtype], settings["effort"].seed
                 model = build(sliced, variant, device=device, dtype=dtype, seed=seed)
             use_attention(model, case.attention)
-            measured = measure(model, variant, case, **settings)
+            measured = measure.measure(model, variant, case, **settings)
         except Exception as error:  # one model that does not fit must not take the others' rows with it
             lines = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
             measured = {"error": f"{type(error).__name__}: {error}", "traceback": lines}
@@ -196,7 +166,7 @@ def _measured(
 
 def _make_room(variant: Variant) -> None:
     if budget_of(variant.shape).parameters >= LARGE:
-        release()
+        measure.release()
 
 
 def use_attention(model: Any, name: str) -> None:
@@ -205,9 +175,3 @@ def use_attention(model: Any, name: str) -> None:
         model.set_attn_implementation(name)
     elif name != "eager":
         raise TrisectError(f"{type(model).__name__} has one attention of its own; use --attention eager.")
-
-
-def _figure(row: dict[str, Any]) -> str:
-    if "error" in row:
-        return f"failed: {row['error'].splitlines()[0][:200]}"
-    return f"{row['tokens_per_second']:,.1f} tokens/s, {1000 * row['times']['p50']:.3f} ms"

@@ -205,7 +205,7 @@ def _show(rows: "Rows", out: Path | None, *, json: Path | None, figures: bool, q
     atomic_write_text(out / CSV, to_csv(measured["rows"]))
     atomic_write_text(out / PAGE, page(rows.rows, notes=notes))
     if figures and rows.rows:
-        from trisect.bench.figures import draw
+        from trisect.bench.rows import draw
 
         for name, picture in draw(rows.rows).items():
             atomic_write_bytes(out / FIGURES / name, picture)

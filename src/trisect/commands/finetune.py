@@ -22,7 +22,7 @@ EXAMPLES = (
 if TYPE_CHECKING:
     from trisect.commands._screen import Report
     from trisect.finetune import Examples, TuneConfig, Tuned
-    from trisect.finetune.results import HeldOut
+    from trisect.finetune.training import HeldOut
     from trisect.models import Loaded
 
 
@@ -78,7 +78,7 @@ def run(
     _need_peft()
     from trisect.commands._screen import load
     from trisect.finetune import TuneConfig, load_examples
-    from trisect.finetune.results import load_held_out
+    from trisect.finetune.training import load_held_out
     from trisect.support.receipt import read_receipt
 
     config = TuneConfig(
@@ -120,7 +120,7 @@ def _carry_out(
     """Measure, tune, measure, save; the state goes when the folder is there."""
     from trisect.commands._screen import keep_measurement, of_stage, progress, quoted, say_next, say_saved
     from trisect.finetune import Stopped, finetune
-    from trisect.finetune.results import extended, save_tuned
+    from trisect.finetune.training import extended, save_tuned
 
     try:
         with progress(quiet=quiet) as report:
@@ -144,7 +144,7 @@ def _carry_out(
 
 def _measure(model: Any, held_out: "list[HeldOut]", report: "Report", when: str) -> list[dict[str, Any]]:
     from trisect.commands._screen import of_stage
-    from trisect.finetune.results import measure
+    from trisect.finetune.training import measure
 
     return [measure(model, part, progress=of_stage(report, f"{when}: {Path(part.source).name}")) for part in held_out]
 

@@ -20,7 +20,8 @@ EXAMPLES = (
 
 if TYPE_CHECKING:
     from trisect.plan import Curves
-    from trisect.report.records import Run, Sample
+    from trisect.report.page import Sample
+    from trisect.report.records import Run
 
 
 def run(
@@ -61,8 +62,7 @@ def run(
     from trisect.commands._screen import quiet_libraries, quoted, say_next, say_saved, stdout
     from trisect.plan import read_curves
     from trisect.report.collect import read_runs
-    from trisect.report.page import check_outputs, render, report_sections, write_figures
-    from trisect.report.samples import check_samples
+    from trisect.report.page import check_outputs, check_samples, render, report_sections, write_figures
     from trisect.support.files import atomic_write_text
 
     check_outputs(out, figures)
@@ -104,7 +104,7 @@ def _check_curves(curves: "Curves | None", runs: "list[Run]", path: Path | None)
 
 def _samples(runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str, quiet: bool) -> "list[Sample]":
     from trisect.commands._screen import load, progress
-    from trisect.report.samples import draw_samples
+    from trisect.report.page import draw_samples
 
     if not prompts:
         return []

@@ -1,57 +1,39 @@
 """One model of a recipe: compress it cell by cell, count what is left, measure it, and make the receipts."""
 
 import copy
-import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from trisect.calibrate import READINGS, Progress, collect
+from trisect.bench.measure import release
+from trisect.calibrate import Progress
 from trisect.compare.outcomes import Folder
-from trisect.compare.recipe import (
-    FORMAT,
-    CalibrationEntry,
-    Cell,
-    ModelEntry,
-    Recipe,
-    allocation,
-    cells_of,
-    content_key,
-)
-from trisect.compare.texts import calibration_tokens, evaluation_tokens
+from trisect.compare.recipe import FORMAT, CalibrationEntry, Cell, ModelEntry, Recipe, allocation, content_key
 from trisect.config import CompressConfig
-from trisect.data import Tokens
-from trisect.errors import TrisectError
+from trisect.data import Tokens, load_tokens
 from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method
 from trisect.methods.method import LinearMethod
 from trisect.models import Loaded, fingerprint, layer_views, load_model, shape_of, zeros_of
-from trisect.models.fingerprint import check_finite, check_tokens
 from trisect.pipeline.run import Compressed, compress
-from trisect.pipeline.stored_moments import refuse_stored_moments, store_moments
 from trisect.plan import budget_of, compare
 from trisect.plan.budget import linear_parameters, linears_of, matrix_parameters
 from trisect.plan.problem import grid_of
-from trisect.records.parts import COMPONENTS, LINEARS
+from trisect.records.parts import COMPONENTS
 from trisect.records.shapes import LayerShape, ModelShape
-from trisect.support.files import check_disk_space
 from trisect.support.receipt import build_receipt
 
 COPY_LIMIT = 3_000_000_000
 """Models with more parameters are loaded again for each cell: two of them may not fit."""
 LARGE = 10_000_000
 """Parameters of a model whose memory is freed at once."""
-MOMENTS_LIMIT = 1 << 30
-"""Bytes of moments that are kept for several cells: Grams of whole inputs soon fill a disk."""
 
 
 class ModelRun:
-    """One model of a recipe, with what its cells share: weights, tokens and moments, made when needed."""
+    """One model of a recipe, with what its cells share: weights and tokens, made when needed."""
 
     def __init__(
         self,
@@ -66,7 +48,6 @@ class ModelRun:
         self.recipe, self.model, self.folder, self.device = recipe, model, folder, device
         self.progress, self.say = progress, say
         self._tokens: dict[str, Tokens] = {}
-        self._moments: dict[str, Path | None] = {}
         self._loaded: Loaded | None = None
 
     def run(self, cell: Cell) -> dict[str, Any]:
@@ -77,10 +58,9 @@ class ModelRun:
             model, made = self.loaded.model, build_receipt({}, seed=0, token_hash=None, timings={})
             body: dict[str, Any] = {"method": "dense", **dense.to_dict()}
         else:
-            moments = self._moments_for(cell.config, cell.calibration)
-            result = self._compressed(cell.config, cell.calibration, moments)
+            result = self._compressed(cell.config, cell.calibration)
             model, made = result.model, result.receipt
-            body = {**compressed_receipt(cell.config, dense, result), "stored_moments": moments is not None}
+            body = compressed_receipt(cell.config, dense, result)
         measured = measurements(cell, model, tokenizer, texts, progress=self.progress)
         # Plan and losses of every layer are too long to keep for every cell.
         kept = {name: value for name, value in made.items() if name not in ("recipe", "plan", "losses")}
@@ -104,15 +84,21 @@ class ModelRun:
 
     @cached_property
     def texts(self) -> list[Tokens]:
-        tokenizer = self.loaded.tokenizer
-        return [evaluation_tokens(self.recipe, text, tokenizer) for text in self.model.evaluations]
+        """The windows of every evaluation text."""
+        how: Any = {"sampling": "first", "split": "evaluation"}
+        texts = self.model.evaluations
+        return [self._read(text.data, samples=text.windows, length=text.length, **how) for text in texts]
 
     def tokens(self, calibration: CalibrationEntry) -> Tokens:
         """The windows of a calibration set, tokenized once."""
         if calibration.name not in self._tokens:
-            found = calibration_tokens(self.recipe, calibration, self.loaded.tokenizer)
-            self._tokens[calibration.name] = found
+            config = calibration.config
+            settings: Any = {name: getattr(config, name) for name in ("samples", "length", "sampling", "seed")}
+            self._tokens[calibration.name] = self._read(str(config.source), split="calibration", **settings)
         return self._tokens[calibration.name]
+
+    def _read(self, source: str, **settings: Any) -> Tokens:
+        return load_tokens(self.recipe.located(source), self.loaded.tokenizer, **settings)
 
     def curves_path(self, config: CompressConfig, calibration: CalibrationEntry) -> Path | None:
         """Where a method's loss curves or sensitivities are kept: the same for every ratio and alignment."""
@@ -127,81 +113,18 @@ class ModelRun:
     def release(self) -> None:
         """Free the last model before the next one is made, where it is large enough to matter."""
         if "dense" in vars(self) and self.dense.parameters >= LARGE:
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            release()
 
-    def _compressed(self, config: CompressConfig, calibration: CalibrationEntry, moments: Path | None) -> Compressed:
-        tokens, tokenizer = self.tokens(calibration), self.loaded.tokenizer
+    def _compressed(self, config: CompressConfig, calibration: CalibrationEntry) -> Compressed:
         curves = self.curves_path(config, calibration)
+        settings: Any = {"tokenizer": self.loaded.tokenizer, "tokens": self.tokens(calibration), "curves": curves}
         with nullcontext() if curves is None or curves.exists() else self.folder.waiting(curves.stem):
-            return compress(
-                self._fresh_model(),
-                config,
-                tokenizer=tokenizer,
-                tokens=tokens,
-                moments=moments,
-                curves=curves,
-                progress=self.progress,
-            )
-
-    def _fresh_model(self) -> Any:
-        """A dense model to compress: a copy, or the loaded one itself where two may not fit."""
-        model = self.loaded.model
-        if self.dense.parameters <= COPY_LIMIT:
-            return copy.deepcopy(model)
-        self._loaded = None
-        return model
-
-    def _moments_for(self, config: CompressConfig, calibration: CalibrationEntry) -> Path | None:
-        """The file of moments that cells share, where this one is solved from them."""
-        # The pipeline reads a moments file into main memory, which suits models that are there too.
-        if not moments_read(config) or torch.device(self.device).type != "cpu":
-            return None
-        if calibration.name not in self._moments:
-            with self.folder.waiting("moments"):
-                self._moments[calibration.name] = self._shared_moments(calibration)
-        return self._moments[calibration.name]
-
-    def _shared_moments(self, calibration: CalibrationEntry) -> Path | None:
-        """Collect what all cells of a calibration set read, finished ones too, unless it is too much."""
-        cells = [cell for cell in cells_of(self.recipe) if cell.model == self.model]
-        configs = [cell.config for cell in cells if cell.config and cell.calibration == calibration]
-        names: frozenset[str] = frozenset().union(*map(moments_read, configs))
-        model, tokens = self.loaded.model, self.tokens(calibration)
-        size = moments_size(model, tokens, names)
-        if size > MOMENTS_LIMIT:
-            self.say(f"{size / 2**20:.0f} MiB of moments are too many to keep: each cell collects its own")
-            return None
-        key = content_key([self.fingerprint, tokens.hash, sorted(names)])
-        path = self.folder.cache / f"moments-{key}.safetensors"
-        if not path.exists():
-            check_disk_space(path, size)
-            batch = calibration.config.batch_size
-            store_moments(model, tokens, names, path, batch_size=batch, progress=self.progress)
-        return path
-
-
-def moments_read(config: CompressConfig) -> frozenset[str]:
-    """The moments of the dense model that a method reads, if those are all it needs."""
-    method = get_method(config.method)
-    try:
-        refuse_stored_moments(method)
-    except TrisectError:
-        return frozenset()
-    # Methods on linear maps say what they read map by map.
-    pieces = [name for part in config.parts for name in (part, *LINEARS[part])]
-    names = frozenset().union(*(method.reads.get(piece, frozenset()) for piece in pieces))
-    return names if names <= set(READINGS) and method.streams != "both" else frozenset()
-
-
-def moments_size(model: Any, tokens: Tokens, names: frozenset[str]) -> int:
-    """Bytes of moments of all layers, from one window through the first layer."""
-    check_finite(model)
-    check_tokens(model, tokens.ids)
-    _, first = next(collect(model, tokens.ids[:1], lambda layer: names))
-    layer = sum(moment.numel() * moment.element_size() for name, moment in first.items() if name in names)
-    return layer * model.config.get_text_config().num_hidden_layers
+            model = self.loaded.model
+            if self.dense.parameters <= COPY_LIMIT:
+                model = copy.deepcopy(model)
+            else:
+                self._loaded = None
+            return compress(model, config, progress=self.progress, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,11 +249,7 @@ def measurements(
     cell: Cell, model: Any, tokenizer: Any, texts: Sequence[Tokens], *, progress: Progress | None
 ) -> dict[str, Any]:
     """Perplexity on every text, in the order of the recipe, and accuracy on its tasks."""
-
-    def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress("perplexity", done, total)
-
+    report = None if progress is None else partial(progress, "perplexity")
     data: dict[str, Any] = {"perplexity": []}
     for text, tokens in zip(cell.model.evaluations, texts, strict=True):
         # The name as the recipe has it: where the file is on this machine does not matter.

@@ -1,7 +1,5 @@
-"""The results of a recipe: its folder, what the receipts say by model, row and ratio, and a CSV of that."""
+"""The results of a recipe: its folder, and what the receipts say by model, row and ratio."""
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -9,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field
+from pydantic import AliasPath, Field
 
-from trisect.compare.recipe import CalibrationEntry, Cell, MethodEntry, ModelEntry, Recipe, cells_of, validated
+from trisect.compare.recipe import CalibrationEntry, Cell, MethodEntry, ModelEntry, Recipe, cells_of
 from trisect.errors import TrisectError
 from trisect.records.parts import LINEARS
-from trisect.support.checks import read_record
+from trisect.report.records import Entry, Perplexity, Score
+from trisect.support.checks import read_record, validated
 from trisect.support.files import after_others, atomic_write_text, check_writable, locked, write_json
 
 ROUNDING = 1e-9
@@ -31,11 +30,7 @@ REMOVED = {
 """Column -> its field in the receipt."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class Removed(_Record):
+class Removed(Entry):
     """Shares that were removed; `chosen` is the one to compare with the ratio."""
 
     of: str
@@ -48,27 +43,14 @@ class Removed(_Record):
     flops: float
 
 
-class TextPerplexity(_Record):
-    """Perplexity on one text; None is infinity, which JSON does not have."""
-
-    perplexity: float | None
-    token_hash: str
-
-
-class ObjectiveLoss(_Record):
+class ObjectiveLoss(Entry):
     """A component's local objective over all layers, and the part of it that was lost."""
 
     loss: float
     total: float
 
 
-class TaskScore(_Record):
-    """The accuracy on one task."""
-
-    value: float
-
-
-class CellReceipt(_Record):
+class CellReceipt(Entry):
     """What tables read of a cell's receipt. Anybody may have written the file, so it is validated."""
 
     fingerprint: str = Field(validation_alias=AliasPath("model", "fingerprint"))
@@ -76,13 +58,13 @@ class CellReceipt(_Record):
     cpu: str = Field(validation_alias=AliasPath("receipt", "hardware", "cpu"))
     gpu: str | None = Field(validation_alias=AliasPath("receipt", "hardware", "gpu"))
     commit: str | None = Field(validation_alias=AliasPath("receipt", "commit"))
-    perplexity: list[TextPerplexity]
+    perplexity: list[Perplexity]
     """In the order of the recipe's evaluations."""
     removed: Removed | None = None
     """None for the dense model."""
     losses: dict[str, ObjectiveLoss] = {}
     notes: list[str] = []
-    scores: dict[str, TaskScore] = Field({}, validation_alias=AliasPath("tasks", "scores"))
+    scores: dict[str, Score] = Field({}, validation_alias=AliasPath("tasks", "scores"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +75,7 @@ class Folder:
 
     @property
     def cache(self) -> Path:
-        """Moments, loss curves and locks: made again where they are missing."""
+        """Loss curves and locks: made again where they are missing."""
         return self.path / "cache"
 
     def receipt_path(self, key: str) -> Path:
@@ -118,18 +100,18 @@ class Folder:
     def prepare(self) -> None:
         check_writable(self.path / "cells")
         self.cache.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(self.cache / ".gitignore", "*\n")  # so that nobody commits gigabytes of moments
+        atomic_write_text(self.cache / ".gitignore", "*\n")  # so that nobody commits it
 
     @contextmanager
     def claimed(self, key: str) -> Iterator[bool]:
         """Whether a cell is this process's to run; several may work on one recipe."""
         with ExitStack() as stack:
+            mine = True
             try:
                 stack.enter_context(locked(self.cache / f"{key}.lock", "a cell of another process"))
             except TrisectError:
-                yield False
-            else:
-                yield True
+                mine = False
+            yield mine
 
     def waiting(self, name: str) -> AbstractContextManager[None]:
         """Let one process make what many cells share, while the others wait for it."""
@@ -211,39 +193,33 @@ class ModelOutcome:
     def outcomes(self) -> list[CellOutcome]:
         return [self.dense, *(outcome for row in self.rows for outcome in row.cells.values())]
 
-    def label(self, row: Row) -> str:
-        several = len(self.model.calibrations) > 1
-        return f"{row.method.label} ({row.calibration.name})" if several else row.method.label
+    def label(self, row: Row, name: str = "") -> str:
+        """The method's label, or another name of it, and its calibration set where there are several."""
+        name = name or row.method.label
+        return f"{name} ({row.calibration.name})" if len(self.model.calibrations) > 1 else name
 
     def increase(self, outcome: CellOutcome, text: int) -> float | None:
         """Perplexity above the dense model's."""
         now, was = outcome.perplexity(text), self.dense.perplexity(text)
         return None if now is None or was is None else now - was
 
-    def text_number(self, name: str | None) -> int | None:
-        """The evaluation of that name, or the first; None if this model has none of that name."""
-        names = [text.name for text in self.model.evaluations]
-        return 0 if name is None else names.index(name) if name in names else None
-
 
 def outcomes_of(recipe: Recipe, folder: Folder) -> list[ModelOutcome]:
     """Everything the folder knows about the recipe, model by model."""
-    found: dict[str, list[CellOutcome]] = {}
+    dense: dict[str, CellOutcome] = {}
+    rows: dict[str, dict[tuple[str, str], Row]] = {model.name: {} for model in recipe.models}
     for cell in cells_of(recipe):
-        found.setdefault(cell.model.name, []).append(_outcome(cell, folder))
-    return [_model_outcome(model, *found[model.name]) for model in recipe.models]
-
-
-def _model_outcome(model: ModelEntry, dense: CellOutcome, *others: CellOutcome) -> ModelOutcome:
-    rows: dict[tuple[str, str], Row] = {}
-    for outcome in others:
-        method, calibration = outcome.cell.method, outcome.cell.calibration
-        assert method is not None
-        assert calibration is not None
-        row = Row(method=method, calibration=calibration, cells={})
-        cells = rows.setdefault((calibration.name, method.label), row).cells
-        cells[outcome.cell.ratio] = outcome
-    return ModelOutcome(model=model, dense=dense, rows=tuple(rows.values()))
+        outcome, method, calibration = _outcome(cell, folder), cell.method, cell.calibration
+        if method is None or calibration is None:
+            dense[cell.model.name] = outcome
+        else:
+            row = Row(method=method, calibration=calibration, cells={})
+            row = rows[cell.model.name].setdefault((calibration.name, method.label), row)
+            row.cells[cell.ratio] = outcome
+    return [
+        ModelOutcome(model=model, dense=dense[model.name], rows=tuple(rows[model.name].values()))
+        for model in recipe.models
+    ]
 
 
 def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
@@ -260,15 +236,6 @@ def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
         path = folder.receipt_path(cell.key)
         raise TrisectError(f"{path} is no receipt: {error} To mend it, {RUN_AGAIN}.") from error
     return CellOutcome(cell=cell, receipt=receipt)
-
-
-def csv_text(models: Sequence[ModelOutcome]) -> str:
-    """One line per cell and measurement, for spreadsheets and other programs."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(measurements(models))
-    return out.getvalue()
 
 
 def measurements(models: Sequence[ModelOutcome]) -> Iterator[dict[str, Any]]:

@@ -10,31 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
 from trisect.calibrate.synthetic import SampleConfig
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.config.goals import GOALS
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.methods import get_method
-from trisect.support.checks import shown
+from trisect.support.checks import shown, validated
 
 FORMAT = 1
 """Part of every cell's key: raise it to retire all receipts."""
 CALIBRATION = {"samples": 128, "length": 2048}
 """Fixed here: a table's cells must not depend on the machine that they are run on."""
 ASSETS = re.compile(r"\$\{(\w+):-([^{}]+)\}")
-TEXT_KINDS = ("derived", "written")
 
 CELL_KEYS = ("method", "calibration", *GOALS)
 SETTINGS = tuple(key for key in CompressConfig(ratio=0.5).to_dict() if key not in CELL_KEYS)
@@ -43,36 +33,12 @@ ALWAYS_IN_KEY = {"ratio", "method", "parts", "layers", "align", "allocate", "qk_
 ALWAYS_IN_KEY |= {"calibration", "seed"}
 """Other settings are in a cell's key only where they differ from their default: a new one changes no key."""
 
-AnyModel = TypeVar("AnyModel", bound=BaseModel)
 Item = TypeVar("Item")
 
 
 def load_recipe(path: str | Path) -> "Recipe":
     """The recipe in a YAML or JSON file; every mistake is refused with its place before any work."""
-    return validated(Recipe, read_mapping(path), where=str(path))
-
-
-def validated(model: type[AnyModel], data: Any, *, where: str = "") -> AnyModel:
-    """`data` as a pydantic model, or one line that names the place, what came and what is needed."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise TrisectError((f"{where}: " if where else "") + first_problem(error)) from error
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first of the problems that pydantic found, with its place written as models[0].source."""
-    problem = error.errors()[0]
-    loc = [step for step in problem["loc"] if step not in TEXT_KINDS]
-    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc).removeprefix(".")
-    if problem["type"] == "value_error":
-        return (f"{place}: " if place else "") + str(problem["ctx"]["error"])
-    if problem["type"] == "missing":
-        return f"{place} is missing; docs/comparison.md describes all keys."
-    if problem["type"] == "too_short":
-        return f"{place} must be a list with at least one entry, not {shown(problem['input'])}."
-    needed = problem["msg"].replace("Input should be", "must be").replace("String should", "must")
-    return f"{place} {needed}, not {shown(problem['input'])}."
+    return validated(Recipe, read_mapping(path), where=str(path), hint="docs/comparison.md describes all keys")
 
 
 def _each_once(entries: list[Any]) -> list[Any]:
@@ -143,9 +109,7 @@ class Entry(BaseModel):
         known = [*own, *keys]
         if not isinstance(data, Mapping):
             raise TrisectError(f"a mapping with some of {', '.join(known)} is needed, not {shown(data)}.")
-        for key in data:
-            if key not in known:
-                raise unknown_name("key", str(key), known)
+        check_names("key", map(str, data), known)
         taken = {key: value for key, value in data.items() if key in own}
         return taken | ({field: {key: data[key] for key in keys if key in data}} if field else {})
 
@@ -281,11 +245,11 @@ class WrittenText(Entry):
 
 
 def _text_kind(data: Any) -> str:
-    return "written" if isinstance(data, Mapping) and "by" in data else "derived"
+    return "(written)" if isinstance(data, Mapping) and "by" in data else "(derived)"
 
 
 TextEntry = Annotated[
-    Annotated[DerivedText, Tag("derived")] | Annotated[WrittenText, Tag("written")], Discriminator(_text_kind)
+    Annotated[DerivedText, Tag("(derived)")] | Annotated[WrittenText, Tag("(written)")], Discriminator(_text_kind)
 ]
 
 
@@ -326,14 +290,12 @@ class Recipe(Entry):
         models = [model.name for model in self.models]
         texts = [text.name for model in self.models for text in model.evaluations]
         for number, method in enumerate(self.methods):
-            for name in method.models or ():
-                if name not in models:
-                    raise unknown_name(f"model in methods[{number}]", name, models)
+            check_names(f"model in methods[{number}]", method.models or (), models)
         for model in self.models:
             _check_unique([method.label for method in self.methods_of(model)], "label")
         for number, drawing in enumerate(self.figures):
-            if drawing.evaluation is not None and drawing.evaluation not in texts:
-                raise unknown_name(f"evaluation in figures[{number}]", drawing.evaluation, texts)
+            named = [] if drawing.evaluation is None else [drawing.evaluation]
+            check_names(f"evaluation in figures[{number}]", named, texts)
         return self
 
     def methods_of(self, model: ModelEntry) -> list[MethodEntry]:

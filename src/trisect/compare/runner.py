@@ -1,24 +1,28 @@
-"""Run a recipe: cell after cell, each at most once; failures are written down and the rest goes on."""
+"""Run a recipe: its texts are made, then each cell is run at most once; one that fails leaves the others alone."""
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from trisect.calibrate import Progress
+from trisect.calibrate.synthetic import receipt_beside, write_synthetic
 from trisect.compare.measure import ModelRun, chosen_weights
 from trisect.compare.outcomes import Folder
-from trisect.compare.recipe import Cell, Recipe, allocation, cells_of
-from trisect.compare.texts import make_texts, missing_files
+from trisect.compare.recipe import Cell, DerivedText, Recipe, WrittenText, allocation, cells_of
 from trisect.data import REGISTRY_MODELS
+from trisect.data.catalogue import BUILTIN, DATASETS
+from trisect.data.load import parse_mixture
 from trisect.data.registry import cache_folder
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.methods import get_method
-from trisect.models import read_shape
+from trisect.models import load_model, read_shape
 from trisect.plan import apply_plan, budget_of, plan_for
 from trisect.records.shapes import ModelShape
-from trisect.support.files import write_json
+from trisect.support.checks import read_record
+from trisect.support.files import after_others, atomic_write_text, write_json
 from trisect.support.receipt import package_commit, package_version
 
 log = logging.getLogger(__name__)
@@ -26,17 +30,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RunCounts:
-    """What a run did."""
+    """What a run did with its cells, some by their keys."""
 
     total: int = 0
-    """Cells to run."""
+    """To run."""
     done: int = 0
-    """Cells that had a receipt already."""
+    """That had a receipt already."""
     ran: list[str] = field(default_factory=list)
-    """Keys of cells."""
     failed: list[str] = field(default_factory=list)
     elsewhere: int = 0
-    """Cells that another process is running or has just run."""
+    """That another process is running or has just run."""
 
 
 def run_recipe(
@@ -69,23 +72,22 @@ def run_recipe(
 
 def check_only(recipe: Recipe, only: Sequence[str]) -> None:
     """Refuse a method or model that the recipe does not have."""
-    known = _method_words(recipe) | {model.name for model in recipe.models}
-    for word in only:
-        if word not in known:
-            raise unknown_name("method or model of this recipe", word, known)
+    known = {word for cell in cells_of(recipe) for word in _words(cell)}
+    check_names("method or model of this recipe", only, known)
 
 
 def _chosen(recipe: Recipe, cell: Cell, only: Sequence[str]) -> bool:
     """The dense model belongs to every choice of methods: increases are against it."""
     models = {model.name for model in recipe.models}.intersection(only)
-    methods = _method_words(recipe).intersection(only)
-    if models and cell.model.name not in models:
-        return False
-    return not methods or cell.method is None or not methods.isdisjoint((cell.method.name, cell.method.label))
+    methods = set(only) - models
+    return (not models or cell.model.name in models) and (
+        not methods or cell.method is None or not methods.isdisjoint(_words(cell))
+    )
 
 
-def _method_words(recipe: Recipe) -> set[str]:
-    return {word for method in recipe.methods for word in (method.name, method.label)}
+def _words(cell: Cell) -> set[str]:
+    """What a cell goes by: its model, and its method by name and label."""
+    return {cell.model.name} | ({cell.method.name, cell.method.label} if cell.method else set())
 
 
 def _run_model(run: ModelRun, cells: Sequence[Cell], counts: RunCounts) -> None:
@@ -180,3 +182,58 @@ def _planned(cell: Cell, folder: Folder, shape: ModelShape | None) -> PlannedCel
         return PlannedCell(cell=cell, state=state, problem=str(error))
     gone = budget_of(shape).linear_parameters - budget_of(after).linear_parameters
     return PlannedCell(cell=cell, state=state, removed=gone / chosen_weights(shape, config))
+
+
+def make_texts(recipe: Recipe, *, device: str = "cpu", progress: Progress | None = None) -> None:
+    """Make the files of a recipe that are missing or whose source changed."""
+    for text in recipe.texts:
+        path = Path(text.file)
+        if isinstance(text, DerivedText):
+            content = _derived(text, Path(recipe.located(text.source)))
+            if not path.is_file() or path.read_text(encoding="utf-8") != content:
+                atomic_write_text(path, content)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with after_others(Path(f"{text.file}.lock")):  # several processes may run one recipe
+            if path.exists():
+                _check_written(text, path)
+            else:
+                _write(text, path, recipe.located(text.by), device=device, progress=progress)
+
+
+def missing_files(recipe: Recipe) -> list[str]:
+    """Files that the recipe names and this machine does not have; data sets are not looked up."""
+    names = [text.source for text in recipe.texts if isinstance(text, DerivedText)]
+    for model in recipe.models:
+        names += [calibration.config.source or BUILTIN for calibration in model.calibrations]
+        names += [text.data for text in model.evaluations]
+    sources = [part.source for name in names for part in parse_mixture(recipe.located(name))]
+    elsewhere = {BUILTIN, *DATASETS, *(text.file for text in recipe.texts)}
+    return [name for name in dict.fromkeys(sources) if name not in elsewhere and not Path(name).is_file()]
+
+
+def _derived(text: DerivedText, path: Path) -> str:
+    try:
+        whole = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrisectError(f"{text.file} is made from {text.source}, which cannot be read: {error}.") from error
+    documents = [document.strip() for document in whole.split(text.split) if document.strip()]
+    return "\n\n".join(documents[text.start :: text.every])
+
+
+def _write(text: WrittenText, path: Path, model: str, *, device: str, progress: Progress | None) -> None:
+    report = None if progress is None else partial(progress, f"tokens of {path.name}")
+    loaded = load_model(model, device=device)
+    write_synthetic(loaded.model, loaded.tokenizer, text.words, path, name=text.by, progress=report)
+
+
+def _check_written(text: WrittenText, path: Path) -> None:
+    """Refuse a file that was written otherwise: it may be meant for something else."""
+    beside = receipt_beside(path)
+    known = read_record(beside, what="receipt of a text", instead="remove both") if beside.is_file() else {}
+    recipe, asked = known.get("recipe"), {"model": text.by, **asdict(text.words)}
+    if not isinstance(recipe, dict) or {name: recipe.get(name) for name in asked} != asked:
+        raise TrisectError(
+            f"{path} is there, and {beside.name} does not say that {text.by} wrote it with these settings; "
+            "remove both, or name another file."
+        )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.finetune.config import TuneConfig
 from trisect.models import layer_views
 from trisect.models.compressed import mark_quantized
@@ -44,9 +44,7 @@ def target_modules(model: nn.Module, targets: tuple[str, ...] | None) -> dict[st
     """
     views = layer_views(model)
     known = views[0].linears()
-    for name in targets or ():
-        if name not in known:
-            raise unknown_name("linear map", name, known)
+    check_names("linear map", targets or (), known)
     wanted = known if targets is None else targets
     inside = {id(m) for view in views for name in wanted for m in view.module(name).modules()}
     return {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -16,18 +17,18 @@ from trisect.data import load_tokens
 from trisect.data.files import TEXT_FIELDS, json_entries
 from trisect.data.load import parse_mixture
 from trisect.errors import TrisectError
+from trisect.support.checks import validated
 
 SUFFIXES = (".json", ".jsonl")
 FORM = '{"instruction": "...", "input": "...", "output": "..."}, where input may be left out'
 
 
-@dataclass(frozen=True, kw_only=True)
-class Instruction:
+class Instruction(BaseModel, strict=True, frozen=True):
     """One task and its answer."""
 
     instruction: str
-    input: str
-    """What the task is about; often empty."""
+    input: str = ""
+    """What the task is about."""
     output: str
 
 
@@ -42,25 +43,13 @@ def holds_instructions(path: Path) -> bool:
 def read_instructions(path: Path) -> list[Instruction]:
     """All records of a .json list or a .jsonl file; the first that is not in the form is named."""
     records = enumerate((record for _, record in json_entries(path)), start=1)
-    found = [_instruction(record, where=f"{path}, record {number}") for number, record in records]
+    found = [
+        validated(Instruction, record, where=f"{path}, record {number}", hint=f"the form is {FORM}")
+        for number, record in records
+    ]
     if not found:
         raise TrisectError(f"{path} holds no records; give objects such as {FORM}.")
     return found
-
-
-def _instruction(record: Any, *, where: str) -> Instruction:
-    if not isinstance(record, dict):
-        raise TrisectError(f"{where}: {type(record).__name__} in place of an object; the form is {FORM}.")
-    values: dict[str, str] = {}
-    for name in ("instruction", "input", "output"):
-        if name not in record and name != "input":
-            found = ", ".join(map(str, record)) or "none"
-            raise TrisectError(f"{where}: the field {name!r} is missing (found: {found}); the form is {FORM}.")
-        value = record.get(name, "")
-        if not isinstance(value, str):
-            raise TrisectError(f"{where}: the field {name!r} is {type(value).__name__}, not a string.")
-        values[name] = value
-    return Instruction(**values)
 
 
 WITH_INPUT = (
@@ -115,15 +104,8 @@ class Examples:
 
     def to_dict(self) -> dict[str, Any]:
         """What a receipt says about the data."""
-        return {
-            "source": self.source,
-            "kind": self.kind,
-            "examples": len(self.items),
-            "learned_tokens": self.learned,
-            "cut": self.cut,
-            "left_out": self.left_out,
-            "hash": self.hash,
-        }
+        named = {name: getattr(self, name) for name in ("source", "kind", "cut", "left_out", "hash")}
+        return {**named, "examples": len(self.items), "learned_tokens": self.learned}
 
 
 def load_examples(source: str, tokenizer: Any, *, length: int, loss: str) -> Examples:
@@ -171,7 +153,7 @@ def _example(record: Instruction, tokenizer: Any, *, start: list[int], loss: str
     A token that holds the prompt's last and the response's first letters is therefore learned: the model has
     to say it.
     """
-    prompt = (WITH_INPUT if record.input else WITHOUT_INPUT).format(**vars(record))
+    prompt = (WITH_INPUT if record.input else WITHOUT_INPUT).format(**record.model_dump())
     alone, both = (
         tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         for text in (prompt, prompt + record.output)

@@ -1,4 +1,4 @@
-"""finetune(): attach adapters, train, merge. The model that comes back is an ordinary one again."""
+"""finetune(): attach adapters, train, merge; then measure and save, the model being an ordinary one again."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trisect.data import Tokens, load_tokens
 from trisect.errors import TrisectError
-from trisect.evaluate.perplexity import check_positions, input_device
+from trisect.evaluate.perplexity import check_positions, evaluating, exponential, input_device, perplexity
 from trisect.finetune.adapters import attach, logits_of, merge
 from trisect.finetune.config import TuneConfig
-from trisect.finetune.examples import IGNORED, Batch, Example, Examples, collate
+from trisect.finetune.examples import IGNORED, Batch, Example, Examples, collate, holds_instructions, load_examples
 from trisect.methods import METHODS
-from trisect.models import fingerprint
+from trisect.models import fingerprint, save_model
+from trisect.models.compressed import CompressedModel
 from trisect.models.fingerprint import check_finite, check_tokens
-from trisect.support.files import new_file
+from trisect.support.files import check_disk_space, new_file, new_folder, write_json
+from trisect.support.plots import Chart, Series, has_matplotlib, write_figure
 from trisect.support.receipt import build_receipt, package_version
 
 WARM_UP = 0.03
@@ -84,13 +87,26 @@ def finetune(
                 raise TrisectError("Resuming needs the file that the run was saved to.")
             started -= load_state(state, training, identity)
         first = training.step
-        _train(training, identity, state=state, save_every=save_every, started=started, progress=progress)
+
+        def keep() -> None:
+            if state is not None:
+                save_state(state, training, identity, seconds=time.perf_counter() - started)
+
+        if not _train(training, keep, save_every=save_every, progress=progress):
+            raise Stopped(training.step, training.total, state)
     ids = collate([max(examples.items, key=lambda item: item.learned)], device).ids
     apart = logits_of(training.adapted, ids)
     merge(training.adapted)
     merged = logits_of(model, ids)
-    receipt = _receipt(training, examples, seconds=time.perf_counter() - started)
+    timings = {"finetune": time.perf_counter() - started}
+    receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=examples.hash, timings=timings)
+    receipt["versions"]["peft"] = package_version("peft")
     receipt |= {
+        "data": examples.to_dict(),
+        "steps": training.step,
+        "adapters": sum(name.endswith("lora_A.default.weight") for name in training.parameters),
+        "trained_parameters": sum(p.numel() for p in training.parameters.values()),
+        "losses": training.losses,
         "resumed_at": first if resume else None,
         "merge_difference": float((merged - apart).abs().max() / apart.abs().max()),
     }
@@ -119,29 +135,12 @@ def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
 
 def identify(model: Any, examples: Examples, config: TuneConfig) -> dict[str, Any]:
     """What must be the same for a run to be resumed."""
-    return {
-        "model": fingerprint(model),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "data": examples.hash,
-        **config.to_dict(),
-    }
+    dtype = str(model.dtype).removeprefix("torch.")
+    return {"model": fingerprint(model), "dtype": dtype, "data": examples.hash, **config.to_dict()}
 
 
-def _train(
-    training: "Training",
-    identity: dict[str, Any],
-    *,
-    state: Path | None,
-    save_every: int,
-    started: float,
-    progress: Progress,
-) -> None:
-    """Run to the end, the state saved every few steps, at the end, and on an interruption."""
-
-    def keep() -> None:
-        if state is not None:
-            save_state(state, training, identity, seconds=time.perf_counter() - started)
-
+def _train(training: "Training", keep: Callable[[], None], *, save_every: int, progress: Progress) -> bool:
+    """Run to the end, the state kept every few steps, at the end, and on an interruption: False."""
     progress(training.step, training.total)
     if training.config.gradient_checkpointing:
         # Not re-entrant: the re-entrant kind wants inputs that need gradients, and embeddings are frozen.
@@ -155,21 +154,7 @@ def _train(
         training.adapted.gradient_checkpointing_disable()
     if training.step < training.total:
         keep()
-        raise Stopped(training.step, training.total, state)
-
-
-def _receipt(training: "Training", examples: Examples, *, seconds: float) -> dict[str, Any]:
-    config, timings = training.config, {"finetune": seconds}
-    receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=examples.hash, timings=timings)
-    receipt["versions"]["peft"] = package_version("peft")
-    return {
-        **receipt,
-        "data": examples.to_dict(),
-        "steps": training.step,
-        "adapters": sum(name.endswith("lora_A.default.weight") for name in training.parameters),
-        "trained_parameters": sum(p.numel() for p in training.parameters.values()),
-        "losses": training.losses,
-    }
+    return training.step == training.total
 
 
 class Training:
@@ -349,3 +334,74 @@ def _read_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _damaged(path: Path, why: str) -> TrisectError:
     return TrisectError(f"{path} cannot be resumed from ({why}); remove it and start anew without --resume.")
+
+
+HeldOut = Tokens | Examples
+
+
+def load_held_out(
+    source: str, tokenizer: Any, *, tuned_on: str, length: int, windows: int | None, loss: str
+) -> HeldOut:
+    """Windows of a text, or all examples of instruction data; never the tuning data itself."""
+    path = Path(source).expanduser()
+    if source == tuned_on or (path.exists() and path.resolve() == Path(tuned_on).expanduser().resolve()):
+        raise TrisectError(
+            f"--eval-data {source} is the tuning data, on which any tuning looks good; give another text."
+        )
+    if path.is_file() and holds_instructions(path):
+        return load_examples(source, tokenizer, length=length, loss=loss)
+    cut: dict[str, Any] = {"samples": windows, "length": length, "sampling": "first"}
+    return load_tokens(source, tokenizer, split="evaluation", **cut)
+
+
+def measure(model: Any, held_out: HeldOut, *, progress: Progress | None = None) -> dict[str, Any]:
+    """Perplexity of a text as `trisect eval` has it, or of the learned tokens of instructions."""
+    if isinstance(held_out, Tokens):
+        return asdict(perplexity(model, held_out, progress=progress))
+    total, device, tokens = 0.0, input_device(model), held_out.learned
+    with evaluating(model):
+        for done, example in enumerate(held_out.items, start=1):
+            total += summed_loss(model, collate([example], device)).item()
+            if progress is not None:
+                progress(done, len(held_out.items))
+    found = {"perplexity": exponential(total / tokens), "nll": total / tokens, "tokens": tokens}
+    return found | {"examples": len(held_out.items), "data": held_out.source, "token_hash": held_out.hash}
+
+
+JSON_NAME, PICTURE_NAME = "loss.json", "loss.png"
+SPAN = 0.1
+"""The smooth line is a mean over this share of the steps."""
+
+
+def write_curve(folder: Path, losses: list[float], *, title: str) -> list[Path]:
+    """Write the curve beside the weights; the files that were written."""
+    write_json(folder / JSON_NAME, {"unit": "nats per learned token", "loss": losses})
+    if not has_matplotlib():
+        return [folder / JSON_NAME]
+    span = max(1, round(SPAN * len(losses)))
+    parts = [losses[max(0, end - span) : end] for end in range(1, len(losses) + 1)]
+    lines = {"step": losses, "running mean": [sum(part) / len(part) for part in parts]}
+    series = [Series(label=label, points=[*enumerate(line, start=1)]) for label, line in lines.items()]
+    chart = Chart(name="loss", title=title, axes=("step", "nats per learned token"), series=series)
+    return [folder / JSON_NAME, write_figure(folder / PICTURE_NAME, chart)]
+
+
+def extended(receipt: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
+    """The receipt with another entry in the list `tuning`; a model may be tuned more than once."""
+    return {**receipt, "tuning": [*receipt.get("tuning", []), tuning]}
+
+
+def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any]) -> Path:
+    """A compressed model's folder, or a stock one for a dense model; with the loss curve."""
+    if isinstance(tuned.model, CompressedModel):
+        save_model(tuned.model, tokenizer, out, receipt=receipt)
+    else:
+        check_disk_space(out, int(1.05 * sum(p.numel() * p.element_size() for p in tuned.model.parameters())))
+        with new_folder(out) as folder:
+            tuned.model.save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+            write_json(folder / "receipt.json", receipt)
+    title = f"LoRA rank {tuned.receipt['recipe']['rank']}, {len(tuned.losses)} steps"
+    write_curve(Path(out), tuned.losses, title=title)
+    return Path(out)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.models import layer_views, mark_compressed, original_shape, original_widths, shape_of
 from trisect.models.compressed import CompressedModel, mark_quantized
 from trisect.models.linear import bias_of, sizes_of, weight_of
@@ -34,10 +34,8 @@ class QuantizeConfig:
     lm_head: bool = False
 
     def __post_init__(self) -> None:
-        for kind, names, known in (("backend", (self.backend,), BACKENDS), ("part", self.parts, COMPONENTS)):
-            for name in names:
-                if name not in known:
-                    raise unknown_name(kind, name, known)
+        check_names("backend", (self.backend,), BACKENDS)
+        check_names("part", self.parts, COMPONENTS)
         if not self.parts:
             raise TrisectError(f"No part was named to quantise; use some of {','.join(COMPONENTS)}.")
         if self.bits not in BITS:

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import product
 
 from trisect.errors import TrisectError
 from trisect.plan.curves import Curves
 from trisect.records.parts import COMPONENTS
 from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape, widths_of
-from trisect.report.collect import BITS, PARAMETERS
-from trisect.report.records import Kind, Loss, Quantity, Run, Spectrum
+from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run, Spectrum
 from trisect.report.terminal import kept_shares
 from trisect.support.plots import Bars, Cell, Chart, HeatMap, Point, Series
 
@@ -31,15 +31,8 @@ def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title
         notes = [f", width {old.width(component)} to {new.width(component)}" for old, new in pairs]
         rows[component.upper()] = [Cell(*cell) for cell in zip(shares, notes, strict=True)]
     of = "parameters" if any(layer.linears for layer in after.layers) else "width"
-    return HeatMap(
-        name=name,
-        title=title,
-        caption=f"Share of {of} kept by each component, in per cent.",
-        rows=rows,
-        unit=f"of its {of} kept",
-        coldest=1.0,
-        hottest=0.0,
-    )
+    caption = f"Share of {of} kept by each component, in per cent."
+    return HeatMap(name=name, title=title, caption=caption, rows=rows, unit=f"of its {of} kept", coldest=1, hottest=0)
 
 
 def loss_map(run: Run) -> HeatMap | None:
@@ -48,68 +41,46 @@ def loss_map(run: Run) -> HeatMap | None:
     for loss in run.compression.losses:
         if loss.share is not None and loss.layer < len(run.after.layers):
             row = rows.setdefault(loss.component.upper(), [None] * len(run.after.layers))
-            note = f"; {loss.note}" if loss.note else ""
-            row[loss.layer] = Cell(loss.share, f" at width {loss.width}{note}")
+            row[loss.layer] = Cell(loss.share, f" at width {loss.width}" + (f"; {loss.note}" if loss.note else ""))
     if not rows:
         return None
-    return HeatMap(
-        name=f"losses-{run.name}",
-        title=f"{run.name}: objective lost",
-        caption="Share of each component's own objective that is lost on the calibration tokens, as its "
-        "solver predicts it, in per cent. Objectives of different components have no common unit.",
-        rows=rows,
-        unit="lost",
-        coldest=0.0,
-        hottest=max(cell.value for row in rows.values() for cell in row if cell),
+    name, title = f"losses-{run.name}", f"{run.name}: objective lost"
+    caption = (
+        "Share of each component's own objective that is lost on the calibration tokens, as its solver predicts "
+        "it, in per cent. Objectives of different components have no common unit."
     )
+    hottest = max(cell.value for row in rows.values() for cell in row if cell)
+    return HeatMap(name=name, title=title, caption=caption, rows=rows, unit="lost", coldest=0.0, hottest=hottest)
 
 
 def time_bars(runs: Sequence[Run]) -> Bars | None:
     """Seconds by stage, a bar per run."""
     timed = {run.name: run.timings for run in runs if sum(run.timings.values()) > 0}
-    if not timed:
-        return None
-    return Bars(
-        name="time",
-        title="Where the time went",
-        caption="Share of each stage in a run's own time. Times of different machines do not compare.",
-        unit="seconds",
-        rows=timed,
-    )
+    caption = "Share of each stage in a run's own time. Times of different machines do not compare."
+    title = "Where the time went"
+    return Bars(name="time", title=title, caption=caption, unit="seconds", rows=timed) if timed else None
 
 
 def trial_chart(run: Run) -> Chart | None:
     """The search for the smallest model within a bound on perplexity."""
-    trials = run.compression.target.trials
-    if not trials:
-        return None
     groups: dict[str, list[Point]] = {}
-    for trial in sorted(trials, key=lambda trial: not trial.inside):
+    for trial in sorted(run.compression.trials, key=lambda trial: not trial.inside):
         label = "inside the bound" if trial.inside else "outside"
         groups.setdefault(label, []).append((100 * trial.ratio, trial.rise))
-    return Chart(
-        name=f"trials-{run.name}",
-        title=f"{run.name}: models that were tried",
-        caption="Rise of the loss on held-out calibration windows, for every model that was tried.",
-        x_label="removed (%)",
-        y_label=RISE,
-        series=[Series(label=label, line=False, points=points) for label, points in groups.items()],
-    )
+    series = [Series(label=label, line=False, points=points) for label, points in groups.items()]
+    name, title = f"trials-{run.name}", f"{run.name}: models that were tried"
+    caption = "Rise of the loss on held-out calibration windows, for every model that was tried."
+    axes = ("removed (%)", RISE)
+    return Chart(name=name, title=title, caption=caption, axes=axes, series=series) if series else None
 
 
 def tuning_chart(run: Run) -> Chart | None:
     """Loss by step of every fine-tuning."""
     curves = {time: tuning.losses for time, tuning in enumerate(run.tunings, start=1) if tuning.losses}
-    if not curves:
-        return None
-    return Chart(
-        name=f"tuning-{run.name}",
-        title=f"{run.name}: fine-tuning",
-        caption="Loss on the tuning data, step by step.",
-        x_label="step",
-        y_label="loss (nats per token)",
-        series=[Series(label=f"tuning {n}", points=[*enumerate(line, start=1)]) for n, line in curves.items()],
-    )
+    series = [Series(label=f"tuning {n}", points=[*enumerate(line, start=1)]) for n, line in curves.items()]
+    name, title = f"tuning-{run.name}", f"{run.name}: fine-tuning"
+    caption, axes = "Loss on the tuning data, step by step.", ("step", "loss (nats per token)")
+    return Chart(name=name, title=title, caption=caption, axes=axes, series=series) if series else None
 
 
 def spectrum_charts(run: Run, layers: Collection[int] | None = None) -> list[Chart]:
@@ -146,24 +117,19 @@ def _spectrum_chart(run: Run, component: str, shown: Sequence[tuple[Loss, Spectr
         lines.append(Series(label=label, points=ends, guide=True))
     sorts = " or ".join(dict.fromkeys(spectrum.of for _, spectrum in shown))
     added = ", heads added up rank by rank" if unit == "channel" else ""
-    return Chart(
-        name=f"spectra-{component}-{run.name}",
-        title=f"{run.name}: {component.upper()} spectra",
-        caption=f"Share of the energy that each {unit} carries by itself, the largest first "
-        f"({sorts}{added}). Left of the dashed line: as many as were kept.",
-        x_label=f"rank (% of the {unit}s)",
-        y_label="share of the energy (%)",
-        series=lines,
-        log_y=True,
+    caption = (
+        f"Share of the energy that each {unit} carries by itself, the largest first ({sorts}{added}). Left of the "
+        "dashed line: as many as were kept."
     )
+    name, title = f"spectra-{component}-{run.name}", f"{run.name}: {component.upper()} spectra"
+    axes = (f"rank (% of the {unit}s)", "share of the energy (%)")
+    return Chart(name=name, title=title, caption=caption, axes=axes, series=lines, log_y=True)
 
 
 def _shares(spectrum: Spectrum) -> list[Point]:
-    return [
-        (100 * (rank + 0.5) / spectrum.length, 100 * share)
-        for rank, share in zip(spectrum.ranks, spectrum.values, strict=True)
-        if share > FAINTEST * spectrum.values[0]
-    ]
+    ranked = zip(spectrum.ranks, spectrum.values, strict=True)
+    drawn = [(rank, share) for rank, share in ranked if share > FAINTEST * spectrum.values[0]]
+    return [(100 * (rank + 0.5) / spectrum.length, 100 * share) for rank, share in drawn]
 
 
 def fits(curves: Curves, run: Run) -> bool:
@@ -178,27 +144,22 @@ def fits(curves: Curves, run: Run) -> bool:
 def curve_charts(curves: Curves, runs: Sequence[Run]) -> list[Chart]:
     """Per component, a line per layer, and on them the widths that each run chose."""
     charts = []
+    deepest = max((layer for layer, _ in curves.points), default=0) or 1
+    caption = (
+        "Rise of the whole model's loss when this component of one layer is narrowed alone, "
+        f"measured with {curves.method} on held-out calibration windows."
+    )
     for component in COMPONENTS:
         series = []
-        deepest = max((layer for layer, _ in curves.points), default=0) or 1
         for (layer, part), values in sorted(curves.points.items()):
             if part == component:
                 points = [(100 * width / max(values), loss) for width, loss in sorted(values.items())]
                 series.append(Series(label=f"layer {layer}", depth=layer / deepest, points=points))
-        if not series:
-            continue
-        series += [_chosen_widths(curves, run, component) for run in runs if fits(curves, run)]
-        charts.append(
-            Chart(
-                name=f"curves-{component}",
-                title=f"{component.upper()}: loss against width",
-                caption="Rise of the whole model's loss when this component of one layer is narrowed alone, "
-                f"measured with {curves.method} on held-out calibration windows.",
-                x_label="width kept (%)",
-                y_label=RISE,
-                series=[entry for entry in series if entry.points],
-            )
-        )
+        if series:
+            series += [_chosen_widths(curves, run, component) for run in runs if fits(curves, run)]
+            name, title = f"curves-{component}", f"{component.upper()}: loss against width"
+            shown, axes = [entry for entry in series if entry.points], ("width kept (%)", RISE)
+            charts.append(Chart(name=name, title=title, caption=caption, axes=axes, series=shown))
     return charts
 
 
@@ -235,22 +196,18 @@ def prediction_chart(curves: Curves, runs: Sequence[Run]) -> Chart | None:
             before, after = fact.before or math.inf, fact.after or math.inf
             known = math.isfinite(before) and math.isfinite(after)
             if fact.quantity.kind == Kind.PERPLEXITY and predicted is not None and known:
-                label = f"{run.name}, {fact.quantity.name}"
                 points = [(predicted, math.log(after / before))]
-                series.append(Series(label=label, points=points, line=False))
+                series.append(Series(label=f"{run.name}, {fact.quantity.name}", points=points, line=False))
     if not series:
         return None
     highest = max(value for each in series for point in each.points for value in point)
-    guide = Series(label="equal", points=[(0.0, 0.0), (highest, highest)], guide=True)
-    return Chart(
-        name="prediction",
-        title="Predicted against measured",
-        caption="Predicted: what the curves say each component costs alone, added up. Measured: the "
-        "logarithm of perplexity after over before, on the text named. On the line both agree.",
-        x_label="predicted rise of the loss (nats per token)",
-        y_label="measured rise (nats per token)",
-        series=[*series, guide],
+    series.append(Series(label="equal", points=[(0.0, 0.0), (highest, highest)], guide=True))
+    caption = (
+        "Predicted: what the curves say each component costs alone, added up. Measured: the logarithm of "
+        "perplexity after over before, on the text named. On the line both agree."
     )
+    axes = ("predicted rise of the loss (nats per token)", "measured rise (nats per token)")
+    return Chart(name="prediction", title="Predicted against measured", caption=caption, axes=axes, series=series)
 
 
 def pareto_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -260,8 +217,7 @@ def pareto_charts(runs: Sequence[Run]) -> list[Chart]:
     costs = [PARAMETERS, BITS, *(quantity for quantity in quantities if quantity.kind == Kind.LATENCY)]
     charts = [
         _pareto_chart(runs, text, cost, name=f"pareto-{number}-{place}")
-        for number, text in enumerate(texts)
-        for place, cost in enumerate(costs)
+        for (number, text), (place, cost) in product(enumerate(texts), enumerate(costs))
     ]
     return [chart for chart in charts if chart is not None]
 
@@ -279,19 +235,13 @@ def _pareto_chart(runs: Sequence[Run], text: Quantity, cost: Quantity, *, name: 
         return None
     models = {label: points for label, points in {**dense, **compressed}.items() if points}
     front = pareto_front([point for points in models.values() for point in points])
+    series = [Series(label=label, points=points, line=False) for label, points in models.items()]
+    series.append(Series(label="front", points=front, guide=True))
     details = "; ".join(detail for detail in (text.detail, cost.detail) if detail)
-    return Chart(
-        name=name,
-        title=f"{text.name} against {cost.name}",
-        caption=f"Lower left is better; the line joins what nothing else beats. {details}.",
-        x_label=X_LABELS.get(cost, f"{cost.name} ({cost.unit})"),
-        y_label="perplexity",
-        series=[
-            *(Series(label=label, points=points, line=False) for label, points in models.items()),
-            Series(label="front", points=front, guide=True),
-        ],
-        log_y=True,
-    )
+    caption = f"Lower left is better; the line joins what nothing else beats. {details}."
+    axes = (X_LABELS.get(cost, f"{cost.name} ({cost.unit})"), "perplexity")
+    title = f"{text.name} against {cost.name}"
+    return Chart(name=name, title=title, caption=caption, axes=axes, series=series, log_y=True)
 
 
 def _spot(cost: Quantity, x: float | None, y: float | None) -> list[Point]:

@@ -1,44 +1,19 @@
 """Read runs from their folders, and match measurements to the models they are about."""
 
-import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.plan.budget import PREFILL_LENGTH, budget_of
-from trisect.report.records import (
-    AFTER,
-    BEFORE,
-    BenchRow,
-    Entry,
-    Fact,
-    Kind,
-    Measurement,
-    Perplexity,
-    Quantity,
-    Reading,
-    Receipt,
-    Run,
-    Tasks,
-)
-from trisect.support.checks import read_json, shown
+from trisect.report.records import AFTER, BEFORE, Kind, Measurement, Perplexity, Reading, Receipt, Run
+from trisect.support.checks import read_json, shown, validated
 
 MEASUREMENTS = "measurements"
 """A run's subfolder whose JSON files belong to it."""
 LONGEST_CHAIN = 8
 """Receipts inside one another: compressed, then quantised, perhaps more than once."""
-BITS = Quantity(kind=Kind.SIZE, name="bits per dense parameter", detail="weight files over parameters before")
-PARAMETERS = Quantity(kind=Kind.SIZE, name="parameters", detail="embeddings included")
-KV_CACHE = Quantity(kind=Kind.SIZE, name="KV cache per token", detail="at the same precision", unit="B")
-FLOPS = Quantity(kind=Kind.SIZE, name="FLOPs", detail=f"a prefill of {PREFILL_LENGTH} tokens, decoder layers")
-
-EntryType = TypeVar("EntryType", bound=Entry)
 
 
 def read_runs(folders: Sequence[Path], measured: Sequence[Path] = ()) -> list[Run]:
@@ -60,10 +35,57 @@ def read_runs(folders: Sequence[Path], measured: Sequence[Path] = ()) -> list[Ru
         known = {reading.quantity for reading in readings[run.name] if reading.side == BEFORE}
         same = [reading for source, reading in dense if source is not None and source == run.source]
         readings[run.name] += [reading for reading in same if reading.quantity not in known]
-    return [with_facts(run, readings[run.name]) for run in runs]
+    return [run.with_facts(readings[run.name]) for run in runs]
 
 
-def read_receipts(folder: Path) -> tuple[Receipt, ...]:
+def read_measurement(path: Path) -> list[Reading]:
+    """All numbers of one file; an error says so where it holds none."""
+    data = read_json(path)
+    where = f"{path} is no measurement of trisect"
+    entry = validated(Measurement, data, where=where)
+    found = [reading for row in entry.rows for reading in row.readings()]
+    if isinstance(entry.model, str):
+        if isinstance(entry.out, str):  # compress and quantize: the model that was read, and what was written
+            both = [row.readings(before=entry.model, after=entry.out) for row in entry.texts]
+            found += [replace(reading, side=None) for row in both for reading in row]
+        elif isinstance(entry.perplexity, float):
+            found.append(validated(Perplexity, data, where=where).reading(entry.model))
+        if entry.tasks is not None:
+            found += entry.tasks.readings(entry.model)
+    if not found:
+        raise TrisectError(
+            f"{path} holds no measurement; give what --json of `trisect eval`, compress, quantize or bench wrote."
+        )
+    return found
+
+
+def _read_run(folder: Path, name: str) -> Run:
+    from trisect.models import read_shape
+
+    method = _method_of(folder)
+    receipts = _receipts(folder)
+    after, before, _ = read_shape(str(folder))
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    shapes: Any = {"before": before, "after": after, "weight_bytes": size}
+    return Run(name=name, folder=folder, source=_source_of(receipts), method=method, receipts=receipts, **shapes)
+
+
+def _method_of(folder: Path) -> str:
+    """From the `trisect` entry of a folder's config; its details are checked by whoever builds the model."""
+    path, problem = folder / "config.json", ""
+    if not folder.is_dir():
+        problem = "is a file" if folder.exists() else "does not exist"
+    elif not path.is_file():
+        problem = "is no run: it has no config.json"
+    config = None if problem else read_json(path)
+    entry = config.get("trisect") if isinstance(config, dict) else None
+    if not isinstance(entry, dict):
+        problem = problem or "is no run: its config.json has no `trisect` entry"
+        raise TrisectError(f"{folder} {problem}; give a folder that `trisect compress -o` wrote.")
+    return str(entry.get("method"))
+
+
+def _receipts(folder: Path) -> tuple[Receipt, ...]:
     """A folder's receipt, then those of the models it was made from, the newest first."""
     path = folder / "receipt.json"
     if not path.is_file():
@@ -74,97 +96,11 @@ def read_receipts(folder: Path) -> tuple[Receipt, ...]:
     found: list[Receipt] = []
     entry: Any = read_json(path)
     while isinstance(entry, dict) and len(found) < LONGEST_CHAIN:
-        found.append(_checked(Receipt, {**entry, "whole": entry}, path))
+        found.append(validated(Receipt, {**entry, "whole": entry}, where=f"{path} is no receipt of trisect"))
         entry = entry.get("made_from")
     if not found:
         raise TrisectError(f"{path} is no receipt of trisect: it is {shown(entry)}.")
     return tuple(found)
-
-
-def read_measurement(path: Path) -> list[Reading]:
-    """All numbers of one file; an error says so where it holds none."""
-    data = read_json(path)
-    entry = _checked(Measurement, data, path)
-    found = [*_speeds(entry.rows)]
-    if isinstance(entry.model, str):
-        if isinstance(entry.out, str):  # compress and quantize: the model that was read, and what was written
-            both = [row.readings(before=entry.model, after=entry.out) for row in entry.texts]
-            found += [replace(reading, side=None) for row in both for reading in row]
-        elif isinstance(entry.perplexity, float):
-            found.append(_checked(Perplexity, data, path).reading(entry.model))
-        if entry.tasks is not None:
-            found += _scores(entry.tasks, model=entry.model)
-    if not found:
-        raise TrisectError(
-            f"{path} holds no measurement; give what --json of `trisect eval`, compress, quantize or bench wrote."
-        )
-    return found
-
-
-def with_facts(run: Run, readings: Iterable[Reading]) -> Run:
-    """The run with its sizes and with readings whose side is known; later ones win."""
-    sides: dict[Quantity, dict[str, Reading]] = {}
-    for reading in readings:
-        assert reading.side in (BEFORE, AFTER)
-        sides.setdefault(reading.quantity, {})[str(reading.side)] = reading
-    measured = []
-    for quantity, both in sides.items():
-        was, now = (both[side].value if side in both else None for side in (BEFORE, AFTER))
-        errors = [reading.error for reading in both.values() if reading.error is not None]
-        error = math.hypot(*errors) if len(errors) == 2 else None
-        measured.append(Fact(quantity=quantity, before=was, after=now, error=error))
-    return replace(run, facts=(*_size_facts(run), *measured))
-
-
-def _size_facts(run: Run) -> Iterator[Fact]:
-    """What needs no measuring."""
-    old, new = budget_of(run.before), budget_of(run.after)
-    width = run.before.bytes_per_element
-    detail = f"before: {width} per parameter; after: the files"
-    weights = Quantity(kind=Kind.SIZE, name="weights in bytes", detail=detail, unit="B")
-    pairs = {
-        PARAMETERS: (old.parameters, new.parameters),
-        Quantity(kind=Kind.SIZE, name="decoder linear weights"): (old.linear_parameters, new.linear_parameters),
-        weights: (old.parameters * width, run.weight_bytes),
-        BITS: (8 * width, 8 * run.weight_bytes / old.parameters),
-        KV_CACHE: (old.kv_bytes_per_token, new.kv_bytes_per_token),
-        FLOPS: (old.flops, new.flops),
-    }
-    for quantity, (was, now) in pairs.items():
-        yield Fact(quantity=quantity, before=was, after=now)
-
-
-def _read_run(folder: Path, name: str) -> Run:
-    from trisect.models import read_shape
-
-    entry = _config_entry(folder)
-    receipts = read_receipts(folder)
-    after, before, _ = read_shape(str(folder))
-    return Run(
-        name=name,
-        folder=folder,
-        source=_source_of(receipts),
-        method=str(entry.get("method")),
-        before=before,
-        after=after,
-        weight_bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
-        receipts=receipts,
-    )
-
-
-def _config_entry(folder: Path) -> dict[str, Any]:
-    """The `trisect` entry of a folder's config; its details are checked by whoever builds the model."""
-    advice = "give a folder that `trisect compress -o` wrote"
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise TrisectError(f"{folder} {what}; {advice}.")
-    if not (folder / "config.json").is_file():
-        raise TrisectError(f"{folder} is no run: it has no config.json; {advice}.")
-    config = read_json(folder / "config.json")
-    entry = config.get("trisect") if isinstance(config, dict) else None
-    if not isinstance(entry, dict):
-        raise TrisectError(f"{folder} is no run: its config.json has no `trisect` entry; {advice}.")
-    return entry
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -173,35 +109,18 @@ def _names(folders: Sequence[Path]) -> list[str]:
     doubled = [path for path in paths if paths.count(path) > 1]
     if doubled:
         raise TrisectError(f"The run {doubled[0].name} was given twice; give every folder once.")
-    for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
+    depth, names = 0, [""] * len(paths)
+    while len(set(names)) < len(names) or depth == 0:
+        depth += 1
         names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    raise AssertionError("two different paths have the same parts")
+    return names
 
 
 def _source_of(receipts: Iterable[Receipt]) -> str | None:
     """The dense model, as it was typed when it was compressed."""
-    for receipt in receipts:
-        for name in (receipt.source, receipt.model, receipt.recipe.get("model")):
-            if isinstance(name, str) and receipt.made_from is None:
-                return name
-    return None
-
-
-def _checked(model: type[EntryType], data: Any, path: Path) -> EntryType:
-    """The entry that a file holds, or one line about the first thing in it that is wrong."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        place = ".".join(map(str, wrong["loc"])) or "the file"
-        reason = wrong["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-        reason = re.sub(r"dictionary or instance of \w+", "mapping", reason)
-        what = "receipt" if model is Receipt else "measurement"
-        raise TrisectError(
-            f"{path} is no {what} of trisect: {shown(place)} has {shown(wrong['input'])}; {reason}."
-        ) from error
+    first = [receipt for receipt in receipts if receipt.made_from is None]
+    names = (name for receipt in first for name in (receipt.source, receipt.model, receipt.recipe.get("model")))
+    return next((name for name in names if isinstance(name, str)), None)
 
 
 def _receipt_readings(receipts: tuple[Receipt, ...]) -> Iterator[Reading]:
@@ -213,35 +132,6 @@ def _receipt_readings(receipts: tuple[Receipt, ...]) -> Iterator[Reading]:
             yield from row.readings(before="", after="") if final else row.readings(before="")
     for row in receipts[0].tuning[-1].held_out if receipts[0].tuning else ():
         yield from row.readings(after="")
-
-
-def _scores(tasks: Tasks, *, model: str) -> Iterator[Reading]:
-    asked = []
-    for name, score in tasks.scores.items():
-        metric = score.metric.removesuffix(",none")
-        detail = f"{metric}, {score.shots} shots, {score.questions} questions"
-        asked.append(f"{name} ({detail})")
-        quantity = Quantity(kind=Kind.TASK, name=name, detail=detail)
-        yield Reading(model=model, quantity=quantity, value=score.value, error=score.stderr)
-    if len(asked) > 1:
-        # Averages compare where the same questions were asked.
-        quantity = Quantity(kind=Kind.TASK, name=f"average of {len(asked)} tasks", key="; ".join(asked))
-        yield Reading(model=model, quantity=quantity, value=tasks.average, error=tasks.average_stderr)
-
-
-def _speeds(rows: Iterable[BenchRow]) -> Iterator[Reading]:
-    """Dense and compressed rows of a checkpoint; rows at other widths are about no run."""
-    for row in rows:
-        case = row.case
-        side = {("dense", ""): BEFORE, ("trisect", "checkpoint"): AFTER}.get((case.kind, case.asked))
-        if side is None or row.error is not None:
-            continue
-        name = f"{case.phase}, {case.batch} x {case.length}" + (f" + {case.new}" if case.new else "") + " tokens"
-        how = f"{case.attention}, {case.mode}, {case.dtype}, {case.device}; random weights of the same shape"
-        speed = Quantity(kind=Kind.SPEED, name=name, detail=how, unit="tokens/s")
-        latency = replace(speed, kind=Kind.LATENCY, unit="ms")
-        for quantity, value in ((speed, row.tokens_per_second), (latency, 1000 * row.times["p50"])):
-            yield Reading(model=case.subject, quantity=quantity, value=value, side=side)
 
 
 def _by_run(

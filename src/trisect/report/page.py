@@ -7,19 +7,19 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trisect.data.registry import REGISTRY_MODELS
 from trisect.errors import TrisectError
 from trisect.plan.budget import budget_of, compare
 from trisect.plan.curves import Curves
 from trisect.report import charts
-from trisect.report.collect import FLOPS, KV_CACHE, PARAMETERS
-from trisect.report.records import Fact, Kind, Quantity, Receipt, Run, Sample
+from trisect.report.records import FLOPS, KV_CACHE, PARAMETERS, Fact, Kind, Quantity, Receipt, Run
 from trisect.report.terminal import byte_count, count, short
 from trisect.support import plots
 from trisect.support.files import check_writable
@@ -41,6 +41,17 @@ MOST_TOGGLES = 10
 """Series that are worth a button each."""
 CALIBRATION = ("source", "samples", "length", "sampling", "seed")
 PROVENANCE = ("date", "trisect", "commit", "python", "token_hash")
+
+
+Load = Callable[[str], Any]
+"""From a model's name to what `models.load_model` gives."""
+
+
+class Sample(NamedTuple):
+    """A prompt and how the models go on: model and continuation, or why there is none."""
+
+    prompt: str
+    texts: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +231,7 @@ def check_outputs(page: Path, figures: Path | None) -> None:
 def write_figures(folder: Path, sections: Mapping[str, Section]) -> list[Path]:
     """Every figure as SVG and as PNG, numbered as on the page."""
     figures = [figure for section in sections.values() for figure in section.figures]
-    names = [plots.file_name(f"{n:02}", figure.name[:80]) for n, figure in enumerate(figures, start=1)]
+    names = [plots.file_name(f"{n:02} {figure.name[:80]}") for n, figure in enumerate(figures, start=1)]
     return [
         plots.write_figure((folder / name).with_suffix(suffix), figure)
         for name, figure in zip(names, figures, strict=True)
@@ -256,3 +267,44 @@ def _writable(value: Any) -> Any:
 
 def _asset(name: str) -> str:
     return files("trisect.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def draw_samples(runs: Sequence[Run], prompts: Sequence[str], *, new_tokens: int, load: Load) -> list[Sample]:
+    """The dense models first, where they are on this machine, then the runs."""
+    columns: list[tuple[str, list[str]]] = []
+    for source in dict.fromkeys(run.source for run in runs if run.source is not None):
+        if source in REGISTRY_MODELS or Path(source).exists():
+            texts = _continue(load(source), prompts, new_tokens)
+        else:  # a receipt may name any model: nothing is fetched for its sake
+            texts = [f"(not sampled: {source} is not on this machine)"] * len(prompts)
+        columns.append((f"{Path(source).name} (dense)", texts))
+    columns += [(run.name, _continue(load(str(run.folder)), prompts, new_tokens)) for run in runs]
+    every = enumerate(prompts)
+    return [Sample(prompt, [(name, texts[number]) for name, texts in columns]) for number, prompt in every]
+
+
+def check_samples(prompts: Sequence[str], new_tokens: int) -> None:
+    """Refuse, before any model is loaded, what cannot be continued."""
+    if not all(prompts):
+        raise TrisectError('A prompt is empty; give some words, e.g. --sample "Once upon a time".')
+    if new_tokens < 1:
+        raise TrisectError(f"--sample-tokens must be 1 or more, not {new_tokens}.")
+
+
+def _continue(loaded: Any, prompts: Sequence[str], new_tokens: int) -> list[str]:
+    import torch
+
+    if loaded.tokenizer is None:
+        raise TrisectError(f"{loaded.name} has no tokenizer, so it cannot read a prompt; leave --sample out.")
+    texts = []
+    for prompt in prompts:
+        ids = loaded.tokenizer(prompt, return_tensors="pt").input_ids.to(loaded.model.device)
+        with torch.no_grad():
+            settings = {"do_sample": False, "num_beams": 1, "pad_token_id": loaded.tokenizer.eos_token_id}
+            made = loaded.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, **settings
+            )
+        # The first new word by itself would lose the space in front of it.
+        read, whole = (loaded.tokenizer.decode(each[0], skip_special_tokens=True) for each in (ids, made))
+        texts.append(whole.removeprefix(read))
+    return texts

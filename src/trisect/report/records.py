@@ -4,13 +4,15 @@ Anybody may have written a receipt: the pydantic models take exactly what is dec
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, model_validator
 
+from trisect.plan.budget import PREFILL_LENGTH, budget_of
 from trisect.records.parts import even_ranks
 from trisect.records.shapes import ModelShape
 
@@ -19,7 +21,6 @@ SUMS = ("compress",)
 """Timings that are the sum of the others."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
-Layer = Annotated[int, Field(ge=0, lt=10_000)]
 
 
 class Kind(StrEnum):
@@ -43,6 +44,12 @@ class Quantity:
     key: str = ""
     """Tells apart what has the same name, e.g. the hash of a text's tokens."""
     unit: str = ""
+
+
+BITS = Quantity(kind=Kind.SIZE, name="bits per dense parameter", detail="weight files over parameters before")
+PARAMETERS = Quantity(kind=Kind.SIZE, name="parameters", detail="embeddings included")
+KV_CACHE = Quantity(kind=Kind.SIZE, name="KV cache per token", detail="at the same precision", unit="B")
+FLOPS = Quantity(kind=Kind.SIZE, name="FLOPs", detail=f"a prefill of {PREFILL_LENGTH} tokens, decoder layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +92,7 @@ class Spectrum(Entry):
 
     @model_validator(mode="after")
     def _shares_that_fall(self) -> Self:
-        later = [*self.values[1:], 0.0]
-        falls = all(after <= share <= 1 for share, after in zip(self.values, later, strict=True))
+        falls = all(after <= share <= 1 for share, after in zip(self.values, [*self.values[1:], 0.0], strict=True))
         if len(self.values) > self.length or not falls:
             raise ValueError("a spectrum has shares that fall from 1 to 0, at most one per channel")
         return self
@@ -100,7 +106,7 @@ class Spectrum(Entry):
 class Loss(Entry):
     """What a solver says of one component (or linear map) of one layer."""
 
-    layer: Layer
+    layer: Annotated[int, Field(ge=0, lt=10_000)]
     component: str
     width: Count
     loss: float
@@ -110,7 +116,7 @@ class Loss(Entry):
 
     @property
     def share(self) -> float | None:
-        """Of the objective; None for an untouched part, which has nothing to lose."""
+        """Of the objective that is lost; None for an untouched part, which has nothing to lose."""
         return self.loss / self.total if self.total > 0 else None
 
 
@@ -120,12 +126,6 @@ class Trial(Entry):
     ratio: float
     rise: float
     inside: bool = False
-
-
-class Target(Entry):
-    """The search for a bound on perplexity."""
-
-    trials: list[Trial] = []
 
 
 class Perplexity(Entry):
@@ -165,6 +165,8 @@ class Record(Entry):
     """Of the only text."""
     perplexities: list[Sides] = []
     """One entry per text."""
+    timings: dict[str, float] = {}
+    model: Any = None
 
     @property
     def texts(self) -> list[Sides]:
@@ -174,9 +176,7 @@ class Record(Entry):
     @model_validator(mode="before")
     @classmethod
     def _null_is_nothing(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {key: value for key, value in data.items() if value is not None}
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
 class Tuning(Record):
@@ -184,22 +184,20 @@ class Tuning(Record):
 
     losses: list[float] = []
     held_out: list[Sides] = []
-    timings: dict[str, float] = {}
 
 
 class Receipt(Record):
     """How a model was made."""
 
     recipe: dict[str, Any] = {}
-    timings: dict[str, float] = {}
     versions: dict[str, Any] = {}
     hardware: dict[str, Any] = {}
-    target: Target = Target()
+    trials: list[Trial] = Field([], validation_alias=AliasPath("target", "trials"))
+    """Of the search for a bound on perplexity."""
     plan: dict[str, Any] | None = None
     losses: list[Loss] = []
     tuning: list[Tuning] = []
     source: Any = None
-    model: Any = None
     made_from: Any = None
     whole: dict[str, Any]
     """As it was written."""
@@ -221,6 +219,19 @@ class Tasks(Entry):
     scores: dict[str, Score]
     average: float
     average_stderr: float | None = None
+
+    def readings(self, model: str) -> Iterator[Reading]:
+        """Every score, and the average of several."""
+        asked = []
+        for name, score in self.scores.items():
+            detail = f"{score.metric.removesuffix(',none')}, {score.shots} shots, {score.questions} questions"
+            asked.append(f"{name} ({detail})")
+            quantity = Quantity(kind=Kind.TASK, name=name, detail=detail)
+            yield Reading(model=model, quantity=quantity, value=score.value, error=score.stderr)
+        if len(asked) > 1:
+            # Averages compare where the same questions were asked.
+            quantity = Quantity(kind=Kind.TASK, name=f"average of {len(asked)} tasks", key="; ".join(asked))
+            yield Reading(model=model, quantity=quantity, value=self.average, error=self.average_stderr)
 
 
 class BenchCase(Entry):
@@ -253,23 +264,26 @@ class BenchRow(Entry):
             raise ValueError("a row of bench has times with a p50 and tokens_per_second, or an error")
         return self
 
+    def readings(self) -> Iterator[Reading]:
+        """Of dense and compressed rows of a checkpoint; rows at other widths are about no run."""
+        case = self.case
+        side = {("dense", ""): BEFORE, ("trisect", "checkpoint"): AFTER}.get((case.kind, case.asked))
+        if side is None or self.error is not None:
+            return
+        name = f"{case.phase}, {case.batch} x {case.length}" + (f" + {case.new}" if case.new else "") + " tokens"
+        how = f"{case.attention}, {case.mode}, {case.dtype}, {case.device}; random weights of the same shape"
+        speed = Quantity(kind=Kind.SPEED, name=name, detail=how, unit="tokens/s")
+        latency = replace(speed, kind=Kind.LATENCY, unit="ms")
+        for quantity, value in ((speed, self.tokens_per_second), (latency, 1000 * self.times["p50"])):
+            yield Reading(model=case.subject, quantity=quantity, value=value, side=side)
+
 
 class Measurement(Record):
     """What `--json` of compress, eval, quantize or bench wrote."""
 
-    model: Any = None
     out: Any = None
     tasks: Tasks | None = None
     rows: list[BenchRow] = []
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A prompt and how the models go on."""
-
-    prompt: str
-    texts: tuple[tuple[str, str], ...]
-    """(model, continuation or why there is none)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,9 +326,37 @@ class Run:
     def timings(self) -> dict[str, float]:
         """Seconds by stage, of everything that was done to the model; nothing is counted twice."""
         seconds: dict[str, float] = {}
-        for receipt in self.receipts:
-            for timings in (receipt.timings, *(tuning.timings for tuning in receipt.tuning)):
-                for stage, spent in timings.items():
-                    if stage not in SUMS or len(timings) == 1:
-                        seconds[stage] = seconds.get(stage, 0.0) + spent
+        for timings in (record.timings for receipt in self.receipts for record in (receipt, *receipt.tuning)):
+            for stage, spent in timings.items():
+                if stage not in SUMS or len(timings) == 1:
+                    seconds[stage] = seconds.get(stage, 0.0) + spent
         return seconds
+
+    def with_facts(self, readings: Iterable[Reading]) -> Self:
+        """The run with its sizes and with readings whose side is known; later ones win."""
+        sides: dict[Quantity, dict[str, Reading]] = {}
+        for reading in readings:
+            sides.setdefault(reading.quantity, {})[str(reading.side)] = reading
+        measured = []
+        for quantity, both in sides.items():
+            was, now = (both[side].value if side in both else None for side in (BEFORE, AFTER))
+            errors = [reading.error for reading in both.values() if reading.error is not None]
+            error = math.hypot(*errors) if len(errors) == 2 else None
+            measured.append(Fact(quantity=quantity, before=was, after=now, error=error))
+        return replace(self, facts=(*self._size_facts(), *measured))
+
+    def _size_facts(self) -> Iterator[Fact]:
+        """What needs no measuring."""
+        old, new, width = budget_of(self.before), budget_of(self.after), self.before.bytes_per_element
+        detail = f"before: {width} per parameter; after: the files"
+        weights = Quantity(kind=Kind.SIZE, name="weights in bytes", detail=detail, unit="B")
+        pairs = {
+            PARAMETERS: (old.parameters, new.parameters),
+            Quantity(kind=Kind.SIZE, name="decoder linear weights"): (old.linear_parameters, new.linear_parameters),
+            weights: (old.parameters * width, self.weight_bytes),
+            BITS: (8 * width, 8 * self.weight_bytes / old.parameters),
+            KV_CACHE: (old.kv_bytes_per_token, new.kv_bytes_per_token),
+            FLOPS: (old.flops, new.flops),
+        }
+        for quantity, (was, now) in pairs.items():
+            yield Fact(quantity=quantity, before=was, after=now)

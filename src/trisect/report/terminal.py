@@ -99,13 +99,11 @@ def heat_tables(before: ModelShape, after: ModelShape) -> Iterator[Table]:
         columns = (Column(str(layer), justify="right", min_width=3) for layer in layers)
         table = Table("% kept", *columns, box=None, padding=(0, 1, 0, 0), show_edge=False)
         for component in COMPONENTS:
-            table.add_row(component.upper(), *(_heat_cell(shares[component][layer]) for layer in layers))
+            kept = [shares[component][layer] for layer in layers]
+            styles = [Style(bgcolor=colour, color=ink) for colour, ink in map(heat_colours, kept)]
+            texts = (Text(f"{100 * share:.0f}", style=style) for share, style in zip(kept, styles, strict=True))
+            table.add_row(component.upper(), *texts)
         yield table
-
-
-def _heat_cell(share: float) -> Text:
-    colour, ink = heat_colours(share)
-    return Text(f"{100 * share:.0f}", style=Style(color=ink, bgcolor=colour))
 
 
 def count(number: float, units: str = "BMk") -> str:

@@ -2,17 +2,23 @@
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from reprlib import Repr
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from trisect.errors import TrisectError, unknown_name
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+AnyModel = TypeVar("AnyModel", bound="BaseModel")
 
 LARGEST_JSON = 32 << 20
 """Bytes. The index of a model of a thousand shards has a few million."""
@@ -122,6 +128,32 @@ def read_record(path: str | Path, *, what: str, instead: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise TrisectError(f"{path} is no {what}; {instead}.")
     return data
+
+
+def validated(model: type[AnyModel], data: Any, *, where: str = "", hint: str = "") -> AnyModel:
+    """`data` as a pydantic model, or one line that names the place, what came and what is needed."""
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise TrisectError((f"{where}: " if where else "") + _first_problem(error, hint)) from error
+
+
+def _first_problem(error: "ValidationError", hint: str) -> str:
+    """The first of the problems that pydantic found, with its place written as models[0].source."""
+    problem = error.errors()[0]
+    steps = [step for step in problem["loc"] if not str(step).startswith("(")]  # tags of unions are in brackets
+    place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
+    if problem["type"] == "value_error":
+        return (f"{place}: " if place else "") + str(problem["ctx"]["error"]).removesuffix(".") + "."
+    if problem["type"] == "missing":
+        return f"{place} is missing" + (f"; {hint}." if hint else ".")
+    if problem["type"] == "too_short":
+        return f"{place} must be a list with at least one entry, not {shown(problem['input'])}."
+    needed = problem["msg"].replace("Input should be", "must be").replace("String should", "must")
+    needed = re.sub(r"dictionary or instance of \w+", "mapping", needed)
+    return f"{place or 'it'} {needed}, not {shown(problem['input'])}."
 
 
 def parse_yaml(text: str, *, where: str) -> Any:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from trisect.errors import TrisectError
 from trisect.support.files import atomic_write_bytes
 
-STYLE: Any = {"svg.hashsalt": "trisect", "svg.fonttype": "none", "font.size": 9.0, "axes.spines.right": False}
 INK, SOFT, FAINT, PAPER = "#1c2128", "#57606a", "#d8dde3", "#ffffff"
 COLOURS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #7f7f7f #8c564b #a09000 #5e4fa2".split()
 """Okabe and Ito's, which colour-blind people can tell apart, and three more."""
@@ -30,8 +29,8 @@ COLD, HOT = (232, 240, 248), (178, 24, 43)
 VARIABLES = {INK: "ink", SOFT: "soft", FAINT: "faint"}
 VARIABLES |= {colour: f"c{number}" for number, colour in enumerate(COLOURS)}
 """Colour -> the CSS variable that a page sets in its place."""
-FIGURE_STYLE: Any = {
-    **STYLE,
+STYLE: Any = {
+    **{"svg.hashsalt": "trisect", "svg.fonttype": "none", "font.size": 9.0, "axes.spines.right": False},
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "axes.edgecolor": SOFT,
     "axes.facecolor": "none",
@@ -73,6 +72,8 @@ class Series:
     """A line to compare with, that is nobody's data: dashed, without marks."""
     depth: float | None = None
     """From 0 to 1 for one of many layers: its colour goes by depth."""
+    notes: Sequence[str] = ()
+    """Beside each point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +89,8 @@ class Figure:
 class Chart(Figure):
     """Series over two axes."""
 
-    x_label: str
-    y_label: str
+    axes: tuple[str, str]
+    """What lies across, and what upwards."""
     series: Sequence[Series]
     log_y: bool = False
     """Logarithmic where the values need it."""
@@ -97,7 +98,7 @@ class Chart(Figure):
     def table(self) -> Table:
         """A row per point."""
         rows: list[Row] = [(series.label, *point) for series in self.series for point in series.points]
-        return ("series", self.x_label, self.y_label), rows
+        return ("series", *self.axes), rows
 
 
 class Cell(NamedTuple):
@@ -145,6 +146,32 @@ class Bars(Figure):
         return ("run", "stage", self.unit), rows
 
 
+class Bar(NamedTuple):
+    """One bar of a group, with a note above it and perhaps a dash at what it could reach."""
+
+    label: str
+    value: float
+    note: str = ""
+    limit: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups(Figure):
+    """Upright bars in groups; those of one label have one colour."""
+
+    y_label: str
+    groups: Mapping[str, Sequence[Bar]]
+    guide: float | None = None
+    """A dashed line to compare with."""
+
+    def table(self) -> Table:
+        """A row per bar."""
+        rows: list[Row] = [
+            (group, bar.label, bar.note, bar.value) for group, bars in self.groups.items() for bar in bars
+        ]
+        return ("group", "bar", "note", self.y_label), rows
+
+
 def has_matplotlib() -> bool:
     """Whether figures can be drawn."""
     return find_spec("matplotlib") is not None
@@ -177,7 +204,7 @@ def svg(figure: Figure, *, themed: bool = False) -> str:
     """A figure as an SVG element with a tooltip on every mark; `themed` takes a page's colours."""
     canvas, tips = _draw(figure)
     canvas.patch.set_visible(not themed)
-    root = ET.fromstring(as_svg(canvas, style=FIGURE_STYLE))
+    root = ET.fromstring(as_svg(canvas))
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag.rpartition("}")[2] in ("metadata", "style"):
@@ -204,35 +231,21 @@ def png(figure: Figure) -> bytes:
     """A figure as PNG."""
     canvas, _ = _draw(figure)
     out = io.BytesIO()
-    _save(canvas, out, style=FIGURE_STYLE, format="png", dpi=DPI, metadata={"Software": None})
+    _save(canvas, out, style=STYLE, format="png", dpi=DPI, metadata={"Software": None})
     return out.getvalue()
 
 
-def file_name(*words: str) -> str:
-    """A name from words that may hold anything."""
-    return "-".join(re.sub(r"[^a-z0-9.+]+", "-", word.lower()).strip("-") for word in words) + ".svg"
+def drawn(figures: Iterable[Figure]) -> dict[str, bytes]:
+    """File name -> SVG."""
+    found = {file_name(figure.name): figure for figure in figures}
+    if found:
+        need_matplotlib()
+    return {name: f"{svg(figure)}\n".encode() for name, figure in found.items()}
 
 
-def one_plot() -> tuple[Any, Any]:
-    """A matplotlib figure with one pair of axes, for drawings that the records above cannot describe."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5.2, 3.6))
-        # Fixed margins: computed ones depend on the fonts of the machine, and take longer than the figure.
-        figure.subplots_adjust(left=0.13, right=0.97, bottom=0.13, top=0.92)
-        axes = figure.subplots()
-    axes.spines["top"].set_visible(False)
-    return figure, axes
-
-
-def colour_legend(axes: Any, colours: Mapping[str, str], **settings: Any) -> None:
-    """A legend of label -> colour, for bars."""
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=colour, label=label) for label, colour in colours.items()]
-    axes.legend(handles=handles, frameon=False, **settings)
+def file_name(text: str) -> str:
+    """The name of an SVG file from words that may hold anything."""
+    return re.sub(r"[^a-z0-9.+]+", "-", text.lower()).strip("-") + ".svg"
 
 
 def as_svg(figure: Any, *, style: Any = STYLE) -> bytes:
@@ -279,7 +292,7 @@ def _draw(figure: Figure) -> tuple[Any, dict[str, list[str]]]:
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
 
-    with rc_context(FIGURE_STYLE):
+    with rc_context(STYLE):
         canvas = Canvas()
         axes: Any = canvas.subplots()
         width, inner = WIDTH, 2.8
@@ -288,6 +301,8 @@ def _draw(figure: Figure) -> tuple[Any, dict[str, list[str]]]:
         elif isinstance(figure, HeatMap):
             legend, tips = _draw_heat_map(figure, axes)
             width, inner = max(WIDTH, 1.0 + 0.32 * figure.columns), 0.3 * len(figure.rows)
+        elif isinstance(figure, Groups):
+            legend, tips = _draw_groups(figure, axes)
         else:
             assert isinstance(figure, Bars)
             legend, tips = _draw_bars(figure, axes)
@@ -297,7 +312,7 @@ def _draw(figure: Figure) -> tuple[Any, dict[str, list[str]]]:
         top, bottom = 0.38 + 0.19 * math.ceil(len(labels) / columns), 0.55
         height = top + inner + bottom
         canvas.set_size_inches(width, height)
-        # Fixed margins, as in one_plot.
+        # Fixed margins: computed ones depend on the fonts of the machine, and take longer than the figure.
         canvas.subplots_adjust(0.75 / width, bottom / height, 1 - 0.15 / width, 1 - top / height)
         title = _cut(figure.title, LONGEST_TITLE)
         canvas.text(0.15 / width, 1 - 0.1 / height, title, va="top", weight="bold")
@@ -327,27 +342,51 @@ def _draw_chart(chart: Chart, axes: Any) -> Drawn:
         x, y = zip(*series.points, strict=True)
         line = axes.plot(x, y, gid=f"series-{place}", clip_on=False, **style)[0]
         (named if series.depth is None else layers).append((series.label, line))
+        for note, point in zip(series.notes, series.points, strict=False):
+            axes.annotate(note, point, textcoords="offset points", xytext=(4, 3), fontsize=7)
         marked = series.points[::every] if "marker" in style else ()
         tips[f"series-{place}"] = [
-            f"{series.label}: {chart.x_label} {x:.4g}, {chart.y_label} {y:.4g}" for x, y in marked
+            f"{series.label}: {chart.axes[0]} {x:.4g}, {chart.axes[1]} {y:.4g}" for x, y in marked
         ]
-    _set_scales(chart, axes)
+    values = [y for series in chart.series for _, y in series.points]
+    _set_scales(axes, values, chart.axes, log=chart.log_y)
     return [*layers[:1], *layers[1:][-1:], *named], tips
 
 
-def _set_scales(chart: Chart, axes: Any) -> None:
+def _draw_groups(figure: Groups, axes: Any) -> Drawn:
+    tips = {}
+    colours, legend = _colours(bar.label for bars in figure.groups.values() for bar in bars)
+    for place, (group, bars) in enumerate(figure.groups.items()):
+        width = 0.8 / len(bars)
+        for number, bar in enumerate(bars):
+            left, gid = place - 0.4 + number * width, f"mark-{place}-{number}"
+            box = axes.bar(left, bar.value, 0.95 * width, align="edge", color=colours[bar.label])
+            box.patches[0].set_gid(gid)
+            axes.bar_label(box, [bar.note], fontsize=7, padding=2)
+            if bar.limit is not None:
+                axes.hlines(bar.limit, left, left + width, colors=INK, linewidth=1.2)
+            tips[gid] = [f"{group}, {bar.label}: {figure.y_label} {bar.value:.4g}"]
+    if figure.guide is not None:
+        axes.axhline(figure.guide, color=SOFT, linestyle="--", linewidth=1)
+    values = [bar.value for bars in figure.groups.values() for bar in bars]
+    _set_scales(axes, values, ("", figure.y_label), log=True)
+    axes.set_xticks(range(len(figure.groups)), [_label(group) for group in figure.groups], fontsize=7)
+    axes.margins(y=0.15)
+    return legend, tips
+
+
+def _set_scales(axes: Any, values: Sequence[float], labels: tuple[str, str], *, log: bool) -> None:
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-    values = [y for series in chart.series for _, y in series.points]
-    if chart.log_y and min(values) > 0 and max(values) / min(values) > LOG_RANGE:
+    if log and min(values) > 0 and max(values) / min(values) > LOG_RANGE:
         axes.set_yscale("log")
         few = max(values) / min(values) < 1e3
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
         axes.yaxis.set_minor_locator(NullLocator())
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:.6g}"))
-    axes.set_xlabel(_cut(chart.x_label, LONGEST_TITLE))
-    axes.set_ylabel(_cut(chart.y_label, LONGEST_TITLE))
+    axes.set_xlabel(_cut(labels[0], LONGEST_TITLE))
+    axes.set_ylabel(_cut(labels[1], LONGEST_TITLE))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
 
@@ -373,11 +412,8 @@ def _draw_heat_map(heat: HeatMap, axes: Any) -> Drawn:
 
 
 def _draw_bars(bars: Bars, axes: Any) -> Drawn:
-    from matplotlib.patches import Patch
-
     tips = {}
-    names = dict.fromkeys(name for segments in bars.rows.values() for name in segments)
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    colours, legend = _colours(name for segments in bars.rows.values() for name in segments)
     for row, (label, segments) in enumerate(bars.rows.items()):
         left, total = 0.0, sum(segments.values())
         for number, (name, value) in enumerate(segments.items()):
@@ -389,7 +425,15 @@ def _draw_bars(bars: Bars, axes: Any) -> Drawn:
     _set_rows(axes, [""] * len(bars.rows))
     axes.set_xlim(0, 100)
     axes.set_xlabel("share (%)")
-    return [(name, Patch(color=colour)) for name, colour in colours.items()], tips
+    return legend, tips
+
+
+def _colours(names: Iterable[str]) -> tuple[dict[str, str], list[tuple[str, Any]]]:
+    """A colour for each name, and their entries in the legend."""
+    from matplotlib.patches import Patch
+
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(dict.fromkeys(names))}
+    return colours, [(name, Patch(color=colour)) for name, colour in colours.items()]
 
 
 def _set_rows(axes: Any, labels: Iterable[str]) -> None:

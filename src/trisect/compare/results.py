@@ -1,13 +1,17 @@
-"""The Markdown page of a recipe, and the files beside it: one table per model, and the paper's diagnostic."""
+"""The files of a recipe's results: one table per model, the paper's diagnostic, a CSV and figures."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 
-from trisect.compare.outcomes import CellOutcome, Folder, ModelOutcome, Row, csv_text, outcomes_of
+from trisect.bench.rows import markdown, to_csv
+from trisect.compare.outcomes import CellOutcome, Folder, ModelOutcome, Row, measurements, outcomes_of
 from trisect.compare.recipe import Drawing, Recipe
 from trisect.support.files import atomic_write_bytes
+from trisect.support.plots import Bar, Chart, Figure, Groups, Point, Series, drawn
 
 MISS = "(!)"
 MISS_LEGEND = f"{MISS} misses the asked ratio by more than one alignment step."
@@ -23,15 +27,13 @@ def write_results(recipe: Recipe, folder: Folder, source: Path, *, figures: bool
     files = {
         "recipe.yaml": source.read_bytes(),
         "table.md": page(recipe, models).encode(),
-        "table.csv": csv_text(models).encode(),
+        "table.csv": to_csv(measurements(models)).encode(),
     }
     if figures:
-        from trisect.compare.figures import draw
-
-        drawn = draw(recipe, models)
-        files |= {f"figures/{name}": svg for name, svg in drawn.items()}
+        pictures = draw(recipe, models)
+        files |= {f"figures/{name}": svg for name, svg in pictures.items()}
         for old in (folder.path / "figures").glob("*.svg"):
-            if old.name not in drawn:  # of a recipe that has changed since
+            if old.name not in pictures:  # of a recipe that has changed since
                 old.unlink()
     paths = {folder.path / name: data for name, data in files.items()}
     changed = [path for path in paths if not path.is_file() or path.read_bytes() != paths[path]]
@@ -95,15 +97,15 @@ def _table(recipe: Recipe, model: ModelOutcome, failures: Sequence[CellOutcome])
     head = ["method", *(f"{_percent(ratio)}: {name}" for ratio in model.ratios for name in columns)]
     # The dense model has no ratio: its values stand in the columns of each.
     dense = ["dense", *cells(model.dense, []) * len(model.ratios)]
-    lines = [_line(head), "|" + "---|" * len(head), _line(dense)]
+    lines = [dense]
     for row in model.rows:
         line = [model.label(row)]
         for ratio in model.ratios:
             # Only rows that cut the same parts compete.
             same = [other for other in model.rows if other.parts == row.parts and ratio in other.cells]
             line += cells(row.cells.get(ratio), [other.cells[ratio] for other in same])
-        lines.append(_line(line))
-    return "\n".join(lines)
+        lines.append(line)
+    return markdown(head, lines).rstrip()
 
 
 def _removed(outcome: CellOutcome) -> str:
@@ -189,13 +191,12 @@ def diagnostics(models: Sequence[ModelOutcome], drawing: Drawing) -> list[Diagno
     for model in models:
         rows: dict[str, dict[tuple[str, ...], Row]] = {}
         for row in model.rows:
-            several = len(model.model.calibrations) > 1
-            name = f"{row.method.name} ({row.calibration.name})" if several else row.method.name
-            rows.setdefault(name, {}).setdefault(row.parts, row)
-        number = model.text_number(drawing.evaluation)
+            rows.setdefault(model.label(row, row.method.name), {}).setdefault(row.parts, row)
+        texts = [text.name for text in model.model.evaluations]
         needed = {drawing.parts, *((part,) for part in drawing.parts)}
         for name, by_parts in rows.items():
-            if number is not None and needed <= by_parts.keys():
+            if (drawing.evaluation or texts[0]) in texts and needed <= by_parts.keys():
+                number = texts.index(drawing.evaluation or texts[0])
                 found.append(_diagnostic(model, name, number, by_parts, drawing.parts))
     return found
 
@@ -206,41 +207,37 @@ def _diagnostic(
     def known(row: Row, value: Callable[[CellOutcome], float | None]) -> dict[float, float]:
         return {ratio: v for ratio, outcome in row.cells.items() if (v := value(outcome)) is not None}
 
-    def increases(*cut: str) -> dict[float, float]:
-        return known(rows[cut], lambda outcome: model.increase(outcome, number))
-
-    def lost(part: str) -> dict[float, float]:
-        return known(rows[part,], lambda outcome: outcome.objective_lost(part))
+    def increase(outcome: CellOutcome) -> float | None:
+        return model.increase(outcome, number)
 
     return Diagnostic(
         model=model.model.name,
         method=method,
         text=model.model.evaluations[number].name,
         ratios=tuple(sorted(rows[parts].cells)),
-        alone={part: increases(part) for part in parts},
-        together=increases(*parts),
-        lost={part: lost(part) for part in parts},
+        alone={part: known(rows[part,], increase) for part in parts},
+        together=known(rows[parts], increase),
+        lost={part: known(rows[part,], methodcaller("objective_lost", part)) for part in parts},
     )
 
 
 def _diagnostic_table(entry: Diagnostic) -> str:
     """The table in the paper's form, with the local objectives below it."""
 
-    def line(name: str, values: dict[float, float], text: Callable[[float], str] = _increase_text) -> str:
-        return _line([name, *(text(values[r]) if r in values else "-" for r in entry.ratios)])
+    def line(name: str, values: dict[float, float], text: Callable[[float], str] = _increase_text) -> list[str]:
+        return [name, *(text(values[r]) if r in values else "-" for r in entry.ratios)]
 
     names = [part.upper() for part in entry.alone]
     lines = [
-        _line([f"{entry.model}, {entry.method}", *(f"{100 * ratio:g}%" for ratio in entry.ratios)]),
-        "|---|" + "---|" * len(entry.ratios),
         *(line(part.upper(), increases) for part, increases in entry.alone.items()),
         line(" + ".join(names), entry.sums()),
         line("Both" if len(names) == 2 else "Together", entry.together),
         *(line(f"{p.upper()} objective lost", shares, "{:.2%}".format) for p, shares in entry.lost.items()),
     ]
-    title = f"### Local objectives and perplexity: {entry.model}, {entry.method}"
+    name = f"{entry.model}, {entry.method}"
+    table = markdown([name, *(f"{100 * ratio:g}%" for ratio in entry.ratios)], lines).rstrip()
     said = f"Increase in perplexity on {entry.text} when components are cut alone and together."
-    return f"{title}\n\n{said}\n\n" + "\n".join(lines)
+    return f"### Local objectives and perplexity: {name}\n\n{said}\n\n{table}"
 
 
 def _increase_text(value: float) -> str:
@@ -260,5 +257,67 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}".removesuffix(".0") + "%"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def draw(recipe: Recipe, models: Sequence[ModelOutcome]) -> dict[str, bytes]:
+    """File name -> SVG, for every figure of the recipe that has something to show."""
+    figures = [figure for drawing in recipe.figures for figure in _figures(drawing, models)]
+    return drawn(figure for figure in figures if figure is not None)
+
+
+def _figures(drawing: Drawing, models: Sequence[ModelOutcome]) -> Iterator[Figure | None]:
+    if drawing.kind == "diagnostic":
+        yield from map(_diagnostic_chart, diagnostics(models, drawing))
+        return
+    for model in models:
+        for number, text in enumerate(model.model.evaluations):
+            if drawing.evaluation in (None, text.name):
+                yield _ratio(model, number) if drawing.kind == "ratio" else _bars(model, number, drawing.ratio)
+
+
+def _ratio(model: ModelOutcome, number: int) -> Chart | None:
+    """Perplexity against the ratio really removed, one line per method."""
+    lines = {model.label(row): _points(row, number) for row in model.rows}
+    series = [Series(label=label, points=points) for label, points in lines.items() if points]
+    if not series:
+        return None
+    dense, removed = model.dense.perplexity(number), [x for each in series for x, _ in each.points]
+    if dense is not None and math.isfinite(dense):
+        ends = [(min(removed), dense), (max(removed), dense)]
+        series.append(Series(label="dense", guide=True, points=ends))
+    name, text = model.model.name, model.model.evaluations[number].name
+    axes = ("removed (%)", f"perplexity, {text}")
+    return Chart(name=f"ratio-{name}-{text}", title=name, axes=axes, series=series, log_y=True)
+
+
+def _points(row: Row, number: int) -> list[Point]:
+    known = ((outcome.removed(), outcome.perplexity(number)) for outcome in row.cells.values())
+    return sorted((100 * x, y) for x, y in known if x is not None and y is not None and math.isfinite(y))
+
+
+def _bars(model: ModelOutcome, number: int, asked: float | None) -> Groups | None:
+    """Increase in perplexity at one ratio, bars grouped by the components that were cut."""
+    ratio = min(model.ratios, default=0.0) if asked is None else asked
+    groups: dict[str, list[Bar]] = {}
+    for row in model.rows:
+        increase = model.increase(row.cells[ratio], number) if ratio in row.cells else None
+        if increase is not None and math.isfinite(increase):
+            # The group names the parts.
+            label = re.sub(rf" {','.join(row.parts)}\b", "", model.label(row))
+            bar = Bar(label=label, value=increase, note=f"{increase:.2f}")
+            groups.setdefault("+".join(row.parts).upper(), []).append(bar)
+    name, text = model.model.name, model.model.evaluations[number].name
+    title, label = f"{name}, {100 * ratio:g}% removed", f"increase in perplexity, {text}"
+    return Groups(name=f"bars-{name}-{text}", title=title, y_label=label, groups=groups) if groups else None
+
+
+def _diagnostic_chart(entry: Diagnostic) -> Chart | None:
+    """Share of the local objective lost against the increase in perplexity, one line per component."""
+    series = []
+    for part, alone in entry.alone.items():
+        ratios = [ratio for ratio in entry.ratios if ratio in alone and ratio in entry.lost[part]]
+        points = [(100 * entry.lost[part][ratio], alone[ratio]) for ratio in ratios]
+        notes = [f"{100 * ratio:g}%" for ratio in ratios]
+        if points:
+            series.append(Series(label=f"{part.upper()} alone", points=points, notes=notes))
+    name, title = f"diagnostic-{entry.model}-{entry.method}-{entry.text}", f"{entry.model}, {entry.method}"
+    axes = ("local objective lost (%)", f"increase in perplexity, {entry.text}")
+    return Chart(name=name, title=title, axes=axes, series=series) if series else None
