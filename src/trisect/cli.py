@@ -6,9 +6,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from trisect.commands import Interrupted, build_app
 from trisect.commands._config import blame
 from trisect.commands._screen import is_verbose, one_command
-from trisect.commands._verb import Interrupted, build_app
 from trisect.errors import TrisectError
 
 BAD_INPUT = 2

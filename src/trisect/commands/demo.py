@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trisect.commands import _options as options
-from trisect.commands._names import completed, method_names
+from trisect.commands import _screen as screen
+from trisect.commands.compress import show_result
 
 if TYPE_CHECKING:
     from trisect.models import Loaded
@@ -24,15 +25,10 @@ SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
 
 def run(
     ratio: Annotated[float, typer.Option(help="Fraction of the decoder's weights to remove.")] = 0.25,
-    method: Annotated[
-        str, typer.Option(metavar="NAME", help="See `trisect ls methods`.", autocompletion=completed(method_names))
-    ] = "a3+",
+    method: Annotated[str, typer.Option(metavar="NAME", help="See `trisect ls methods`.")] = "a3+",
     json: options.Json = None,
-    quiet: options.Quiet = False,
 ) -> None:
     """Fetch a small model, compress it, and show what it cost."""
-    from trisect.commands._result import show_result
-    from trisect.commands._screen import keep_measurement, load, progress, quiet_libraries, say, say_next, stdout
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.data import REGISTRY_MODELS
     from trisect.data.catalogue import BUILTIN
@@ -42,11 +38,10 @@ def run(
     calibration = CalibrationConfig(source=BUILTIN, samples=SAMPLES, length=LENGTH)
     config = CompressConfig(ratio=ratio, method=method, calibration=calibration)
     get_method(method)
-    console = stdout()
-    console.print(f"{MODEL}: remove {ratio:.0%} with {method}")
-    with quiet_libraries(), progress(quiet=quiet) as report:
+    screen.say(f"{MODEL}: remove {ratio:.0%} with {method}")
+    with screen.quiet_libraries(), screen.progress() as report:
         report("load", 0, 1)
-        loaded = load(MODEL, dtype="float32", device="cpu", trust_remote_code=False)
+        loaded = screen.load(MODEL, options.LoadOptions(dtype="float32"))
         report("load", 1, 1)
         dense_text = continue_prompt(loaded)
         job = Job(
@@ -58,15 +53,14 @@ def run(
             eval_windows=EVAL_WINDOWS,
             other_text=False,
         )
-        result = carry_out(job, say=say, progress=report)
+        result = carry_out(job, say=screen.say, progress=report)
         narrow_text = continue_prompt(loaded)
     show_result(result)
-    console.print(f"({MODEL}: {REGISTRY_MODELS[MODEL].note})")
-    console.print(f"before:     {dense_text}", soft_wrap=True, markup=False)
-    console.print(f"compressed: {narrow_text}", soft_wrap=True, markup=False)
+    screen.say(f"({MODEL}: {REGISTRY_MODELS[MODEL].note})")
+    screen.say(f"before:     {dense_text}", f"compressed: {narrow_text}")
     texts = {"prompt": PROMPT, "before": dense_text, "after": narrow_text}
-    keep_measurement(json, {**result.receipt, "texts": texts})
-    say_next(f"trisect compress {MODEL} -o small --ratio {ratio} --method {method}", quiet=quiet)
+    screen.keep_measurement(json, {**result.receipt, "texts": texts})
+    screen.say_next(f"trisect compress {MODEL} -o small --ratio {ratio} --method {method}")
 
 
 def continue_prompt(loaded: "Loaded") -> str:

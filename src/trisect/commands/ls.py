@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from trisect.commands._names import one_of
+from trisect.commands import _screen as screen
 from trisect.errors import unknown_name
 
 PANEL = "Start here"
@@ -14,27 +14,17 @@ KINDS = ("methods", "pieces", "families", "data", "models")
 
 def run(
     kind: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[methods|pieces|families|data|models]",
-            help="Leave it out for everything.",
-            autocompletion=one_of(*KINDS),
-        ),
+        str | None, typer.Argument(metavar=f"[{'|'.join(KINDS)}]", help="Leave it out for everything.")
     ] = None,
 ) -> None:
     """List methods, pieces of a3+, model families, data sources and built-in models."""
-    from rich.table import Table
-
-    from trisect.commands._screen import stdout
-
     if kind is not None and kind not in KINDS:
         raise unknown_name("list", kind, KINDS)
-    console = stdout()
     for wanted in (kind,) if kind else KINDS:
-        table = Table(title=wanted, title_justify="left", show_header=False)
+        table = screen.table(title=wanted, show_header=False)
         for name, summary in entries(wanted).items():
             table.add_row(name, summary)
-        console.print(table)
+        screen.show(table)
 
 
 def entries(kind: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trisect.commands import _options as options
+from trisect.commands import _screen as screen
 from trisect.errors import TrisectError
 
 PANEL = "Measure"
@@ -55,10 +56,8 @@ def run(
         typer.Option(metavar="DIR", help="Also every figure as SVG and PNG (pip install 'trisect[plots]')."),
     ] = None,
     device: options.Device = "cpu",
-    quiet: options.Quiet = False,
 ) -> None:
     """Write one self-contained page: what went, what it cost, where the time went, and every receipt."""
-    from trisect.commands._screen import quiet_libraries, quoted, say_next, say_saved, stdout
     from trisect.plan import read_curves
     from trisect.report.collect import read_runs
     from trisect.report.page import check_outputs, render, report_sections, write_figures
@@ -67,20 +66,20 @@ def run(
 
     check_outputs(out, figures)
     check_samples(sample or [], sample_tokens)
-    with quiet_libraries():
+    with screen.quiet_libraries():
         found = read_runs(runs, measured or [])
         shown = None if layers is None else _layers(layers, found)
         known = None if curves is None else read_curves(curves)
         _check_curves(known, found, curves)
-        texts = _samples(found, sample or [], sample_tokens, device=device, quiet=quiet)
+        texts = _samples(found, sample or [], sample_tokens, device=device)
     sections = report_sections(found, curves=known, samples=texts, layers=shown)
     page = render(found, sections)
     if figures is not None:
         drawn = write_figures(figures, sections)
-        stdout().print(f"{len(drawn)} files of figures in {figures}", soft_wrap=True, markup=False)
+        screen.say(f"{len(drawn)} files of figures in {figures}")
     atomic_write_text(out, page)
-    say_saved(out)
-    say_next(f"open {quoted(out)} in a browser", quiet=quiet)
+    screen.say_saved(out)
+    screen.say_next(f"open {screen.quoted(out)} in a browser")
 
 
 def _layers(text: str, runs: "list[Run]") -> tuple[int, ...]:
@@ -102,19 +101,18 @@ def _check_curves(curves: "Curves | None", runs: "list[Run]", path: Path | None)
         )
 
 
-def _samples(runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str, quiet: bool) -> "list[Sample]":
-    from trisect.commands._screen import load, progress
+def _samples(runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str) -> "list[Sample]":
     from trisect.report.samples import draw_samples
 
     if not prompts:
         return []
-    with progress(quiet=quiet) as report:
+    with screen.progress() as report:
         done = 0
 
         def loading(name: str) -> Any:
             nonlocal done
             report("samples", done, len(runs) + 1)
             done += 1
-            return load(name, dtype=None, device=device, trust_remote_code=False)
+            return screen.load(name, options.LoadOptions(device=device))
 
         return draw_samples(runs, prompts, new_tokens=new_tokens, load=loading)

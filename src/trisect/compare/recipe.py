@@ -22,9 +22,9 @@ from pydantic import (
     model_validator,
 )
 
-from trisect.calibrate.synthetic import SampleConfig
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.config.goals import GOALS
+from trisect.config.verbs import SampleConfig
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods import get_method
 from trisect.support.checks import shown
@@ -277,7 +277,7 @@ class WrittenText(Entry):
 
     file: Annotated[str, _file_below(".jsonl")]
     by: Text
-    words: Annotated[SampleConfig, BeforeValidator(lambda given: SampleConfig(**given))]
+    words: Annotated[SampleConfig, BeforeValidator(lambda given: SampleConfig(**{"length": 2048, **given}))]
 
 
 def _text_kind(data: Any) -> str:

@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trisect.config.verbs import TuneConfig
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import check_positions, input_device
 from trisect.finetune.adapters import attach, logits_of, merge
-from trisect.finetune.config import TuneConfig
 from trisect.finetune.examples import IGNORED, Batch, Example, Examples, collate
 from trisect.methods import METHODS
 from trisect.models import fingerprint
