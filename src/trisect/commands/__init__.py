@@ -6,51 +6,33 @@ stands for the record's options (`_options.py`). Files that start with an unders
 Heavy imports (torch, transformers) belong inside functions: `trisect --help` must be fast.
 """
 
-import functools
 import importlib
 import pkgutil
 import shlex
 from collections.abc import Callable, Sequence
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 
-from trisect.commands import _config, _options, _screen
+from trisect.commands import _config, _screen
+from trisect.commands._options import RECORDS, build_record, expanded, option
 from trisect.support.files import check_writable
 from trisect.support.receipt import package_version
 
 PANELS = ("Start here", "Compress", "Measure", "Recover and shrink further", "Use")
-
-
-def _shared(kind: Any, default: Any, *names: str, help: str, **more: Any) -> Any:
-    option = typer.Option(*names, help=help, rich_help_panel="For every verb", **more)
-    return {"annotation": Annotated[kind, option], "default": default}
-
-
-SHARED = {
-    "quiet": _shared(bool, False, "--quiet", "-q", help="Results only: no progress, no hints."),
-    "config_file": _shared(
-        Path | None,
-        None,
-        "--config",
-        help="YAML with options as keys; those typed here win. `trisect init VERB` writes one.",
-        metavar="FILE",
-        is_eager=True,
-        callback=_config.read_options,
-    ),
-    "verbose": _shared(
-        bool,
-        False,
-        "--verbose",
-        "-v",
-        help="Also what other libraries say, tracebacks, and time and memory at the end.",
-    ),
-    "context": {"annotation": typer.Context},
-}
-"""Options of every verb."""
+EVERY_VERB = "For every verb"
+Quiet = Annotated[bool, option("Results only: no progress, no hints.", None, "--quiet", "-q", panel=EVERY_VERB)]
+Verbose = Annotated[
+    bool, option("Tracebacks, time, memory, other libraries' lines.", None, "--verbose", "-v", panel=EVERY_VERB)
+]
+ABOUT_CONFIG = "YAML with options as keys; those typed here win. `trisect init VERB` writes one."
+Config = Annotated[
+    Path | None,
+    option(ABOUT_CONFIG, "FILE", "--config", panel=EVERY_VERB, is_eager=True, callback=_config.read_options),
+]
 
 
 class Interrupted(Exception):
@@ -59,26 +41,31 @@ class Interrupted(Exception):
 
 def command_of(run: Callable[..., None]) -> Callable[..., None]:
     """A verb's `run` with the options that all verbs share, and those of the records it asks for."""
-    declared = signature(run)
-    own = declared.parameters
-    records = {name: entry.annotation for name, entry in own.items() if entry.annotation in _options.RECORDS}
+    own = signature(run).parameters
+    records = {name: entry.annotation for name, entry in own.items() if entry.annotation in RECORDS}
 
-    @functools.wraps(run)
-    def command(context: typer.Context, config_file: Any, quiet: bool, verbose: bool, **options: Any) -> None:
+    def command(
+        *,
+        quiet: Quiet = False,
+        config_file: Config = None,
+        verbose: Verbose = False,
+        context: typer.Context,
+        **given: Any,
+    ) -> None:
         _screen.begin(quiet=quiet, verbose=verbose)
-        if options.get("json") is not None:
-            check_writable(options["json"])
+        if given.get("json") is not None:
+            check_writable(given["json"])
         if config_file is not None:
-            options = _config.without_replaced_goals(context, options)
+            given = _config.without_replaced_goals(context, given)
         try:
-            settings = {name: _options.build_record(kind, options) for name, kind in records.items()}
-            run(**options, **settings)
+            run(**{name: build_record(kind, given) for name, kind in records.items()}, **given)
         except KeyboardInterrupt as error:
             raise Interrupted(str(error)) from error
 
-    parameters = [entry for parameter in own.values() for entry in _options.expanded(parameter)]
-    parameters += [Parameter(name, Parameter.KEYWORD_ONLY, **about) for name, about in SHARED.items()]
-    command.__signature__ = declared.replace(parameters=parameters)  # type: ignore[attr-defined]
+    shared = [entry for entry in signature(command).parameters.values() if entry.kind is Parameter.KEYWORD_ONLY]
+    parameters = [*(entry for parameter in own.values() for entry in expanded(parameter)), *shared]
+    command.__doc__ = run.__doc__
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {entry.name: entry.annotation for entry in parameters}
     return command
 

@@ -16,28 +16,29 @@ from trisect.config.goals import GOAL_OPTIONS
 from trisect.config.record import CUT, RUNNING, defaults_of, options_of_record, setting_names
 from trisect.config.verbs import QuantizeConfig, SampleConfig, TuneConfig
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Hub id, folder, GGUF file, or a name from `trisect ls models`.")
-]
-OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder.")]
-Length = Annotated[int | None, typer.Option(help="Tokens per window. (default: 2048, or the model's context)")]
+
+def option(help: str, metavar: str | None = None, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """An option of a verb, named like its parameter where no name is given."""
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **more)
+
+
+def argument(help: str, metavar: str) -> Any:
+    """A word of a verb without a name before it."""
+    return typer.Argument(help=help, metavar=metavar)
+
+
+Model = Annotated[str, argument("Hub id, folder, GGUF file, or a name from `trisect ls models`.", "MODEL")]
+OutFolder = Annotated[Path, option("New folder.", "DIR")]
+Length = Annotated[int | None, option("Tokens per window. (default: 2048, or the model's context)")]
 Dtype = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DTYPE", help="float32, bfloat16 or float16; the checkpoint's own by default.", rich_help_panel=RUNNING
-    ),
+    str | None, option("float32, bfloat16 or float16; the checkpoint's own by default.", "DTYPE", panel=RUNNING)
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, ...", rich_help_panel=RUNNING)]
-Curves = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Loss curves for search and balanced: read, or measured and written.", rich_help_panel=CUT
-    ),
+Device = Annotated[str, option("cpu, cuda, cuda:1, ...", "DEVICE", panel=RUNNING)]
+CurvesFile = Annotated[
+    Path | None, option("Loss curves for search and balanced: read, or measured and written.", "FILE", panel=CUT)
 ]
-TrustRemoteCode = Annotated[
-    bool, typer.Option(help="Run code that the checkpoint brings along.", rich_help_panel=RUNNING)
-]
-Json = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the measurement as JSON.")]
+TrustRemoteCode = Annotated[bool, option("Run code that the checkpoint brings along.", panel=RUNNING)]
+Json = Annotated[Path | None, option("Write the measurement as JSON.", "FILE")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ def _setting(name: str, about: dict[str, Any]) -> Parameter:
         isinstance(default, str | int | float) and not isinstance(default, bool) and "(default" not in about["help"]
     )
     text = f"{about['help']} (default: {default})" if shown else about["help"]
-    declared = typer.Option(help=text, metavar=about["metavar"], rich_help_panel=about["panel"])
+    declared = option(text, about["metavar"], panel=about["panel"])
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declared])
 
 
@@ -113,6 +114,8 @@ def _completed(parameter: Parameter) -> Parameter:
     """A flag by its name alone, without a --no-; other options with the names that a shell may complete."""
     kind, declared = get_args(parameter.annotation)
     declared, name = copy(declared), parameter.name
+    if name == "out":
+        declared.param_decls = ("--out", "-o")
     if kind in (bool, bool | None):
         declared.param_decls = declared.param_decls or (f"--{name.replace('_', '-')}",)
         return parameter.replace(annotation=Annotated[kind, declared])

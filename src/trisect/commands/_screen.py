@@ -28,51 +28,42 @@ PIPED_WIDTH = 120
 
 
 @dataclass(kw_only=True)
-class _Command:
-    """The command that is being run, and what to put back when it ends."""
+class Command:
+    """The command that is being run: how much it says, and what to put back when it ends."""
 
-    verbose: bool = False
     quiet: bool = False
+    verbose: bool = False
     endings: ExitStack = field(default_factory=ExitStack)
 
 
-_running: ContextVar[_Command | None] = ContextVar("_running", default=None)
+_running: ContextVar[Command | None] = ContextVar("_running", default=None)
 
 
-def _command() -> _Command:
-    return _running.get() or _Command()
+def running() -> Command:
+    """The command that is being run, or one with the defaults."""
+    return _running.get() or Command()
 
 
 @contextmanager
-def one_command() -> Iterator[None]:
+def one_command() -> Iterator[Command]:
     """Settings that a command changes, in here or in other libraries, are as before when it ends."""
-    command = _Command()
+    command = Command()
     token = _running.set(command)
     try:
         with command.endings:
-            yield
+            yield command
     finally:
         _running.reset(token)
 
 
 def begin(*, quiet: bool, verbose: bool) -> None:
     """Say less or more until the command ends."""
-    command, logger = _command(), logging.getLogger("trisect")
+    command, logger = running(), logging.getLogger("trisect")
     command.quiet, command.verbose = quiet, verbose
     if verbose:
         command.endings.callback(_say_what_it_took, time.perf_counter())
         command.endings.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.DEBUG)
-
-
-def is_verbose() -> bool:
-    """Whether --verbose was given."""
-    return _command().verbose
-
-
-def is_quiet() -> bool:
-    """Whether --quiet was given."""
-    return _command().quiet
 
 
 def stdout() -> Console:
@@ -86,19 +77,13 @@ def stdout() -> Console:
 
 def stderr() -> Console:
     """The console for what is being done; nothing of it when quiet."""
-    return Console(stderr=True, quiet=is_quiet(), soft_wrap=True, highlight=False, markup=False, emoji=False)
+    return Console(stderr=True, quiet=running().quiet, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-def say(*lines: str) -> None:
-    """Lines of results."""
-    for line in lines:
-        stdout().print(line, soft_wrap=True)
-
-
-def show(*tables: Table) -> None:
-    """Tables of results."""
-    for table in tables:
-        stdout().print(table)
+def say(*results: str | Table) -> None:
+    """Lines and tables of results."""
+    for entry in results:
+        stdout().print(entry, soft_wrap=isinstance(entry, str))
 
 
 def table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
@@ -120,7 +105,7 @@ def keep_measurement(path: Path | None, measured: Mapping[str, Any]) -> None:
 
 def say_next(*lines: str) -> None:
     """What a user would type next."""
-    if not is_quiet():
+    if not running().quiet:
         say(*(f"Next: {line}" for line in lines))
 
 
@@ -139,9 +124,8 @@ def quiet_libraries() -> Iterator[None]:
 
     command = _running.get()
     with ExitStack() as here:
-        if not is_verbose():
-            stack = here if command is None else command.endings
-            stack.enter_context(quiet_transformers())
+        if not running().verbose:
+            (here if command is None else command.endings).enter_context(quiet_transformers())
         yield
 
 
@@ -156,7 +140,7 @@ def load(name: str, loading: LoadOptions) -> "Loaded":
 @contextmanager
 def progress(*, hidden: bool = False) -> Iterator[Report]:
     """Bars on a terminal, one line per stage elsewhere, nothing when quiet."""
-    console, quiet = Console(stderr=True), hidden or is_quiet()
+    console, quiet = Console(stderr=True), hidden or running().quiet
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = quiet or not console.is_terminal
     # Lines for stdout must stay there: rich would move them to stderr, where the bars are.

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import Device, Json, TrustRemoteCode, argument, option
 from trisect.config.record import RUNNING
 from trisect.errors import TrisectError
 
@@ -28,51 +28,38 @@ ROWS, CSV, PAGE, FIGURES = "rows.json", "rows.csv", "table.md", "figures"
 
 
 def run(
-    model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="As elsewhere; only its config is read. Or use --shape.")
-    ] = None,
-    shape: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A published shape, e.g. llama-2-13b, in place of MODEL.")
-    ] = None,
-    ratio: Annotated[str | None, typer.Option(metavar="LIST", help="Fractions to remove, e.g. 0.2,0.4,0.6.")] = None,
-    widths: Annotated[str | None, typer.Option(metavar="LIST", help="Widths as QK/VO/MLP, e.g. 96/96/11008.")] = None,
-    align: Annotated[str, typer.Option(metavar="32|16|8|none", help="Grid of the widths at --ratio.")] = "16",
-    folded: Annotated[bool, typer.Option(help="Narrow heads turn at rates of their own, as a3+ folds them.")] = False,
-    variants: Annotated[
-        str, typer.Option(metavar="LIST", help="Of dense, owned, trisect, svd-llm.")
-    ] = "dense,trisect,svd-llm",
-    phase: Annotated[str, typer.Option(metavar="LIST", help="Of prefill, decode.")] = "prefill,decode",
-    batch: Annotated[str, typer.Option(metavar="LIST", help="Sequences at once, e.g. 1,2,4,8.")] = "1",
-    length: Annotated[str, typer.Option(metavar="LIST", help="Tokens of a prompt, e.g. 1024,2048.")] = "1024",
-    new: Annotated[int, typer.Option(help="Tokens to decode behind the prompt.")] = 128,
-    attention: Annotated[str, typer.Option(metavar="LIST", help="Of eager, sdpa.")] = "sdpa",
-    graphs: Annotated[bool, typer.Option(help="Decode by CUDA graphs.")] = False,
-    compile: Annotated[bool, typer.Option(help="Run through torch.compile.")] = False,
-    layers: Annotated[int | None, typer.Option(help="Run so many layers and extrapolate to all of them.")] = None,
-    repeats: Annotated[int, typer.Option(help="Prefills to time.")] = 10,
-    steps: Annotated[int | None, typer.Option(help="Decoding steps to time, from the middle. (default: all)")] = None,
+    model: Annotated[str | None, argument("As elsewhere; only its config is read. Or use --shape.", "[MODEL]")] = None,
+    shape: Annotated[str | None, option("A published shape, e.g. llama-2-13b, in place of MODEL.", "NAME")] = None,
+    ratio: Annotated[str | None, option("Fractions to remove, e.g. 0.2,0.4,0.6.", "LIST")] = None,
+    widths: Annotated[str | None, option("Widths as QK/VO/MLP, e.g. 96/96/11008.", "LIST")] = None,
+    align: Annotated[str, option("Grid of the widths at --ratio.", "32|16|8|none")] = "16",
+    folded: Annotated[bool, option("Narrow heads turn at rates of their own, as a3+ folds them.")] = False,
+    variants: Annotated[str, option("Of dense, owned, trisect, svd-llm.", "LIST")] = "dense,trisect,svd-llm",
+    phase: Annotated[str, option("Of prefill, decode.", "LIST")] = "prefill,decode",
+    batch: Annotated[str, option("Sequences at once, e.g. 1,2,4,8.", "LIST")] = "1",
+    length: Annotated[str, option("Tokens of a prompt, e.g. 1024,2048.", "LIST")] = "1024",
+    new: Annotated[int, option("Tokens to decode behind the prompt.")] = 128,
+    attention: Annotated[str, option("Of eager, sdpa.", "LIST")] = "sdpa",
+    graphs: Annotated[bool, option("Decode by CUDA graphs.")] = False,
+    compile: Annotated[bool, option("Run through torch.compile.")] = False,
+    layers: Annotated[int | None, option("Run so many layers and extrapolate to all of them.")] = None,
+    repeats: Annotated[int, option("Prefills to time.")] = 10,
+    steps: Annotated[int | None, option("Decoding steps to time, from the middle. (default: all)")] = None,
     latency_table: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead: time components over the grid, for --budget latency.")
+        Path | None, option("Instead: time components over the grid, for --budget latency.", "FILE")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Folder of rows: those it has are not measured again."),
-    ] = None,
-    keep_errors: Annotated[bool, typer.Option(help="Do not try rows again that failed before.")] = False,
-    no_run: Annotated[bool, typer.Option(help="Measure nothing: show the rows of -o.")] = False,
-    no_figures: Annotated[bool, typer.Option(help="Tables only.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of weights and prompts.")] = 0,
+    out: Annotated[Path | None, option("Folder of rows: those it has are not measured again.", "DIR")] = None,
+    keep_errors: Annotated[bool, option("Do not try rows again that failed before.")] = False,
+    no_run: Annotated[bool, option("Measure nothing: show the rows of -o.")] = False,
+    no_figures: Annotated[bool, option("Tables only.")] = False,
+    seed: Annotated[int, option("Seed of weights and prompts.")] = 0,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            metavar="DTYPE",
-            help="float32, bfloat16 or float16. (default: bfloat16 on a GPU, float32 elsewhere)",
-            rich_help_panel=RUNNING,
-        ),
+        option("float32, bfloat16, float16. (default: bfloat16 on a GPU, float32 elsewhere)", "DTYPE", panel=RUNNING),
     ] = None,
-    device: options.Device = "cpu",
-    json: options.Json = None,
-    trust_remote_code: options.TrustRemoteCode = False,
+    device: Device = "cpu",
+    json: Json = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Time random models of a shape: dense, narrow and factored, with the limits beside each figure."""
     from trisect.bench.measure import Effort
@@ -208,7 +195,7 @@ def _show_tables(rows: list[dict[str, Any]]) -> None:
             for line in lines:
                 table.add_row(*line)
             if lines:
-                screen.show(table)
+                screen.say(table)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

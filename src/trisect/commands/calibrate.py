@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import LoadOptions, Model, option
 from trisect.config import CalibrationConfig
 
 PANEL = "Compress"
@@ -24,11 +22,11 @@ EXAMPLES = (
 
 
 def run(
-    model: options.Model,
+    model: Model,
     settings: CalibrationConfig,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="E.g. moments.safetensors.")],
-    loading: options.LoadOptions,
-    method: Annotated[str, typer.Option(metavar="NAME", help="Whose moments: `trisect ls methods`.")] = "a3",
+    out: Annotated[Path, option("E.g. moments.safetensors.", "FILE")],
+    loading: LoadOptions,
+    method: Annotated[str, option("Whose moments: `trisect ls methods`.", "NAME")] = "a3",
 ) -> None:
     """Run the calibration tokens through a model and save its moments."""
     from trisect.calibrate.texts import prepare

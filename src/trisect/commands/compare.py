@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import Device, Json, argument, option
 
 if TYPE_CHECKING:
     from trisect.compare import Folder, Recipe
@@ -21,19 +21,15 @@ FAILED_CELLS = 1
 
 
 def run(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML; see docs/comparison.md.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of results. (default: ../results/NAME)")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run this method or model only; may be repeated.")
-    ] = None,
-    keep_errors: Annotated[bool, typer.Option(help="Do not try cells again that failed before.")] = False,
-    no_run: Annotated[bool, typer.Option(help="Run nothing: table and figures from the receipts there are.")] = False,
-    no_figures: Annotated[bool, typer.Option(help="Table and CSV only.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Check the recipe and list its cells.")] = False,
-    device: options.Device = "cpu",
-    json: options.Json = None,
+    recipe: Annotated[Path, argument("YAML; see docs/comparison.md.", "RECIPE")],
+    out: Annotated[Path | None, option("Folder of results. (default: ../results/NAME)", "DIR")] = None,
+    only: Annotated[list[str] | None, option("Run this method or model only; may be repeated.", "NAME")] = None,
+    keep_errors: Annotated[bool, option("Do not try cells again that failed before.")] = False,
+    no_run: Annotated[bool, option("Run nothing: table and figures from the receipts there are.")] = False,
+    no_figures: Annotated[bool, option("Table and CSV only.")] = False,
+    dry_run: Annotated[bool, option("Check the recipe and list its cells.")] = False,
+    device: Device = "cpu",
+    json: Json = None,
 ) -> None:
     """Run every cell of a recipe that has no receipt yet, and write one table and figures."""
     from trisect.compare import Folder, load_recipe, run_recipe, write_results
@@ -86,6 +82,6 @@ def _show_cells(recipe: "Recipe", folder: "Folder") -> None:
             "" if entry.removed is None else f"{entry.removed:.1%}",
             f"would fail: {entry.problem}" if entry.problem else entry.state,
         )
-    screen.show(table)
+    screen.say(table)
     waiting = sum(entry.state != "done" for entry in cells)
     screen.say(*remarks, f"{recipe.name}: {len(cells)} cells, {waiting} to run; nothing was run.")

@@ -5,10 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, option
 from trisect.commands.plan import show_plan
 from trisect.config import CompressConfig
 from trisect.config.record import RUNNING
@@ -36,33 +34,28 @@ NOTABLE_MISS = 0.01
 
 
 def run(
-    model: options.Model,
+    model: Model,
     settings: CompressConfig,
-    loading: options.LoadOptions,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="New folder.")] = None,
+    loading: LoadOptions,
+    out: Annotated[Path | None, option("New folder.", "DIR")] = None,
     stream: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|on|off",
-            help="Read layers one at a time; auto: where memory is short.",
-            rich_help_panel=RUNNING,
-        ),
+        str, option("Read layers one at a time; auto: where memory is short.", "auto|on|off", panel=RUNNING)
     ] = "auto",
-    fresh: Annotated[bool, typer.Option(help="Start anew where a run was interrupted.")] = False,
-    curves: options.Curves = None,
-    moments: Annotated[Path | None, typer.Option(metavar="FILE", help="Moments from `trisect calibrate`.")] = None,
+    fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
+    curves: CurvesFile = None,
+    moments: Annotated[Path | None, option("Moments from `trisect calibrate`.", "FILE")] = None,
     evaluate: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Text for perplexity before and after; none to skip. (default: held out of each calibration "
+            "text, and another text)",
+            "NAME|FILE|none",
             "--eval",
-            metavar="NAME|FILE|none",
-            help="Text for perplexity before and after; none to skip. (default: held-out windows of each "
-            "calibration text, and a text that took no part)",
         ),
     ] = None,
-    eval_windows: Annotated[int, typer.Option(help="Windows of each such text.")] = 8,
-    dry_run: Annotated[bool, typer.Option(help="Show the plan and stop.")] = False,
-    json: options.Json = None,
+    eval_windows: Annotated[int, option("Windows of each such text.")] = 8,
+    dry_run: Annotated[bool, option("Show the plan and stop.")] = False,
+    json: Json = None,
 ) -> None:
     """Narrow a model to a goal, usually --ratio, and save it as a Hugging Face folder."""
     if dry_run:
@@ -102,7 +95,7 @@ def show_result(result: "Result") -> None:
     """Print the final table, the trials under a bound, and what the solver wants the user to know."""
     from trisect.report.terminal import compression_table
 
-    screen.show(compression_table(result.before, result.after, losses=result.losses, perplexities=result.perplexities))
+    screen.say(compression_table(result.before, result.after, losses=result.losses, perplexities=result.perplexities))
     _show_ratio(result)
     target = result.receipt.get("target")
     if target is not None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import typer
 
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import Json
 from trisect.errors import TrisectError
 from trisect.support.receipt import package_version, usable_cores
 
@@ -46,7 +46,7 @@ def note(subject: str, says: str, fix: str = "", *, state: str = "note") -> Find
 problem = partial(note, state="problem")
 
 
-def run(json: options.Json = None) -> None:
+def run(json: Json = None) -> None:
     """Check Python, packages, devices, folders, the hub and one tiny run; say what to fix."""
     checks = (check_python, check_packages, check_devices, check_folders, check_hub, check_run)
     findings: list[Finding] = []
@@ -56,9 +56,9 @@ def run(json: options.Json = None) -> None:
             report("checks", done, len(checks))
     table = screen.table("", "state", "found", "what to do")
     for entry in findings:
-        if not (screen.is_quiet() and entry.state == "ok"):
+        if not (screen.running().quiet and entry.state == "ok"):
             table.add_row(entry.subject, entry.state, entry.says, entry.fix, style=STYLES[entry.state])
-    screen.show(table)
+    screen.say(table)
     problems = [entry.subject for entry in findings if entry.state == "problem"]
     screen.keep_measurement(json, {"problems": len(problems), "findings": [entry._asdict() for entry in findings]})
     if problems:
@@ -164,16 +164,15 @@ def check_run() -> Iterator[Finding]:
 def compress_tiny_model(device: str) -> str:
     """What a whole compression of random weights came to; raises where it is not what was asked for."""
     import torch
-    import transformers
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     import trisect
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-    config = transformers.LlamaConfig(**sizes, **heads, bos_token_id=1, eos_token_id=2)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = transformers.LlamaForCausalLM(config).eval().to(device)
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=1, eos_token_id=2)).eval().to(device)
         ids = torch.randint(64, (8, 16))
     before = model.num_parameters()
     model = trisect.compress(model, 0.5, calibration=ids)

@@ -4,10 +4,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import Json, Length, LoadOptions, Model, option
 from trisect.config.record import RUNNING
 from trisect.errors import TrisectError
 
@@ -24,40 +22,32 @@ EXAMPLES = (
 
 
 def run(
-    model: options.Model,
-    loading: options.LoadOptions,
+    model: Model,
+    loading: LoadOptions,
     data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE", help="Text: `trisect ls data`, or a file. (default: builtin, or none with --tasks)"
-        ),
+        str | None, option("Text: `trisect ls data`, or a file. (default: builtin, or none with --tasks)", "NAME|FILE")
     ] = None,
-    length: options.Length = None,
-    windows: Annotated[int | None, typer.Option(help="Number of windows. (default: all)")] = None,
-    sampling: Annotated[str, typer.Option(metavar="random|first", help="Which windows are taken.")] = "first",
-    seed: Annotated[int, typer.Option(help="Seed of random windows.")] = 0,
+    length: Length = None,
+    windows: Annotated[int | None, option("Number of windows. (default: all)")] = None,
+    sampling: Annotated[str, option("Which windows are taken.", "random|first")] = "first",
+    seed: Annotated[int, option("Seed of random windows.")] = 0,
     by_position: Annotated[
         int | None,
-        typer.Option(
-            metavar="BUCKETS",
-            help="Also the perplexity at so many stretches of the window, from its start to its end.",
-        ),
+        option("Also the perplexity at so many stretches of the window, from its start to its end.", "BUCKETS"),
     ] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(
-            metavar="PRESET|TASK[:SHOTS],...",
-            help="Tasks of lm-eval, from the hub: paper, zero-shot, quick, or its names: boolq,winogrande:5.",
+        option(
+            "Tasks of lm-eval, from the hub: paper, zero-shot, quick, or its names: boolq,winogrande:5.",
+            "PRESET|TASK[:SHOTS],...",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Questions per task, for a quick look. (default: all)")] = None,
-    shots: Annotated[
-        int | None, typer.Option(help="Examples in each prompt. (default: as the preset or lm-eval has it)")
-    ] = None,
+    limit: Annotated[int | None, option("Questions per task, for a quick look. (default: all)")] = None,
+    shots: Annotated[int | None, option("Examples in each prompt. (default: as the preset or lm-eval has it)")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Windows per forward pass; chosen for you by default.", rich_help_panel=RUNNING)
+        int | None, option("Windows per forward pass; chosen for you by default.", panel=RUNNING)
     ] = None,
-    json: options.Json = None,
+    json: Json = None,
 ) -> None:
     """Measure the perplexity of a model on a text, its scores on tasks, or both."""
     from trisect.calibrate.texts import USUAL_LENGTH, usual_length
@@ -110,7 +100,7 @@ def _show_perplexity(result: "Perplexity", profile: "PositionProfile | None") ->
     for index, value in enumerate(profile.perplexity):
         positions = f"{profile.edges[index]} to {profile.edges[index + 1] - 1}"
         table.add_row(positions, str(profile.tokens[index]), f"{profile.nll[index]:.4f}", f"{value:.4f}")
-    screen.show(table)
+    screen.say(table)
     return {**asdict(result), "by_position": asdict(profile)}
 
 
@@ -125,7 +115,7 @@ def _show_scores(results: "TaskResults") -> None:
         table.add_row(score.task, metric, str(score.shots), asked, f"{score.value:.4f}", _error(score.stderr))
     table.add_section()
     table.add_row("average", "", "", "", f"{results.average:.4f}", _error(results.average_stderr))
-    screen.show(table)
+    screen.say(table)
 
 
 def _error(value: float | None) -> str:

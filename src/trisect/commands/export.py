@@ -4,10 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, argument, option
 from trisect.errors import TrisectError, unknown_name
 
 if TYPE_CHECKING:
@@ -22,30 +20,21 @@ FORMATS = ("hf", "gguf")
 
 
 def run(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder that `trisect compress` wrote.")],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", metavar="DIR|FILE", help="The new folder, or the GGUF file (NAME.gguf, or a folder for it)."
-        ),
-    ],
+    folder: Annotated[str, argument("A folder that `trisect compress` wrote.", "DIR")],
+    out: Annotated[Path, option("The new folder, or the GGUF file (NAME.gguf, or a folder for it).", "DIR|FILE")],
     to: Annotated[
-        str,
-        typer.Option(metavar="hf|gguf", help="hf: a stock checkpoint, for transformers. gguf: a file, for llama.cpp."),
+        str, option("hf: a stock checkpoint, for transformers. gguf: a file, for llama.cpp.", "hf|gguf")
     ] = "hf",
     dtype: Annotated[
         str | None,
-        typer.Option(
-            metavar="DTYPE",
-            help="hf: float32, bfloat16 or float16 (default: the folder's own). gguf: f32, f16 or q8_0 "
-            "(default: f16).",
+        option(
+            "hf: float32, bfloat16 or float16 (default: the folder's own). gguf: f32, f16 or q8_0 (default: f16).",
+            "DTYPE",
         ),
     ] = None,
-    as_llama: Annotated[
-        bool, typer.Option(help="Write a Mistral or Qwen2 model under Llama's architecture. (hf)")
-    ] = False,
-    json: options.Json = None,
-    trust_remote_code: options.TrustRemoteCode = False,
+    as_llama: Annotated[bool, option("Write a Mistral or Qwen2 model under Llama's architecture. (hf)")] = False,
+    json: Json = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write a compressed model for transformers (vLLM, SGLang) or llama.cpp, checked against the original."""
     from trisect.export import export_gguf, export_hf
@@ -60,7 +49,7 @@ def run(
         if to == "hf":
             check_new_folder(out)
             kind = _dtype(folder, dtype, trust_remote_code)
-        loaded = screen.load(folder, options.LoadOptions(dtype="float32", trust_remote_code=trust_remote_code))
+        loaded = screen.load(folder, LoadOptions(dtype="float32", trust_remote_code=trust_remote_code))
         what: Any = {"model": loaded.model, "tokenizer": loaded.tokenizer, "receipt": read_receipt(folder)}
         if to == "hf":
             done = export_hf(**what, out=out, dtype=kind, as_llama=as_llama)
@@ -102,7 +91,7 @@ def _show(done: "Exported", to: str, *, tokenizer: bool) -> None:
         ran = f"runs; the next token's probabilities are {nats:.0e} nats apart" if nats is not None else None
         table.add_row("in llama.cpp", ran or "not tried: `pip install xllamacpp` to have it checked there")
         lines = [f"llama-cli -m {screen.quoted(path)} -p 'Once upon a time'"]
-    screen.show(table)
+    screen.say(table)
     screen.say(*(f"note: {note}" for note in done.notes))
-    if not screen.is_quiet():
+    if not screen.running().quiet:
         screen.say("Load it without trisect:", *(f"  {line}" for line in lines))

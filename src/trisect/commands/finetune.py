@@ -5,10 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import Json, LoadOptions, Model, OutFolder, option
 from trisect.config.verbs import TuneConfig
 from trisect.errors import TrisectError
 
@@ -27,22 +25,19 @@ EXAMPLES = (
 
 
 def run(
-    model: options.Model,
-    data: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="Alpaca-style .json or .jsonl, or any text `eval` reads.")
-    ],
-    out: options.OutFolder,
+    model: Model,
+    data: Annotated[str, option("Alpaca-style .json or .jsonl, or any text `eval` reads.", "NAME|FILE")],
+    out: OutFolder,
     settings: TuneConfig,
-    loading: options.LoadOptions,
-    save_every: Annotated[int, typer.Option(help="Steps between two savings of the run's state.")] = 50,
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run of the same -o.")] = False,
+    loading: LoadOptions,
+    save_every: Annotated[int, option("Steps between two savings of the run's state.")] = 50,
+    resume: Annotated[bool, option("Go on with an interrupted run of the same -o.")] = False,
     eval_data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME|FILE", help="Held-out text or instructions, measured before and after."),
+        list[str] | None, option("Held-out text or instructions, measured before and after.", "NAME|FILE")
     ] = None,
-    eval_length: Annotated[int, typer.Option(help="Tokens per held-out window.")] = 1024,
-    eval_windows: Annotated[int, typer.Option(help="Held-out windows of each text.")] = 16,
-    json: options.Json = None,
+    eval_length: Annotated[int, option("Tokens per held-out window.")] = 1024,
+    eval_windows: Annotated[int, option("Held-out windows of each text.")] = 16,
+    json: Json = None,
 ) -> None:
     """Tune a model with LoRA on instructions or text, and save it as the same kind of folder."""
     if find_spec("peft") is None:
@@ -115,4 +110,4 @@ def _show(tuned: "Tuned", examples: "Examples", held_out: list[dict[str, Any]]) 
         was, now = entry["before"]["perplexity"], entry["after"]["perplexity"]
         table.add_row(entry["before"]["data"], f"{was:.4f}", f"{now:.4f}", f"{now / was - 1:+.1%}")
     if held_out:
-        screen.show(table)
+        screen.say(table)

@@ -4,11 +4,10 @@ import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from trisect import commands
 from trisect.commands import _config
 from trisect.commands import _screen as screen
+from trisect.commands._options import argument, option
 from trisect.errors import TrisectError, unknown_name
 
 PANEL = "Start here"
@@ -20,8 +19,8 @@ WIDTH = 100
 
 
 def run(
-    verb: Annotated[str, typer.Argument(metavar="[VERB]", help="Whose options.")] = "compress",
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="New file.")] = Path("run.yaml"),
+    verb: Annotated[str, argument("Whose options.", "[VERB]")] = "compress",
+    out: Annotated[Path, option("New file.", "FILE")] = Path("run.yaml"),
 ) -> None:
     """Write a YAML file with every option of a verb, its default and what it does."""
     from trisect.support.files import atomic_write_text
@@ -41,12 +40,10 @@ def commented_options(verb: str, out: Path) -> str:
     from typer.main import get_command
 
     command = get_command(commands.build_app()).commands[verb]  # type: ignore[attr-defined]
-    head = [
-        f"# Options of `trisect {verb}`: {_one_line(command.help)}",
-        f"# Run it with: trisect {verb} --config {out.name}",
-        "# What is typed on the command line wins over this file; lines left out have their default.",
-    ]
-    return "\n".join([*head, *(_entry(key, entry) for key, entry in _config.by_key(command.params).items())]) + "\n"
+    head = f"""# Options of `trisect {verb}`: {" ".join(command.help.split())}
+# Run it with: trisect {verb} --config {out.name}
+# What is typed on the command line wins over this file; lines left out have their default."""
+    return "\n".join([head, *(_entry(key, entry) for key, entry in _config.by_key(command.params).items())]) + "\n"
 
 
 def _entry(key: str, parameter: Any) -> str:
@@ -54,8 +51,8 @@ def _entry(key: str, parameter: Any) -> str:
 
     needed = " Needed, here or on the command line." if parameter.required else ""
     kind = "true|false" if _config.is_flag(parameter) else parameter.metavar
-    about = f"{_one_line(parameter.help)}{needed}" + (f" [{kind.strip('[]')}]" if kind else "")
-    comment = textwrap.fill(about, WIDTH, initial_indent="# ", subsequent_indent="# ")
+    about = f"{parameter.help}{needed}" + (f" [{kind.strip('[]')}]" if kind else "")
+    comment = textwrap.fill(" ".join(about.split()), WIDTH, initial_indent="# ", subsequent_indent="# ")
     default = parameter.default
     if default is None or parameter.required:
         line = f"# {key}: [...]" if _config.takes_many(parameter) else f"# {key}: ..."
@@ -63,7 +60,3 @@ def _entry(key: str, parameter: Any) -> str:
         value = default if isinstance(default, bool | int | float) else str(default)
         line = yaml.safe_dump({key: value}, width=10**6).strip()
     return f"\n{comment}\n{line}"
-
-
-def _one_line(text: str | None) -> str:
-    return " ".join((text or "").split())

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import Json, Model, TrustRemoteCode
 
 PANEL = "Measure"
 EXAMPLES = (
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trisect.records.shapes import ModelShape
 
 
-def run(model: options.Model, json: options.Json = None, trust_remote_code: options.TrustRemoteCode = False) -> None:
+def run(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode = False) -> None:
     """Show a model's widths, parameters, cache and FLOPs; no weights are read."""
     from trisect.models import read_shape
     from trisect.report.terminal import compression_table
@@ -27,7 +27,7 @@ def run(model: options.Model, json: options.Json = None, trust_remote_code: opti
         f"{model}: family {info.get('family')}, {len(current.layers)} layers, method {method or 'none'}"
         + quantised(info.get("quantization"))
     )
-    screen.show(compression_table(original, current, labels=("original", "now")))
+    screen.say(compression_table(original, current, labels=("original", "now")))
     screen.keep_measurement(json, {"model": model, **describe(current, original), **info})
     screen.say_next(f"trisect eval {name}" if method else f"trisect compress {name} -o OUT --ratio 0.25")
 

@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-import typer
-
 from trisect.commands import _screen as screen
+from trisect.commands._options import argument
 from trisect.errors import unknown_name
 
 PANEL = "Start here"
@@ -12,11 +11,7 @@ EXAMPLES = (("Everything there is to choose from", "trisect ls"), ("One table", 
 KINDS = ("methods", "pieces", "families", "data", "models")
 
 
-def run(
-    kind: Annotated[
-        str | None, typer.Argument(metavar=f"[{'|'.join(KINDS)}]", help="Leave it out for everything.")
-    ] = None,
-) -> None:
+def run(kind: Annotated[str | None, argument("Leave it out for everything.", f"[{'|'.join(KINDS)}]")] = None) -> None:
     """List methods, pieces of a3+, model families, data sources and built-in models."""
     if kind is not None and kind not in KINDS:
         raise unknown_name("list", kind, KINDS)
@@ -24,7 +19,7 @@ def run(
         table = screen.table(title=wanted, show_header=False)
         for name, summary in entries(wanted).items():
             table.add_row(name, summary)
-        screen.show(table)
+        screen.say(table)
 
 
 def entries(kind: str) -> dict[str, str]:

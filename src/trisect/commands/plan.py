@@ -4,10 +4,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, option
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError, option_name
 
@@ -27,14 +25,12 @@ EXAMPLES = (
 
 
 def run(
-    model: options.Model,
+    model: Model,
     settings: CompressConfig,
-    loading: options.LoadOptions,
-    curves: options.Curves = None,
-    heatmap: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the plan, layers by parts: .png or .svg.")
-    ] = None,
-    json: options.Json = None,
+    loading: LoadOptions,
+    curves: CurvesFile = None,
+    heatmap: Annotated[Path | None, option("Draw the plan, layers by parts: .png or .svg.", "FILE")] = None,
+    json: Json = None,
 ) -> None:
     """Show the widths that a goal comes to; weights are read only to measure loss curves."""
     show_plan(model, settings, loading, curves=curves, heatmap=heatmap, json=json)
@@ -43,7 +39,7 @@ def run(
 def show_plan(
     model: str,
     config: CompressConfig,
-    loading: options.LoadOptions,
+    loading: LoadOptions,
     *,
     curves: Path | None,
     heatmap: Path | None = None,
@@ -70,7 +66,7 @@ def show_plan(
     plan = plan_from_shape(shape, config, known)
     after, facts = apply_plan(shape, plan), describe(shape, config, plan, known)
     screen.say(str(outlook(shape, config, plan)))
-    screen.show(compression_table(shape, after), *([] if plan.masked else heat_tables(shape, after)))
+    screen.say(compression_table(shape, after), *([] if plan.masked else heat_tables(shape, after)))
     screen.say(*_lines(facts))
     if heatmap is not None:
         removed = f"{facts['ratio']:.1%} of the decoder removed"
@@ -97,7 +93,7 @@ def describe(shape: "ModelShape", config: CompressConfig, plan: "Plan", curves: 
     }
 
 
-def _curves(model: str, config: CompressConfig, path: Path | None, loading: options.LoadOptions) -> "Curves | None":
+def _curves(model: str, config: CompressConfig, path: Path | None, loading: LoadOptions) -> "Curves | None":
     """From their file; one that does not exist yet is measured and written, as `compress` does."""
     from trisect.calibrate.texts import prepare
     from trisect.methods import get_method

@@ -5,10 +5,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import Json, Length, LoadOptions, Model, OutFolder, option
 from trisect.config.verbs import QuantizeConfig
 
 if TYPE_CHECKING:
@@ -24,16 +22,14 @@ EXAMPLES = (
 
 
 def run(
-    model: options.Model,
-    out: options.OutFolder,
+    model: Model,
+    out: OutFolder,
     settings: QuantizeConfig,
-    loading: options.LoadOptions,
-    data: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="Text for perplexity before and after. (default: none)")
-    ] = None,
-    length: options.Length = None,
-    windows: Annotated[int, typer.Option(help="Windows of that text.")] = 8,
-    json: options.Json = None,
+    loading: LoadOptions,
+    data: Annotated[str | None, option("Text for perplexity before and after. (default: none)", "NAME|FILE")] = None,
+    length: Length = None,
+    windows: Annotated[int, option("Windows of that text.")] = 8,
+    json: Json = None,
 ) -> None:
     """Hold a model's linear weights in fewer bits, and save it as a folder that loads as it is."""
     from trisect.calibrate.texts import usual_length
@@ -95,4 +91,4 @@ def _show(config: QuantizeConfig, bits: "list[Bits]", measures: "list[Perplexity
     table.add_row("whole model, MB", *(f"{b.model_bytes / 1e6:.1f}" for b in bits))
     if measures:
         table.add_row(f"perplexity on {measures[0].data}", *(f"{measure.perplexity:.4f}" for measure in measures))
-    screen.show(table)
+    screen.say(table)

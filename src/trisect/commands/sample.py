@@ -4,10 +4,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from trisect.commands import _options as options
 from trisect.commands import _screen as screen
+from trisect.commands._options import LoadOptions, Model, option
 from trisect.config.verbs import SampleConfig
 
 PANEL = "Compress"
@@ -22,10 +20,10 @@ EXAMPLES = (
 
 
 def run(
-    model: options.Model,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="New file, e.g. own.jsonl.")],
+    model: Model,
+    out: Annotated[Path, option("New file, e.g. own.jsonl.", "FILE")],
     settings: SampleConfig,
-    loading: options.LoadOptions,
+    loading: LoadOptions,
 ) -> None:
     """Let a model write synthetic text to calibrate on."""
     from trisect.calibrate.synthetic import check_output, write_synthetic

@@ -17,7 +17,7 @@ def draw_samples(runs: Sequence[Run], prompts: Sequence[str], *, new_tokens: int
     for source in dict.fromkeys(run.source for run in runs if run.source is not None):
         columns.append((f"{Path(source).name} (dense)", _of_source(source, prompts, new_tokens, load)))
     for run in runs:
-        columns.append((run.name, _continue(load(str(run.folder)), prompts, new_tokens)))
+        columns.append((run.name, continue_prompts(load(str(run.folder)), prompts, new_tokens)))
     return [
         Sample(prompt=prompt, texts=tuple((name, texts[number]) for name, texts in columns))
         for number, prompt in enumerate(prompts)
@@ -38,10 +38,11 @@ def _of_source(source: str, prompts: Sequence[str], new_tokens: int, load: Load)
 
     if source not in REGISTRY_MODELS and not Path(source).exists():
         return [f"(not sampled: {source} is not on this machine)"] * len(prompts)
-    return _continue(load(source), prompts, new_tokens)
+    return continue_prompts(load(source), prompts, new_tokens)
 
 
-def _continue(loaded: Any, prompts: Sequence[str], new_tokens: int) -> list[str]:
+def continue_prompts(loaded: Any, prompts: Sequence[str], new_tokens: int) -> list[str]:
+    """What the model writes after each prompt, greedily."""
     import torch
 
     if loaded.tokenizer is None:
