@@ -13,8 +13,7 @@ import pytest
 from typer.main import get_command
 
 from trisect.cli import main
-from trisect.commands import _names
-from trisect.commands._verb import PANELS, build_app, examples_of, verbs, words
+from trisect.commands import PANELS, _options, build_app, examples_of, verbs, words
 from trisect.support import register as _register
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -153,8 +152,8 @@ def test_options_with_one_name_look_alike_in_all_verbs(name: str) -> None:
     parameters = {entry.name: entry for entry in GROUP.commands[name].params}
     for option in SAME.keys() & parameters.keys():
         assert (parameters[option].metavar or "").strip("[]") == (SAME[option] or "")
-    assert {"config_file", "verbose"} <= parameters.keys()
-    assert ("-q" in parameters["quiet"].opts) if "quiet" in parameters else name == "ls"
+    assert {"config_file", "verbose", "quiet"} <= parameters.keys()
+    assert "-q" in parameters["quiet"].opts
     if "out" in parameters:
         assert parameters["out"].opts == ["--out", "-o"]
         assert parameters["out"].metavar in ("DIR", "FILE", "DIR|FILE")
@@ -169,7 +168,7 @@ def test_the_page_about_the_command_line_names_every_verb_and_no_other() -> None
 def test_shells_complete_verbs_names_and_fixed_values() -> None:
     assert completions("trisect com") == ["compress", "compare"]
     assert set(completions("trisect compress m --method a3")) == {
-        name for name in _names.method_names() if name.startswith("a3")
+        name for name in _options.method_names() if name.startswith("a3")
     }
     assert completions("trisect compress smol") == ["smollm2-135m"]
     assert completions("trisect plan m --stream o") == []
@@ -186,13 +185,12 @@ def test_the_completion_script_of_each_shell_calls_back(shell: str) -> None:
 
 
 def test_names_read_from_the_sources_are_those_of_the_tables() -> None:
-    from trisect.config import ALLOCATIONS
     from trisect.data import REGISTRY_MODELS, list_sources
     from trisect.methods import A3_FAMILY, BASELINES
     from trisect.methods.a3plus import PIECES
 
-    assert set(_names.method_names()) == {method.name for method in (*A3_FAMILY, *BASELINES)}
-    assert _names.model_names() == list(REGISTRY_MODELS)
-    assert _names.data_names() == [name for name, _ in list_sources()]
-    assert _names.allocation_names() == list(ALLOCATIONS)
-    assert _names.piece_names() == list(PIECES)
+    assert set(_options.method_names()) == {method.name for method in (*A3_FAMILY, *BASELINES)}
+    assert _options.data_names() == [name for name, _ in list_sources()]
+    assert _options.NAMES["model"]() == list(REGISTRY_MODELS)
+    assert _options.NAMES["without"]() == list(PIECES)
+    assert _options.NAMES["verb"]() == sorted(VERBS)

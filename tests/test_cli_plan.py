@@ -11,8 +11,7 @@ import transformers
 
 from command_line import read, run
 from tiny_models import LLAMA, character_tokenizer
-from trisect.commands import compress, plan
-from trisect.commands._verb import command_of
+from trisect.commands import command_of, compress, plan
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.config.goals import GOALS
 from trisect.models import read_shape

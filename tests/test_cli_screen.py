@@ -17,8 +17,8 @@ from typer.main import get_command
 
 from command_line import run
 from tiny_models import save_tiny
+from trisect.commands import build_app, verbs, words
 from trisect.commands import inspect as inspect_verb
-from trisect.commands._verb import build_app, verbs, words
 
 GROUP: Any = get_command(build_app())
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7])(;[0-9]+)*m")

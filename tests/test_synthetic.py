@@ -159,10 +159,10 @@ def test_progress_ends_at_all_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"samples": 0}, "samples must be a whole number of at least 1"),
+        ({"samples": 0}, "samples must be greater than or equal to 1"),
         ({"batch_size": True}, "batch_size must be"),
-        ({"temperature": 0.0}, "above 0"),
-        ({"temperature": float("nan")}, "above 0"),
+        ({"temperature": 0.0}, "temperature must be greater than 0"),
+        ({"temperature": float("nan")}, "temperature must be a finite number"),
         ({"length": 1}, "length must be"),
     ],
 )

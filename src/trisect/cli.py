@@ -6,9 +6,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from trisect.commands import Interrupted, build_app
 from trisect.commands._config import blame
-from trisect.commands._screen import is_verbose, one_command
-from trisect.commands._verb import Interrupted, build_app
+from trisect.commands._screen import one_command
 from trisect.errors import TrisectError
 
 BAD_INPUT = 2
@@ -22,11 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None and not sys.stderr.isatty():
         _keep_bars_out_of_pipes()
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    with one_command():
+    with one_command() as command:
         try:
             code = build_app()(args=arguments, prog_name="trisect", standalone_mode=False)
         except TrisectError as error:
-            if is_verbose():
+            if command.verbose:
                 traceback.print_exc()
             return _fail(str(error), code=BAD_INPUT)
         except (Interrupted, KeyboardInterrupt) as error:

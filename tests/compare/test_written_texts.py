@@ -70,7 +70,7 @@ def test_a_file_that_came_about_otherwise_is_refused_and_kept(entry: dict[str, A
         ({"file": "runs/own.txt"}, r"name a \.jsonl file"),
         ({"file": "../own.jsonl"}, "below the current folder"),
         ({"by": 3}, "by must be a valid string"),
-        ({"temperature": 0}, "above 0"),
+        ({"temperature": 0}, "greater than 0"),
         ({"every": 2}, "every"),
     ],
 )

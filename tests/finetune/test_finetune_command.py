@@ -140,7 +140,7 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(
     [
         (["--data", "nowhere.json"], "There is no file nowhere.json"),
         (["--data", "FILES/bad.jsonl"], "bad.jsonl, record 2: output is missing"),
-        (["--data", "FILES/alpaca.json", "--rank", 0], "--rank must be"),
+        (["--data", "FILES/alpaca.json", "--rank", 0], "rank must be greater than or equal to 1"),
         (["--data", "FILES/alpaca.json", "--targets", "q,vv"], "Unknown linear map 'vv'"),
         (["--data", "FILES/alpaca.json", "--dtype", "float16"], "--dtype float32"),
         (["--data", "FILES/alpaca.json", "--length", 20], "No response of"),

@@ -200,11 +200,11 @@ def test_the_rate_rises_then_falls_and_is_never_nothing(total: int) -> None:
 
 def test_settings_out_of_range_are_refused_by_their_option() -> None:
     for changes, said in [
-        ({"rank": 0}, "--rank must be a whole number of 1 or more"),
-        ({"lr": 0.0}, "--lr must be a number above 0"),
-        ({"lr": float("nan")}, "--lr must be"),
-        ({"length": 1}, "--length must be a whole number of 2 or more"),
-        ({"max_steps": 0}, "--max-steps must be"),
+        ({"rank": 0}, "rank must be greater than or equal to 1"),
+        ({"lr": 0.0}, "lr must be greater than 0"),
+        ({"lr": float("nan")}, "lr must be"),
+        ({"length": 1}, "length must be greater than or equal to 2"),
+        ({"max_steps": 0}, "max_steps must be"),
         ({"loss": "prompt"}, "Known: all, response"),
     ]:
         with pytest.raises(TrisectError) as error:

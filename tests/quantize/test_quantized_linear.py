@@ -7,8 +7,9 @@ import torch
 from quantize_models import need_hqq
 from torch import nn
 
+from trisect.config import verbs
 from trisect.errors import TrisectError
-from trisect.models.quantized import QuantizedLinear
+from trisect.models.quantized import BITS, QuantizedLinear
 from trisect.quantize import QuantizeConfig
 from trisect.quantize.weights import group_sizes, quantized_linear
 
@@ -132,3 +133,4 @@ def test_groups_that_would_straddle_rows_are_refused_with_those_that_do_not() ->
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(TrisectError, match=message):
         QuantizeConfig(**settings)  # type: ignore[arg-type]
+    assert verbs.BITS == BITS, "the command line offers what can be packed"

@@ -7,22 +7,22 @@ of everything the model has learnt.
 import copy
 import hashlib
 import json
-import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trisect.calibrate.texts import usual_length
+from trisect.config.verbs import SampleConfig
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import stated_contexts
 from trisect.models.fingerprint import fingerprint
 from trisect.models.streamed import refuse_streamed
-from trisect.support.checks import check_integer, is_number
 from trisect.support.clock import stage, timing
 from trisect.support.distributed import unfinished
 from trisect.support.files import atomic_write_text, check_writable, write_json
@@ -31,26 +31,6 @@ from trisect.support.receipt import build_receipt
 Progress = Callable[[int, int], None]
 """Called with (tokens written, tokens to write)."""
 REPORT_EVERY = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleConfig:
-    """How much to write, and how freely."""
-
-    samples: int = 128
-    length: int = 2048
-    """Tokens of each text."""
-    temperature: float = 1.0
-    """1 is the model's own distribution; less keeps to what it finds likely."""
-    seed: int = 0
-    batch_size: int = 32
-    """Texts that are written at once. Draws are shared out among them: another number gives other texts."""
-
-    def __post_init__(self) -> None:
-        for name, minimum in {"samples": 1, "length": 2, "batch_size": 1, "seed": 0}.items():
-            check_integer(name, getattr(self, name), minimum=minimum)
-        if not is_number(self.temperature) or not 0 < self.temperature < math.inf:
-            raise TrisectError(f"The temperature must be above 0, not {self.temperature!r}; try 1.")
 
 
 def write_synthetic(
@@ -62,6 +42,7 @@ def write_synthetic(
     (docs/runtime.md): load it again to compress it.
     """
     check_output(out)
+    config = replace(config, length=config.length or usual_length(model))
     settings = {"fingerprint": fingerprint(model), "dtype": str(next(model.parameters()).dtype)}
     settings |= asdict(config)
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
@@ -115,7 +96,7 @@ def _pieces(writer: "Writer", folder: Path, key: str, progress: Progress | None)
             raise KeyboardInterrupt(kept if number else "") from error
         except torch.OutOfMemoryError as error:
             raise TrisectError(
-                f"{writer.batch} texts of {writer.config.length} tokens at once do not fit into the memory "
+                f"{writer.batch} texts of {writer.length} tokens at once do not fit into the memory "
                 f"of {writer.decoder.device}; give a smaller --batch-size than {writer.batch}, or --dtype "
                 "bfloat16."
             ) from error
@@ -135,13 +116,14 @@ class Writer:
             )
         self.config, self.tokenizer = config, tokenizer
         self.before = torch.tensor(tokenizer("")["input_ids"], dtype=torch.int64)  # (t,), often one or none
-        _check_length(model, config.length, opening=len(self.before) + 1)
+        self.length = config.length or usual_length(model)
+        _check_length(model, self.length, opening=len(self.before) + 1)
         known = min(len(tokenizer), model.get_input_embeddings().num_embeddings)
         special = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
         self.ordinary = torch.tensor([token for token in range(known) if token not in special])
         self.batch = min(config.batch_size, config.samples)
         pick = drawn(temperature=config.temperature, vocabulary=known)
-        self.decoder = Decoder(model, batch=self.batch, max_length=config.length, pick=pick)
+        self.decoder = Decoder(model, batch=self.batch, max_length=self.length, pick=pick)
 
     @property
     def batches(self) -> int:
@@ -155,7 +137,7 @@ class Writer:
     def draw(self, number: int, progress: Progress | None = None) -> Tensor:
         """The tokens of one batch, (b, length)."""
         seed = random.Random(f"{self.config.seed}/{number}").getrandbits(63)
-        length, device, opening = self.config.length, self.decoder.device, self._opening(seed)
+        length, device, opening = self.length, self.decoder.device, self._opening(seed)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             found = [opening.to(device), self.decoder.prefill(opening)[:, None]]

@@ -1,7 +1,114 @@
 """The verbs, one file each. To add one, write `commands/VERB.py` with a function `run`.
 
 Its docstring is the help text; PANEL says where help lists the verb, EXAMPLES what stands below its help.
-Every verb gets --config and --verbose by itself (`_verb.py`); one that does work also takes `quiet`.
-Files that start with an underscore hold what several verbs share.
+Every verb gets --config, --quiet and --verbose from here. A parameter of `run` whose type is a record of settings
+stands for the record's options (`_options.py`). Files that start with an underscore hold what several verbs share.
 Heavy imports (torch, transformers) belong inside functions: `trisect --help` must be fast.
 """
+
+import importlib
+import pkgutil
+import shlex
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+
+from trisect.commands import _config, _screen
+from trisect.commands._options import RECORDS, build_record, expanded, option
+from trisect.support.files import check_writable
+from trisect.support.receipt import package_version
+
+PANELS = ("Start here", "Compress", "Measure", "Recover and shrink further", "Use")
+EVERY_VERB = "For every verb"
+Quiet = Annotated[bool, option("Results only: no progress, no hints.", None, "--quiet", "-q", panel=EVERY_VERB)]
+Verbose = Annotated[
+    bool, option("Tracebacks, time, memory, other libraries' lines.", None, "--verbose", "-v", panel=EVERY_VERB)
+]
+ABOUT_CONFIG = "YAML with options as keys; those typed here win. `trisect init VERB` writes one."
+Config = Annotated[
+    Path | None,
+    option(ABOUT_CONFIG, "FILE", "--config", panel=EVERY_VERB, is_eager=True, callback=_config.read_options),
+]
+
+
+class Interrupted(Exception):
+    """Ctrl-C, with one line about what is left; typer would forget the line."""
+
+
+def command_of(run: Callable[..., None]) -> Callable[..., None]:
+    """A verb's `run` with the options that all verbs share, and those of the records it asks for."""
+    own = signature(run).parameters
+    records = {name: entry.annotation for name, entry in own.items() if entry.annotation in RECORDS}
+
+    def command(
+        *,
+        quiet: Quiet = False,
+        config_file: Config = None,
+        verbose: Verbose = False,
+        context: typer.Context,
+        **given: Any,
+    ) -> None:
+        _screen.begin(quiet=quiet, verbose=verbose)
+        if given.get("json") is not None:
+            check_writable(given["json"])
+        if config_file is not None:
+            given = _config.without_replaced_goals(context, given)
+        try:
+            run(**{name: build_record(kind, given) for name, kind in records.items()}, **given)
+        except KeyboardInterrupt as error:
+            raise Interrupted(str(error)) from error
+
+    shared = [entry for entry in signature(command).parameters.values() if entry.kind is Parameter.KEYWORD_ONLY]
+    parameters = [*(entry for parameter in own.values() for entry in expanded(parameter)), *shared]
+    command.__doc__ = run.__doc__
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {entry.name: entry.annotation for entry in parameters}
+    return command
+
+
+def verbs() -> dict[str, ModuleType]:
+    """The modules of `trisect.commands` that are verbs; what a newcomer needs first comes first."""
+    names = [entry.name for entry in pkgutil.iter_modules([str(Path(__file__).parent)]) if entry.name[0] != "_"]
+    found = {name: importlib.import_module(f"trisect.commands.{name}") for name in names}
+    return dict(sorted(found.items(), key=lambda entry: (PANELS.index(entry[1].PANEL), entry[0])))
+
+
+def examples_of(verb: ModuleType) -> Sequence[tuple[str, str]]:
+    """(what for, command line) pairs of a verb's module."""
+    examples: Sequence[tuple[str, str]] = verb.EXAMPLES
+    return examples
+
+
+def words(line: str) -> list[str]:
+    """The arguments of an example: what stands behind `trisect`."""
+    return shlex.split(line)[1:]
+
+
+def build_app() -> typer.Typer:
+    """One verb per module of `trisect.commands`: its name is the verb, `run` its function."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.callback()(_root)
+    for name, verb in verbs().items():
+        # One paragraph each: typer joins the lines of a paragraph.
+        examples = "\n\n".join(f"{purpose}:\n\n  {line}" for purpose, line in examples_of(verb))
+        add = app.command(name=name, epilog=f"Examples\n\n{examples}", rich_help_panel=verb.PANEL)
+        add(command_of(verb.run))
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"trisect {package_version('trisect') or '(from source, not installed)'}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Compress language models after training, in closed form."""

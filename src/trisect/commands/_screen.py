@@ -4,16 +4,18 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
+from trisect.commands._options import LoadOptions
 from trisect.support.files import write_json
 
 if TYPE_CHECKING:
@@ -26,42 +28,42 @@ PIPED_WIDTH = 120
 
 
 @dataclass(kw_only=True)
-class _Command:
-    """The command that is being run, and what to put back when it ends."""
+class Command:
+    """The command that is being run: how much it says, and what to put back when it ends."""
 
+    quiet: bool = False
     verbose: bool = False
     endings: ExitStack = field(default_factory=ExitStack)
 
 
-_running: ContextVar[_Command | None] = ContextVar("_running", default=None)
+_running: ContextVar[Command | None] = ContextVar("_running", default=None)
+
+
+def running() -> Command:
+    """The command that is being run, or one with the defaults."""
+    return _running.get() or Command()
 
 
 @contextmanager
-def one_command() -> Iterator[None]:
+def one_command() -> Iterator[Command]:
     """Settings that a command changes, in here or in other libraries, are as before when it ends."""
-    command = _Command()
+    command = Command()
     token = _running.set(command)
     try:
         with command.endings:
-            yield
+            yield command
     finally:
         _running.reset(token)
 
 
-def set_verbose(verbose: bool) -> None:
-    """Say more, or not, until the command ends."""
-    command = _running.get()
-    if command is not None and verbose:
-        command.verbose = True
+def begin(*, quiet: bool, verbose: bool) -> None:
+    """Say less or more until the command ends."""
+    command, logger = running(), logging.getLogger("trisect")
+    command.quiet, command.verbose = quiet, verbose
+    if verbose:
         command.endings.callback(_say_what_it_took, time.perf_counter())
-        command.endings.callback(logging.getLogger("trisect").setLevel, logging.getLogger("trisect").level)
-        logging.getLogger("trisect").setLevel(logging.DEBUG)
-
-
-def is_verbose() -> bool:
-    """Whether --verbose was given."""
-    command = _running.get()
-    return command is not None and command.verbose
+        command.endings.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.DEBUG)
 
 
 def stdout() -> Console:
@@ -73,34 +75,38 @@ def stdout() -> Console:
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
-def stderr(*, quiet: bool) -> Console:
+def stderr() -> Console:
     """The console for what is being done; nothing of it when quiet."""
-    return Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False, markup=False, emoji=False)
+    return Console(stderr=True, quiet=running().quiet, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-def say(line: str) -> None:
-    """A line of results."""
-    stdout().print(line, soft_wrap=True)
+def say(*results: str | Table) -> None:
+    """Lines and tables of results."""
+    for entry in results:
+        stdout().print(entry, soft_wrap=isinstance(entry, str))
+
+
+def table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
+    """A table whose last columns hold numbers."""
+    return Table(*left, *(Column(name, justify="right") for name in right), title_justify="left", **style)
 
 
 def say_saved(path: Path) -> None:
     """Where a result is."""
-    stdout().print(f"Saved to {path}", soft_wrap=True)
+    say(f"Saved to {path}")
 
 
 def keep_measurement(path: Path | None, measured: Mapping[str, Any]) -> None:
-    """What --json asks for; `trisect.commands._verb` has checked beforehand that it can be written."""
+    """What --json asks for; `command_of` has checked beforehand that it can be written."""
     if path is not None:
         write_json(path, measured)
-        stdout().print(f"Measurement in {path}", soft_wrap=True)
+        say(f"Measurement in {path}")
 
 
-def say_next(*lines: str, quiet: bool) -> None:
+def say_next(*lines: str) -> None:
     """What a user would type next."""
-    if quiet:
-        return
-    for line in lines:
-        stdout().print(f"Next: {line}", soft_wrap=True)
+    if not running().quiet:
+        say(*(f"Next: {line}" for line in lines))
 
 
 def quoted(name: str | Path) -> str:
@@ -118,24 +124,23 @@ def quiet_libraries() -> Iterator[None]:
 
     command = _running.get()
     with ExitStack() as here:
-        if not is_verbose():
-            stack = here if command is None else command.endings
-            stack.enter_context(quiet_transformers())
+        if not running().verbose:
+            (here if command is None else command.endings).enter_context(quiet_transformers())
         yield
 
 
-def load(name: str, *, dtype: str | None, device: str, trust_remote_code: bool, stream: str = "off") -> "Loaded":
+def load(name: str, loading: LoadOptions) -> "Loaded":
     """Load a model with transformers' own chatter turned off."""
     from trisect.models import load_model
 
     with quiet_libraries():
-        return load_model(name, dtype=dtype, device=device, trust_remote_code=trust_remote_code, stream=stream)
+        return load_model(name, **asdict(loading))
 
 
 @contextmanager
-def progress(*, quiet: bool) -> Iterator[Report]:
+def progress(*, hidden: bool = False) -> Iterator[Report]:
     """Bars on a terminal, one line per stage elsewhere, nothing when quiet."""
-    console = Console(stderr=True)
+    console, quiet = Console(stderr=True), hidden or running().quiet
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = quiet or not console.is_terminal
     # Lines for stdout must stay there: rich would move them to stderr, where the bars are.
@@ -152,14 +157,8 @@ def progress(*, quiet: bool) -> Iterator[Report]:
         yield report
 
 
-def of_stage(report: Report, stage: str) -> Callable[[int, int], None]:
-    """A two-number callback that reports as one stage."""
-    return lambda done, total: report(stage, done, total)
-
-
 def _say_what_it_took(start: float) -> None:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    line = f"took {time.perf_counter() - start:.1f} s, at most {peak / 1e9:.2f} GB of memory"
-    print(line, file=sys.stderr)
+    print(f"took {time.perf_counter() - start:.1f} s, at most {peak / 1e9:.2f} GB of memory", file=sys.stderr)

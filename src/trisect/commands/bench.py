@@ -1,12 +1,14 @@
 """`trisect bench`: how fast a model is at some widths, beside what its FLOPs and bytes allow."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trisect.commands import _options as options
-from trisect.commands._names import completed, model_names, one_of
+from trisect.commands import _screen as screen
+from trisect.commands._options import Device, Json, TrustRemoteCode, argument, option
+from trisect.config.record import RUNNING
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:
@@ -26,76 +28,51 @@ ROWS, CSV, PAGE, FIGURES = "rows.json", "rows.csv", "table.md", "figures"
 
 
 def run(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="As elsewhere; only its config is read. Or use --shape.",
-            autocompletion=completed(model_names),
-        ),
-    ] = None,
-    shape: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A published shape, e.g. llama-2-13b, in place of MODEL.")
-    ] = None,
-    ratio: Annotated[str | None, typer.Option(metavar="LIST", help="Fractions to remove, e.g. 0.2,0.4,0.6.")] = None,
-    widths: Annotated[str | None, typer.Option(metavar="LIST", help="Widths as QK/VO/MLP, e.g. 96/96/11008.")] = None,
-    align: Annotated[str, typer.Option(metavar="32|16|8|none", help="Grid of the widths at --ratio.")] = "16",
-    folded: Annotated[
-        bool, typer.Option("--folded", help="Narrow heads turn at rates of their own, as a3+ folds them.")
-    ] = False,
-    variants: Annotated[
-        str, typer.Option(metavar="LIST", help="Of dense, owned, trisect, svd-llm.")
-    ] = "dense,trisect,svd-llm",
-    phase: Annotated[str, typer.Option(metavar="LIST", help="Of prefill, decode.")] = "prefill,decode",
-    batch: Annotated[str, typer.Option(metavar="LIST", help="Sequences at once, e.g. 1,2,4,8.")] = "1",
-    length: Annotated[str, typer.Option(metavar="LIST", help="Tokens of a prompt, e.g. 1024,2048.")] = "1024",
-    new: Annotated[int, typer.Option(help="Tokens to decode behind the prompt.")] = 128,
-    attention: Annotated[str, typer.Option(metavar="LIST", help="Of eager, sdpa.")] = "sdpa",
-    graphs: Annotated[bool, typer.Option("--graphs", help="Decode by CUDA graphs.")] = False,
-    compile: Annotated[bool, typer.Option("--compile", help="Run through torch.compile.")] = False,
-    layers: Annotated[int | None, typer.Option(help="Run so many layers and extrapolate to all of them.")] = None,
-    repeats: Annotated[int, typer.Option(help="Prefills to time.")] = 10,
-    steps: Annotated[int | None, typer.Option(help="Decoding steps to time, from the middle. (default: all)")] = None,
+    model: Annotated[str | None, argument("As elsewhere; only its config is read. Or use --shape.", "[MODEL]")] = None,
+    shape: Annotated[str | None, option("A published shape, e.g. llama-2-13b, in place of MODEL.", "NAME")] = None,
+    ratio: Annotated[str | None, option("Fractions to remove, e.g. 0.2,0.4,0.6.", "LIST")] = None,
+    widths: Annotated[str | None, option("Widths as QK/VO/MLP, e.g. 96/96/11008.", "LIST")] = None,
+    align: Annotated[str, option("Grid of the widths at --ratio.", "32|16|8|none")] = "16",
+    folded: Annotated[bool, option("Narrow heads turn at rates of their own, as a3+ folds them.")] = False,
+    variants: Annotated[str, option("Of dense, owned, trisect, svd-llm.", "LIST")] = "dense,trisect,svd-llm",
+    phase: Annotated[str, option("Of prefill, decode.", "LIST")] = "prefill,decode",
+    batch: Annotated[str, option("Sequences at once, e.g. 1,2,4,8.", "LIST")] = "1",
+    length: Annotated[str, option("Tokens of a prompt, e.g. 1024,2048.", "LIST")] = "1024",
+    new: Annotated[int, option("Tokens to decode behind the prompt.")] = 128,
+    attention: Annotated[str, option("Of eager, sdpa.", "LIST")] = "sdpa",
+    graphs: Annotated[bool, option("Decode by CUDA graphs.")] = False,
+    compile: Annotated[bool, option("Run through torch.compile.")] = False,
+    layers: Annotated[int | None, option("Run so many layers and extrapolate to all of them.")] = None,
+    repeats: Annotated[int, option("Prefills to time.")] = 10,
+    steps: Annotated[int | None, option("Decoding steps to time, from the middle. (default: all)")] = None,
     latency_table: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead: time components over the grid, for --budget latency.")
+        Path | None, option("Instead: time components over the grid, for --budget latency.", "FILE")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Folder of rows: those it has are not measured again."),
-    ] = None,
-    keep_errors: Annotated[
-        bool, typer.Option("--keep-errors", help="Do not try rows again that failed before.")
-    ] = False,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Measure nothing: show the rows of -o.")] = False,
-    no_figures: Annotated[bool, typer.Option("--no-figures", help="Tables only.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of weights and prompts.")] = 0,
+    out: Annotated[Path | None, option("Folder of rows: those it has are not measured again.", "DIR")] = None,
+    keep_errors: Annotated[bool, option("Do not try rows again that failed before.")] = False,
+    no_run: Annotated[bool, option("Measure nothing: show the rows of -o.")] = False,
+    no_figures: Annotated[bool, option("Tables only.")] = False,
+    seed: Annotated[int, option("Seed of weights and prompts.")] = 0,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            metavar="DTYPE",
-            help="float32, bfloat16 or float16. (default: bfloat16 on a GPU, float32 elsewhere)",
-            autocompletion=one_of("float32", "bfloat16", "float16"),
-            rich_help_panel=options.RUNNING,
-        ),
+        option("float32, bfloat16, float16. (default: bfloat16 on a GPU, float32 elsewhere)", "DTYPE", panel=RUNNING),
     ] = None,
-    device: options.Device = "cpu",
-    json: options.Json = None,
-    quiet: options.Quiet = False,
-    trust_remote_code: options.TrustRemoteCode = False,
+    device: Device = "cpu",
+    json: Json = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Time random models of a shape: dense, narrow and factored, with the limits beside each figure."""
     from trisect.bench.measure import Effort
     from trisect.bench.random_models import variants_of
     from trisect.bench.rows import Rows
     from trisect.bench.sweep import DTYPES, Sweep, run_sweep
-    from trisect.commands._screen import quiet_libraries, stderr
     from trisect.config import parse_align
     from trisect.support.files import check_writable
 
     if no_run:
         if out is None or not (out / ROWS).exists():
             raise TrisectError("--no-run shows rows that are there: name their folder with -o.")
-        _show(Rows.open(out / ROWS), out, json=json, figures=not no_figures, quiet=quiet)
+        _show(Rows.open(out / ROWS), out, json=json, figures=not no_figures)
         return
     subject = _subject(model, shape, trust_remote_code)
     sweep = Sweep(
@@ -110,13 +87,13 @@ def run(
         dtype=dtype or ("bfloat16" if device.startswith("cuda") else "float32"),
     )
     if latency_table is not None:
-        _time_components(subject, sweep, latency_table, align=parse_align(align), repeats=repeats, quiet=quiet)
+        _time_components(subject, sweep, latency_table, align=parse_align(align), repeats=repeats)
         return
     if out is not None:
         check_writable(out / ROWS)
     rows = Rows.open(None if out is None else out / ROWS)
-    effort, say = Effort(repeats=repeats, steps=steps, seed=seed), stderr(quiet=quiet)
-    with quiet_libraries():
+    effort, say = Effort(repeats=repeats, steps=steps, seed=seed), screen.stderr()
+    with screen.quiet_libraries():
         models = variants_of(
             subject.dense_shape(DTYPES[sweep.dtype]),
             kinds=_names(variants),
@@ -129,31 +106,27 @@ def run(
         subject.sliced(layers)  # refuses a number of layers that the model does not have
         tally = run_sweep(subject, models, sweep, rows, effort=effort, keep_errors=keep_errors, say=say.print)
     say.print(f"{tally.measured} rows measured, {tally.done} there before, {tally.failed} failed")
-    _show(rows, out, json=json, figures=not no_figures, quiet=quiet)
+    _show(rows, out, json=json, figures=not no_figures)
     if tally.failed:
         raise typer.Exit(code=FAILED_ROWS)
 
 
 def _subject(model: str | None, shape: str | None, trust_remote_code: bool) -> "Subject":
     from trisect.bench.random_models import subject_of_model, subject_of_shape
-    from trisect.commands._screen import quiet_libraries
 
     if (model is None) == (shape is None):
         raise TrisectError("Give a MODEL or --shape NAME, one of them, e.g. `trisect bench --shape llama-2-13b`.")
-    with quiet_libraries():
+    with screen.quiet_libraries():
         if shape is not None:
             return subject_of_shape(shape)
         return subject_of_model(str(model), trust_remote_code=trust_remote_code)
 
 
-def _time_components(
-    subject: "Subject", sweep: "Sweep", path: Path, *, align: int | None, repeats: int, quiet: bool
-) -> None:
+def _time_components(subject: "Subject", sweep: "Sweep", path: Path, *, align: int | None, repeats: int) -> None:
     """Write a table of measured times; one that is there is completed."""
     from trisect.bench.latency import Workload, layer_seconds, measure_latency
     from trisect.bench.measure import laps_on
     from trisect.bench.sweep import DTYPES
-    from trisect.commands._screen import of_stage, progress, quiet_libraries, quoted, say_next, stdout
     from trisect.plan import read_latency
     from trisect.support.files import check_writable, write_json
 
@@ -163,7 +136,7 @@ def _time_components(
     # The default is both phases; a table has one workload, so the first.
     load = Workload(phase=sweep.phases[0], batch=sweep.batches[0], length=sweep.lengths[0])
     dtype = DTYPES[sweep.dtype]
-    with quiet_libraries(), progress(quiet=quiet) as report:
+    with screen.quiet_libraries(), screen.progress() as report:
         shape = subject.dense_shape(dtype)
         table = measure_latency(
             shape,
@@ -175,32 +148,29 @@ def _time_components(
             repeats=repeats,
             known=read_latency(path) if path.exists() else None,
             save=lambda made: write_json(path, made.to_dict()),
-            progress=of_stage(report, "timing components"),
+            progress=partial(report, "timing components"),
         )
-    stdout().print(
+    screen.say(
         f"{path}: {sum(map(len, table.seconds.values()))} times of {subject.name} on {table.device}, "
         f"{load.phase} {load.batch} x {load.length}; a dense layer comes to "
-        f"{1000 * layer_seconds(table, shape.layers[0]):.3f} ms.",
-        soft_wrap=True,
+        f"{1000 * layer_seconds(table, shape.layers[0]):.3f} ms."
     )
-    say_next(f"trisect plan MODEL --ratio 0.25 --budget latency --latency-table {quoted(path)}", quiet=quiet)
+    screen.say_next(f"trisect plan MODEL --ratio 0.25 --budget latency --latency-table {screen.quoted(path)}")
 
 
-def _show(rows: "Rows", out: Path | None, *, json: Path | None, figures: bool, quiet: bool) -> None:
+def _show(rows: "Rows", out: Path | None, *, json: Path | None, figures: bool) -> None:
     """Tables on the screen and in the folder, and the figures."""
     from trisect.bench.rows import Case, failures, notes_for, page, related, to_csv
-    from trisect.commands._screen import keep_measurement, say_next, say_saved, stdout
     from trisect.support.files import atomic_write_bytes, atomic_write_text
 
-    console, notes = stdout(), notes_for(rows.rows)
-    _print_tables(console, rows.rows)
+    notes = notes_for(rows.rows)
+    _show_tables(rows.rows)
     failed = [f"failed: {Case(**r['case']).describe()}: {r['error'].splitlines()[0]}" for r in failures(rows.rows)]
-    for line in [*failed, *notes]:
-        console.print(line, soft_wrap=True, markup=False)
+    screen.say(*failed, *notes)
     measured = {**rows.to_dict(), "rows": related(rows.rows), "notes": notes}
-    keep_measurement(json, measured)
+    screen.keep_measurement(json, measured)
     if out is None:
-        say_next("-o DIR keeps the rows, and measures only what it lacks", quiet=quiet or json is not None)
+        screen.say_next(*(["-o DIR keeps the rows, and measures only what it lacks"] if json is None else []))
         return
     atomic_write_text(out / CSV, to_csv(measured["rows"]))
     atomic_write_text(out / PAGE, page(rows.rows, notes=notes))
@@ -209,24 +179,23 @@ def _show(rows: "Rows", out: Path | None, *, json: Path | None, figures: bool, q
 
         for name, picture in draw(rows.rows).items():
             atomic_write_bytes(out / FIGURES / name, picture)
-    say_saved(out)
+    screen.say_saved(out)
 
 
-def _print_tables(console: Any, rows: list[dict[str, Any]]) -> None:
+def _show_tables(rows: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE
-    from rich.table import Column, Table
 
     from trisect.bench.rows import PHASES, TABLES, cells
 
     for phase in PHASES:
         for name, chosen in TABLES.items():
             header, lines = cells(rows, phase, chosen)
-            columns = [Column(title, justify="left" if i < 3 else "right") for i, title in enumerate(header)]
-            table = Table(*columns, title=f"{phase}, {name}", box=SIMPLE, padding=(0, 1, 0, 0))
+            style: dict[str, Any] = {"title": f"{phase}, {name}", "box": SIMPLE, "padding": (0, 1, 0, 0)}
+            table = screen.table(*header[:3], right=header[3:], **style)
             for line in lines:
                 table.add_row(*line)
             if lines:
-                console.print(table)
+                screen.say(table)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from trisect.commands import _options as options
-from trisect.commands._names import completed, method_names
+from trisect.commands import _screen as screen
+from trisect.commands._options import LoadOptions, Model, option
 from trisect.config import CalibrationConfig
 
 PANEL = "Compress"
@@ -24,43 +22,29 @@ EXAMPLES = (
 
 
 def run(
-    model: options.Model,
+    model: Model,
     settings: CalibrationConfig,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="E.g. moments.safetensors.")],
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Whose moments: `trisect ls methods`.", autocompletion=completed(method_names)
-        ),
-    ] = "a3",
-    dtype: options.Dtype = None,
-    device: options.Device = "cpu",
-    quiet: options.Quiet = False,
-    trust_remote_code: options.TrustRemoteCode = False,
+    out: Annotated[Path, option("E.g. moments.safetensors.", "FILE")],
+    loading: LoadOptions,
+    method: Annotated[str, option("Whose moments: `trisect ls methods`.", "NAME")] = "a3",
 ) -> None:
     """Run the calibration tokens through a model and save its moments."""
     from trisect.calibrate.texts import prepare
-    from trisect.commands._screen import load, progress, quoted, say, say_next, stdout
     from trisect.config import CompressConfig
     from trisect.methods import get_method
     from trisect.pipeline.stored_moments import calibrate, refuse_stored_moments
     from trisect.support.files import check_writable
 
-    config = CompressConfig(
-        ratio=0.5,  # moments are the same for every ratio
-        method=method,
-        parts=get_method(method).parts,
-        calibration=settings,
-    )
+    # Moments are the same for every ratio.
+    config = CompressConfig(ratio=0.5, method=method, parts=get_method(method).parts, calibration=settings)
     refuse_stored_moments(get_method(method))
     check_writable(out)
-    loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    with progress(quiet=quiet) as report:
+    loaded = screen.load(model, loading)
+    with screen.progress() as report:
         prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
-    for line in (prepared.line(), *prepared.notes):
-        say(line)
-    with progress(quiet=quiet) as report:
+    screen.say(prepared.line(), *prepared.notes)
+    with screen.progress() as report:
         info = calibrate(loaded.model, config, out, tokens=prepared.tokens, progress=report)
-    stdout().print(f"Moments of {info.num_tokens:,} tokens saved to {out}", soft_wrap=True)
-    cut = f"trisect compress {quoted(model)} -o OUT --ratio 0.25"
-    say_next(f"{cut} --method {method} --moments {quoted(out)}", quiet=quiet)
+    screen.say(f"Moments of {info.num_tokens:,} tokens saved to {out}")
+    cut = f"trisect compress {screen.quoted(model)} -o OUT --ratio 0.25"
+    screen.say_next(f"{cut} --method {method} --moments {screen.quoted(out)}")

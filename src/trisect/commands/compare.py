@@ -1,14 +1,15 @@
 """`trisect compare`: run a recipe of models, methods and ratios, and make its table."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trisect.commands import _options as options
+from trisect.commands import _screen as screen
+from trisect.commands._options import Device, Json, argument, option
 
 if TYPE_CHECKING:
-    from trisect.compare import Folder, Recipe, RunCounts
+    from trisect.compare import Folder, Recipe
 
 PANEL = "Measure"
 EXAMPLES = (
@@ -20,102 +21,57 @@ FAILED_CELLS = 1
 
 
 def run(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML; see docs/comparison.md.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder of results. (default: ../results/NAME)")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run this method or model only; may be repeated.")
-    ] = None,
-    keep_errors: Annotated[
-        bool, typer.Option("--keep-errors", help="Do not try cells again that failed before.")
-    ] = False,
-    no_run: Annotated[
-        bool, typer.Option("--no-run", help="Run nothing: table and figures from the receipts there are.")
-    ] = False,
-    no_figures: Annotated[bool, typer.Option("--no-figures", help="Table and CSV only.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the recipe and list its cells.")] = False,
-    device: options.Device = "cpu",
-    json: options.Json = None,
-    quiet: options.Quiet = False,
+    recipe: Annotated[Path, argument("YAML; see docs/comparison.md.", "RECIPE")],
+    out: Annotated[Path | None, option("Folder of results. (default: ../results/NAME)", "DIR")] = None,
+    only: Annotated[list[str] | None, option("Run this method or model only; may be repeated.", "NAME")] = None,
+    keep_errors: Annotated[bool, option("Do not try cells again that failed before.")] = False,
+    no_run: Annotated[bool, option("Run nothing: table and figures from the receipts there are.")] = False,
+    no_figures: Annotated[bool, option("Table and CSV only.")] = False,
+    dry_run: Annotated[bool, option("Check the recipe and list its cells.")] = False,
+    device: Device = "cpu",
+    json: Json = None,
 ) -> None:
     """Run every cell of a recipe that has no receipt yet, and write one table and figures."""
-    from trisect.commands._screen import progress, quiet_libraries, stderr
-    from trisect.compare import Folder, load_recipe, run_recipe
+    from trisect.compare import Folder, load_recipe, run_recipe, write_results
+    from trisect.compare.outcomes import measurements, outcomes_of
     from trisect.compare.runner import check_only
 
-    loaded = load_recipe(recipe)
-    check_only(loaded, only or ())
-    folder = Folder(path=out or default_folder(recipe, loaded.name))
+    loaded, chosen = load_recipe(recipe), only or ()
+    check_only(loaded, chosen)
+    beside = recipe.parent.parent / "results" / loaded.name if recipe.parent.name == "recipes" else Path(loaded.name)
+    folder = Folder(path=out or beside)
     if dry_run:
-        show_cells(loaded, folder)
+        _show_cells(loaded, folder)
         return
     counts = None
     if not no_run:
-        console = stderr(quiet=quiet)
-        with quiet_libraries(), progress(quiet=quiet) as report:
-            counts = run_recipe(
-                loaded,
-                folder,
-                device=device,
-                only=only or (),
-                keep_errors=keep_errors,
-                progress=report,
-                say=console.print,
-            )
-    finish(loaded, folder, recipe, counts, figures=not no_figures, json=json, quiet=quiet)
-
-
-def default_folder(recipe: Path, name: str) -> Path:
-    """Beside the folder of recipes, or here."""
-    return recipe.parent.parent / "results" / name if recipe.parent.name == "recipes" else Path(name)
-
-
-def finish(
-    recipe: "Recipe",
-    folder: "Folder",
-    source: Path,
-    counts: "RunCounts | None",
-    *,
-    figures: bool,
-    json: Path | None,
-    quiet: bool,
-) -> None:
-    """Write table and figures, print what was done, and end with code 1 if a cell failed."""
-    from trisect.commands._screen import keep_measurement, say_next, stdout
-    from trisect.compare import write_results
-    from trisect.compare.outcomes import measurements, outcomes_of
-
-    console = stdout()
-    written = write_results(recipe, folder, source, figures=figures)
-    models = outcomes_of(recipe, folder)
+        how: dict[str, Any] = {"device": device, "only": chosen, "keep_errors": keep_errors}
+        with screen.quiet_libraries(), screen.progress() as report:
+            counts = run_recipe(loaded, folder, **how, progress=report, say=screen.stderr().print)
+    written = write_results(loaded, folder, recipe, figures=not no_figures)
+    models = outcomes_of(loaded, folder)
     failed = sum(outcome.error is not None for model in models for outcome in model.outcomes)
     done = {} if counts is None else {"ran": len(counts.ran), "done": counts.done}
     if counts is not None:
-        console.print(
-            f"{recipe.name}: {done['ran']} cells run, {done['done']} done before, {failed} failed"
-            + (f", {counts.elsewhere} run by other processes" if counts.elsewhere else ""),
-            markup=False,
+        elsewhere = f", {counts.elsewhere} run by other processes" if counts.elsewhere else ""
+        screen.say(
+            f"{loaded.name}: {len(counts.ran)} cells run, {counts.done} done before, {failed} failed{elsewhere}"
         )
-    place = folder.path / "table.md"
-    console.print(f"Table: {place}" + ("" if written else " (unchanged)"), soft_wrap=True, markup=False)
+    screen.say(f"Table: {folder.path / 'table.md'}" + ("" if written else " (unchanged)"))
     rows = list(measurements(models))
-    keep_measurement(json, {"recipe": recipe.name, **done, "failed": failed, "measurements": rows})
+    screen.keep_measurement(json, {"recipe": loaded.name, **done, "failed": failed, "measurements": rows})
     if failed:
-        say_next("the same command tries the failed cells again (--keep-errors leaves them)", quiet=quiet)
+        screen.say_next("the same command tries the failed cells again (--keep-errors leaves them)")
         raise typer.Exit(code=FAILED_CELLS)
 
 
-def show_cells(recipe: "Recipe", folder: "Folder") -> None:
+def _show_cells(recipe: "Recipe", folder: "Folder") -> None:
     """The cells of a recipe, and what is not at hand for them."""
-    from rich.table import Table
-
-    from trisect.commands._screen import quiet_libraries, stdout
     from trisect.compare.runner import dry_run
 
-    with quiet_libraries():
+    with screen.quiet_libraries():
         cells, remarks = dry_run(recipe, folder)
-    table = Table("model", "method", "ratio", "calibration", "removes", "state")
+    table = screen.table("model", "method", "ratio", "calibration", "removes", "state")
     for entry in cells:
         cell = entry.cell
         table.add_row(
@@ -126,9 +82,6 @@ def show_cells(recipe: "Recipe", folder: "Folder") -> None:
             "" if entry.removed is None else f"{entry.removed:.1%}",
             f"would fail: {entry.problem}" if entry.problem else entry.state,
         )
-    console = stdout()
-    console.print(table)
-    for remark in remarks:
-        console.print(remark, soft_wrap=True, markup=False)
+    screen.say(table)
     waiting = sum(entry.state != "done" for entry in cells)
-    console.print(f"{recipe.name}: {len(cells)} cells, {waiting} to run; nothing was run.", markup=False)
+    screen.say(*remarks, f"{recipe.name}: {len(cells)} cells, {waiting} to run; nothing was run.")

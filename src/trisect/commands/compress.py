@@ -1,15 +1,19 @@
 """`trisect compress`: narrow a model and save it."""
 
+import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from trisect.commands import _options as options
-from trisect.commands._names import completed, data_names
+from trisect.commands import _screen as screen
+from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, option
 from trisect.commands.plan import show_plan
 from trisect.config import CompressConfig
+from trisect.config.record import RUNNING
 from trisect.errors import TrisectError
+
+if TYPE_CHECKING:
+    from trisect.pipeline.job import Result
 
 PANEL = "Compress"
 EXAMPLES = (
@@ -23,43 +27,42 @@ EXAMPLES = (
         "trisect compress meta-llama/Llama-3.1-8B -o small --kv-ratio 0.5 --device cuda",
     ),
 )
+UNREMARKABLE = ("full width", "folded")
+"""Notes that a receipt keeps but nobody needs to read layer by layer."""
+NOTABLE_MISS = 0.01
+"""A distance between the ratio asked for and the one reached that a user should hear of."""
 
 
 def run(
-    model: options.Model,
+    model: Model,
     settings: CompressConfig,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="New folder.")] = None,
-    dtype: options.Dtype = None,
-    device: options.Device = "cpu",
-    stream: options.Stream = "auto",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew where a run was interrupted.")] = False,
-    curves: options.Curves = None,
-    moments: Annotated[Path | None, typer.Option(metavar="FILE", help="Moments from `trisect calibrate`.")] = None,
+    loading: LoadOptions,
+    out: Annotated[Path | None, option("New folder.", "DIR")] = None,
+    stream: Annotated[
+        str, option("Read layers one at a time; auto: where memory is short.", "auto|on|off", panel=RUNNING)
+    ] = "auto",
+    fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
+    curves: CurvesFile = None,
+    moments: Annotated[Path | None, option("Moments from `trisect calibrate`.", "FILE")] = None,
     evaluate: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Text for perplexity before and after; none to skip. (default: held out of each calibration "
+            "text, and another text)",
+            "NAME|FILE|none",
             "--eval",
-            metavar="NAME|FILE|none",
-            help="Text for perplexity before and after; none to skip. (default: held-out windows of each "
-            "calibration text, and a text that took no part)",
-            autocompletion=completed(data_names),
         ),
     ] = None,
-    eval_windows: Annotated[int, typer.Option(help="Windows of each such text.")] = 8,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
-    json: options.Json = None,
-    quiet: options.Quiet = False,
-    trust_remote_code: options.TrustRemoteCode = False,
+    eval_windows: Annotated[int, option("Windows of each such text.")] = 8,
+    dry_run: Annotated[bool, option("Show the plan and stop.")] = False,
+    json: Json = None,
 ) -> None:
     """Narrow a model to a goal, usually --ratio, and save it as a Hugging Face folder."""
-    load_options = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
     if dry_run:
-        show_plan(model, settings, curves=curves, json=json, quiet=quiet, load_options=load_options)
+        show_plan(model, settings, loading, curves=curves, json=json)
         return
     if out is None:
         raise TrisectError("No output was named; add -o OUT (or --dry-run to see the plan only).")
-    from trisect.commands._result import show_result
-    from trisect.commands._screen import keep_measurement, progress, quiet_libraries, quoted, say, say_next, say_saved
     from trisect.pipeline.job import Job, carry_out
     from trisect.support import distributed
 
@@ -71,18 +74,56 @@ def run(
         curves=curves,
         evaluate=evaluate,
         eval_windows=eval_windows,
-        load_options={**load_options, "stream": stream},
+        load_options={**asdict(loading), "stream": stream},
         fresh=fresh,
     )
-    with distributed.process_group(device):
-        with quiet_libraries(), progress(quiet=quiet or not distributed.is_rank_zero()) as report:
-            result = carry_out(job, say=say, progress=report)
+    with distributed.process_group(loading.device):
+        with screen.quiet_libraries(), screen.progress(hidden=not distributed.is_rank_zero()) as report:
+            result = carry_out(job, say=screen.say, progress=report)
         if not distributed.is_rank_zero():
             return
     show_result(result)
-    say_saved(out)
-    keep_measurement(json, result.receipt)
-    name = quoted(out)
+    screen.say_saved(out)
+    screen.keep_measurement(json, result.receipt)
+    name = screen.quoted(out)
     # Without --portable most models do not fit a stock architecture, and export would refuse them.
     exported = [f"trisect export {name} -o OUT"] if settings.portable else []
-    say_next(f"trisect eval {name}", f"trisect report {name}", *exported, quiet=quiet)
+    screen.say_next(f"trisect eval {name}", f"trisect report {name}", *exported)
+
+
+def show_result(result: "Result") -> None:
+    """Print the final table, the trials under a bound, and what the solver wants the user to know."""
+    from trisect.report.terminal import compression_table
+
+    screen.say(compression_table(result.before, result.after, losses=result.losses, perplexities=result.perplexities))
+    _show_ratio(result)
+    target = result.receipt.get("target")
+    if target is not None:
+        windows, bound = target["held_out"]["windows"], target["max_ppl_increase"]
+        screen.say(f"Perplexity on {windows} held-out calibration windows may rise by {bound}:")
+        for trial in target["trials"]:
+            verdict = "inside" if trial["inside"] else "outside"
+            screen.say(f"  {trial['ratio']:.1%} removed: x{math.exp(trial['rise']):.4f}, {verdict}")
+    for entry in result.losses:
+        if entry["note"] and not entry["note"].startswith(UNREMARKABLE):
+            screen.say(f"layer {entry['layer']} {entry['component']}: {entry['note']}")
+
+
+def _show_ratio(result: "Result") -> None:
+    """What was removed, where that is not what was asked for; and why."""
+    from trisect.models import zeros_of
+    from trisect.plan import budget_of
+    from trisect.records.shapes import COMPONENTS
+
+    plan, removed, recipe = result.plan, result.receipt["ratio"], result.receipt["recipe"]
+    if plan.masked:
+        zeros = zeros_of(result.model) / budget_of(result.before).linear_parameters
+        screen.say(f"{zeros:.1%} of the decoder's linear weights are zero now; no shape has changed.")
+        return
+    if any(linear.cached for linears in plan.linears for linear in linears):
+        return  # the ratio was one of the cache, which the table shows
+    if abs(plan.ratio - removed) > NOTABLE_MISS:
+        chosen = recipe["layers"] is not None or set(recipe["parts"]) != set(COMPONENTS)
+        why = "; only the chosen parts and layers were cut" if chosen else ""
+        why += f"; widths are multiples of {plan.align} (--align none: exact)" if plan.align is not None else ""
+        screen.say(f"Asked for {plan.ratio:.1%}, removed {removed:.1%} of the decoder{why}")

@@ -1,14 +1,10 @@
 """`trisect demo`: the whole flow on a small real model, in a few minutes on a laptop."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
-import typer
-
-from trisect.commands import _options as options
-from trisect.commands._names import completed, method_names
-
-if TYPE_CHECKING:
-    from trisect.models import Loaded
+from trisect.commands import _screen as screen
+from trisect.commands._options import Json, LoadOptions, option
+from trisect.commands.compress import show_result
 
 PANEL = "Start here"
 EXAMPLES = (
@@ -23,32 +19,31 @@ SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
 
 
 def run(
-    ratio: Annotated[float, typer.Option(help="Fraction of the decoder's weights to remove.")] = 0.25,
-    method: Annotated[
-        str, typer.Option(metavar="NAME", help="See `trisect ls methods`.", autocompletion=completed(method_names))
-    ] = "a3+",
-    json: options.Json = None,
-    quiet: options.Quiet = False,
+    ratio: Annotated[float, option("Fraction of the decoder's weights to remove.")] = 0.25,
+    method: Annotated[str, option("See `trisect ls methods`.", "NAME")] = "a3+",
+    json: Json = None,
 ) -> None:
     """Fetch a small model, compress it, and show what it cost."""
-    from trisect.commands._result import show_result
-    from trisect.commands._screen import keep_measurement, load, progress, quiet_libraries, say, say_next, stdout
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.data import REGISTRY_MODELS
     from trisect.data.catalogue import BUILTIN
     from trisect.methods import get_method
     from trisect.pipeline.job import Job, carry_out
+    from trisect.report.page import continue_prompts
 
     calibration = CalibrationConfig(source=BUILTIN, samples=SAMPLES, length=LENGTH)
     config = CompressConfig(ratio=ratio, method=method, calibration=calibration)
     get_method(method)
-    console = stdout()
-    console.print(f"{MODEL}: remove {ratio:.0%} with {method}")
-    with quiet_libraries(), progress(quiet=quiet) as report:
+
+    def continued(loaded: Any) -> str:
+        return " ".join((PROMPT + continue_prompts(loaded, [PROMPT], NEW_TOKENS)[0]).split())
+
+    screen.say(f"{MODEL}: remove {ratio:.0%} with {method}")
+    with screen.quiet_libraries(), screen.progress() as report:
         report("load", 0, 1)
-        loaded = load(MODEL, dtype="float32", device="cpu", trust_remote_code=False)
+        loaded = screen.load(MODEL, LoadOptions(dtype="float32"))
         report("load", 1, 1)
-        dense_text = continue_prompt(loaded)
+        dense_text = continued(loaded)
         job = Job(
             model=loaded.model,
             source=MODEL,
@@ -58,21 +53,11 @@ def run(
             eval_windows=EVAL_WINDOWS,
             other_text=False,
         )
-        result = carry_out(job, say=say, progress=report)
-        narrow_text = continue_prompt(loaded)
+        result = carry_out(job, say=screen.say, progress=report)
+        narrow_text = continued(loaded)
     show_result(result)
-    console.print(f"({MODEL}: {REGISTRY_MODELS[MODEL].note})")
-    console.print(f"before:     {dense_text}", soft_wrap=True, markup=False)
-    console.print(f"compressed: {narrow_text}", soft_wrap=True, markup=False)
+    screen.say(f"({MODEL}: {REGISTRY_MODELS[MODEL].note})")
+    screen.say(f"before:     {dense_text}", f"compressed: {narrow_text}")
     texts = {"prompt": PROMPT, "before": dense_text, "after": narrow_text}
-    keep_measurement(json, {**result.receipt, "texts": texts})
-    say_next(f"trisect compress {MODEL} -o small --ratio {ratio} --method {method}", quiet=quiet)
-
-
-def continue_prompt(loaded: "Loaded") -> str:
-    """The prompt and what the model makes of it, greedily, on one line."""
-    ids = loaded.tokenizer(PROMPT, return_tensors="pt").input_ids
-    generated = loaded.model.generate(
-        ids, attention_mask=ids.new_ones(ids.shape), max_new_tokens=NEW_TOKENS, do_sample=False
-    )
-    return " ".join(loaded.tokenizer.decode(generated[0], skip_special_tokens=True).split())
+    screen.keep_measurement(json, {**result.receipt, "texts": texts})
+    screen.say_next(f"trisect compress {MODEL} -o small --ratio {ratio} --method {method}")

@@ -5,14 +5,15 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
-from trisect.commands import _options as options
+from trisect.commands import _screen as screen
+from trisect.commands._options import Json
 from trisect.errors import TrisectError
 from trisect.support.receipt import package_version, usable_cores
 
@@ -28,8 +29,7 @@ LITTLE = 2 * 10**9
 """Bytes of free disk: less does not hold a fetched model and what is made of it."""
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One line of the table: `state` is ok, note or problem, `fix` is what to type or do."""
 
     subject: str
@@ -38,38 +38,34 @@ class Finding:
     fix: str = ""
 
 
-def note(subject: str, says: str, fix: str = "") -> Finding:
-    return Finding(subject, "note" if fix else "ok", says, fix)
+def note(subject: str, says: str, fix: str = "", *, state: str = "note") -> Finding:
+    """What was found: in order, unless there is something to do about it."""
+    return Finding(subject, state if fix else "ok", says, fix)
 
 
-def problem(subject: str, says: str, fix: str = "") -> Finding:
-    return Finding(subject, "problem" if fix else "ok", says, fix)
+problem = partial(note, state="problem")
 
 
-def run(json: options.Json = None, quiet: options.Quiet = False) -> None:
+def run(json: Json = None) -> None:
     """Check Python, packages, devices, folders, the hub and one tiny run; say what to fix."""
-    from rich.table import Table
-
-    from trisect.commands._screen import keep_measurement, progress, quiet_libraries, say_next, stdout
-
     checks = (check_python, check_packages, check_devices, check_folders, check_hub, check_run)
     findings: list[Finding] = []
-    with quiet_libraries(), progress(quiet=quiet) as report:
+    with screen.quiet_libraries(), screen.progress() as report:
         for done, check in enumerate(checks, start=1):
             findings += check()
             report("checks", done, len(checks))
-    table = Table("", "state", "found", "what to do")
+    table = screen.table("", "state", "found", "what to do")
     for entry in findings:
-        if not (quiet and entry.state == "ok"):
+        if not (screen.running().quiet and entry.state == "ok"):
             table.add_row(entry.subject, entry.state, entry.says, entry.fix, style=STYLES[entry.state])
-    stdout().print(table)
+    screen.say(table)
     problems = [entry.subject for entry in findings if entry.state == "problem"]
-    keep_measurement(json, {"problems": len(problems), "findings": [asdict(entry) for entry in findings]})
+    screen.keep_measurement(json, {"problems": len(problems), "findings": [entry._asdict() for entry in findings]})
     if problems:
-        stdout().print(f"{len(problems)} to fix: {', '.join(problems)}")
+        screen.say(f"{len(problems)} to fix: {', '.join(problems)}")
         raise typer.Exit(code=UNFIT)
-    stdout().print("No problem was found.")
-    say_next("trisect demo", quiet=quiet)
+    screen.say("No problem was found.")
+    screen.say_next("trisect demo")
 
 
 def check_python() -> Iterator[Finding]:
@@ -78,8 +74,9 @@ def check_python() -> Iterator[Finding]:
 
     found, wanted = platform.python_version(), SpecifierSet(next(iter(_metadata("Requires-Python")), ""))
     fits = wanted.contains(found, prereleases=True)
-    fix = "" if fits else f"make an environment with Python {wanted}"
-    yield problem("Python", f"{found} at {sys.executable}", fix)
+    yield problem(
+        "Python", f"{found} at {sys.executable}", "" if fits else f"make an environment with Python {wanted}"
+    )
 
 
 def check_packages() -> Iterator[Finding]:
@@ -93,7 +90,10 @@ def check_packages() -> Iterator[Finding]:
         return
     yield note("trisect", package_version("trisect") or "")
     for extra in ("", *_metadata("Provides-Extra")):
-        yield from (_package(one, extra) for one in requirements if _belongs(one, extra))
+        for one in requirements:
+            wanted = [name for name in ("", extra) if one.marker is None or one.marker.evaluate({"extra": name})]
+            if wanted[:1] == [extra]:
+                yield _package(one, extra)
 
 
 def check_devices() -> Iterator[Finding]:
@@ -101,8 +101,7 @@ def check_devices() -> Iterator[Finding]:
     import psutil
     import torch
 
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
-    built = built if torch.version.cuda or torch.version.hip else "CPU only"
+    built = next((f"{k} {v}" for k, v in (("CUDA", torch.version.cuda), ("ROCm", torch.version.hip)) if v), "CPU only")
     blind = built != "CPU only" and not torch.cuda.is_available()
     fix = "it sees no GPU: compare the driver in `nvidia-smi` with this CUDA version" if blind else ""
     yield note("torch build", f"{torch.__version__}, {built}", fix)
@@ -130,8 +129,7 @@ def check_folders() -> Iterator[Finding]:
         yield note("cache folder", f"{folder.parent}, {free / 1e9:.1f} GB free", fix)
     except TrisectError as error:
         yield problem("cache folder", str(error), "set TRISECT_CACHE to a folder that can be written")
-    data = os.environ.get("TRISECT_DATA")
-    if data:
+    if data := os.environ.get("TRISECT_DATA"):
         there = Path(data).expanduser().is_dir()
         fix = "" if there else "set TRISECT_DATA to the right folder, or unset it"
         yield problem("TRISECT_DATA", data if there else f"no folder {data}", fix)
@@ -154,9 +152,8 @@ def check_run() -> Iterator[Finding]:
     import torch
 
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        fix = ""
         try:
-            says = compress_tiny_model(device)
+            says, fix = compress_tiny_model(device), ""
         # Whatever goes wrong here is what a user would meet in a real run; the table has to name it.
         except Exception as error:
             says = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -167,16 +164,15 @@ def check_run() -> Iterator[Finding]:
 def compress_tiny_model(device: str) -> str:
     """What a whole compression of random weights came to; raises where it is not what was asked for."""
     import torch
-    import transformers
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     import trisect
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-    config = transformers.LlamaConfig(**sizes, **heads, bos_token_id=1, eos_token_id=2)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = transformers.LlamaForCausalLM(config).eval().to(device)
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=1, eos_token_id=2)).eval().to(device)
         ids = torch.randint(64, (8, 16))
     before = model.num_parameters()
     model = trisect.compress(model, 0.5, calibration=ids)
@@ -197,14 +193,6 @@ def _package(requirement: Any, extra: str) -> Finding:
     if requirement.specifier.contains(found, prereleases=True):
         return note(subject, found)
     return problem(subject, f"{found}, but trisect needs {requirement.specifier}", f"{command} --upgrade")
-
-
-def _belongs(requirement: Any, extra: str) -> bool:
-    """Whether a requirement is asked for on this machine by this extra ("" for none), and only by it."""
-    if requirement.marker is None:
-        return extra == ""
-    plain = bool(requirement.marker.evaluate({"extra": ""}))
-    return plain if extra == "" else not plain and bool(requirement.marker.evaluate({"extra": extra}))
 
 
 def _metadata(field: str) -> list[str]:

@@ -1,20 +1,17 @@
 """`trisect eval`: the perplexity of a model on a text, and its scores on tasks."""
 
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trisect.commands import _options as options
-from trisect.commands._names import completed, data_names, one_of
+from trisect.commands import _screen as screen
+from trisect.commands._options import Json, Length, LoadOptions, Model, option
+from trisect.config.record import RUNNING
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from trisect.evaluate.perplexity import PositionProfile
-    from trisect.evaluate.tasks import LoadedTask, TaskResults
-    from trisect.models import Loaded
+    from trisect.evaluate.perplexity import Perplexity, PositionProfile
+    from trisect.evaluate.tasks import TaskResults
 
 PANEL = "Measure"
 EXAMPLES = (
@@ -25,57 +22,38 @@ EXAMPLES = (
 
 
 def run(
-    model: options.Model,
+    model: Model,
+    loading: LoadOptions,
     data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Text: `trisect ls data`, or a file. (default: builtin, or none with --tasks)",
-            autocompletion=completed(data_names),
-        ),
+        str | None, option("Text: `trisect ls data`, or a file. (default: builtin, or none with --tasks)", "NAME|FILE")
     ] = None,
-    length: Annotated[
-        int | None, typer.Option(help="Tokens per window. (default: 2048, or the model's context)")
-    ] = None,
-    windows: Annotated[int | None, typer.Option(help="Number of windows. (default: all)")] = None,
-    sampling: Annotated[
-        str,
-        typer.Option(
-            metavar="random|first", help="Which windows are taken.", autocompletion=one_of("random", "first")
-        ),
-    ] = "first",
-    seed: Annotated[int, typer.Option(help="Seed of random windows.")] = 0,
+    length: Length = None,
+    windows: Annotated[int | None, option("Number of windows. (default: all)")] = None,
+    sampling: Annotated[str, option("Which windows are taken.", "random|first")] = "first",
+    seed: Annotated[int, option("Seed of random windows.")] = 0,
     by_position: Annotated[
         int | None,
-        typer.Option(
-            metavar="BUCKETS",
-            help="Also the perplexity at so many stretches of the window, from its start to its end.",
-        ),
+        option("Also the perplexity at so many stretches of the window, from its start to its end.", "BUCKETS"),
     ] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(
-            metavar="PRESET|TASK[:SHOTS],...",
-            help="Tasks of lm-eval, from the hub: paper, zero-shot, quick, or its names: boolq,winogrande:5.",
-            autocompletion=one_of("paper", "zero-shot", "quick"),
+        option(
+            "Tasks of lm-eval, from the hub: paper, zero-shot, quick, or its names: boolq,winogrande:5.",
+            "PRESET|TASK[:SHOTS],...",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Questions per task, for a quick look. (default: all)")] = None,
-    shots: Annotated[
-        int | None, typer.Option(help="Examples in each prompt. (default: as the preset or lm-eval has it)")
+    limit: Annotated[int | None, option("Questions per task, for a quick look. (default: all)")] = None,
+    shots: Annotated[int | None, option("Examples in each prompt. (default: as the preset or lm-eval has it)")] = None,
+    batch_size: Annotated[
+        int | None, option("Windows per forward pass; chosen for you by default.", panel=RUNNING)
     ] = None,
-    batch_size: options.BatchSize = None,
-    dtype: options.Dtype = None,
-    device: options.Device = "cpu",
-    json: options.Json = None,
-    quiet: options.Quiet = False,
-    trust_remote_code: options.TrustRemoteCode = False,
+    json: Json = None,
 ) -> None:
     """Measure the perplexity of a model on a text, its scores on tasks, or both."""
     from trisect.calibrate.texts import USUAL_LENGTH, usual_length
-    from trisect.commands._screen import keep_measurement, load, quoted, say_next
-    from trisect.evaluate.perplexity import check_buckets
-    from trisect.evaluate.tasks import check_request, load_task, parse_tasks
+    from trisect.data import load_tokens
+    from trisect.evaluate.perplexity import check_buckets, perplexity, perplexity_by_position
+    from trisect.evaluate.tasks import check_request, evaluate_tasks, load_task, parse_tasks
 
     requests = [] if tasks is None else parse_tasks(tasks, shots=shots)
     if by_position is not None:
@@ -87,86 +65,58 @@ def run(
     elif limit is not None or shots is not None:
         raise TrisectError("--limit and --shots are about tasks: add --tasks paper, or another.")
     prepared = [load_task(request) for request in requests]  # before the model: the hub may be out of reach
-    loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    loaded = screen.load(model, loading)
     measured: dict[str, Any] = {"model": model}
     if data is not None or not requests:
-        length = length or usual_length(loaded.model)
-        choice = {"samples": windows, "length": length, "sampling": sampling, "seed": seed}
-        settings: dict[str, Any] = {"buckets": by_position, "batch_size": batch_size, "quiet": quiet}
-        measured |= _perplexity(loaded, data or "builtin", choice, **settings)
+        choice: dict[str, Any] = {"samples": windows, "length": length or usual_length(loaded.model)}
+        choice |= {"sampling": sampling, "seed": seed, "split": "evaluation"}
+        tokens, profile = load_tokens(data or "builtin", loaded.tokenizer, **choice), None
+        with screen.progress() as report:
+            how: dict[str, Any] = {"batch_size": batch_size, "progress": partial(report, "perplexity")}
+            if by_position is None:
+                result = perplexity(loaded.model, tokens, **how)
+            else:
+                result, profile = perplexity_by_position(loaded.model, tokens, buckets=by_position, **how)
+        measured |= _show_perplexity(result, profile)
     if requests:
-        measured["tasks"] = _tasks(loaded, prepared, limit=limit, batch_size=batch_size, quiet=quiet)
-    keep_measurement(json, measured)
-    kept = "FILE, after --json FILE here" if json is None else quoted(json)
-    say_next(f"trisect report RUN --measured {kept}", quiet=quiet)
+        asked: dict[str, Any] = {"limit": limit, "batch_size": batch_size}
+        with screen.quiet_libraries(), screen.progress() as report:
+            scores = evaluate_tasks(loaded.model, loaded.tokenizer, prepared, **asked, progress=report)
+        _show_scores(scores)
+        measured["tasks"] = scores.to_dict()
+    screen.keep_measurement(json, measured)
+    kept = "FILE, after --json FILE here" if json is None else screen.quoted(json)
+    screen.say_next(f"trisect report RUN --measured {kept}")
 
 
-def _perplexity(
-    loaded: "Loaded", data: str, choice: dict[str, Any], *, buckets: int | None, batch_size: int | None, quiet: bool
-) -> dict[str, Any]:
-    from trisect.commands._screen import of_stage, progress, stdout
-    from trisect.data import load_tokens
-    from trisect.evaluate.perplexity import perplexity, perplexity_by_position
-
-    tokens, profile = load_tokens(data, loaded.tokenizer, split="evaluation", **choice), None
-    with progress(quiet=quiet) as report:
-        settings: dict[str, Any] = {"batch_size": batch_size, "progress": of_stage(report, "perplexity")}
-        if buckets is None:
-            result = perplexity(loaded.model, tokens, **settings)
-        else:
-            result, profile = perplexity_by_position(loaded.model, tokens, buckets=buckets, **settings)
-    stdout().print(
-        f"perplexity {result.perplexity:.4f} on {result.data} ({result.windows} windows of {result.length} tokens)",
-        soft_wrap=True,
+def _show_perplexity(result: "Perplexity", profile: "PositionProfile | None") -> dict[str, Any]:
+    """Print it, with one row per bucket of positions; the same for --json."""
+    screen.say(
+        f"perplexity {result.perplexity:.4f} on {result.data} ({result.windows} windows of {result.length} tokens)"
     )
     if profile is None:
         return asdict(result)
-    stdout().print(_profile_table(profile))
-    return {**asdict(result), "by_position": asdict(profile)}
-
-
-def _profile_table(profile: "PositionProfile") -> "Table":
-    """One row per bucket of positions."""
-    from rich.table import Column, Table
-
-    table = Table(*(Column(name, justify="right") for name in ("positions", "tokens", "nll", "perplexity")))
+    table = screen.table(right=("positions", "tokens", "nll", "perplexity"))
     for index, value in enumerate(profile.perplexity):
         positions = f"{profile.edges[index]} to {profile.edges[index + 1] - 1}"
         table.add_row(positions, str(profile.tokens[index]), f"{profile.nll[index]:.4f}", f"{value:.4f}")
-    return table
+    screen.say(table)
+    return {**asdict(result), "by_position": asdict(profile)}
 
 
-def _tasks(
-    loaded: "Loaded", tasks: "list[LoadedTask]", *, limit: int | None, batch_size: int | None, quiet: bool
-) -> dict[str, Any]:
-    from trisect.commands._screen import progress, quiet_libraries, stdout
-    from trisect.evaluate.tasks import evaluate_tasks
-
-    with quiet_libraries(), progress(quiet=quiet) as report:
-        results = evaluate_tasks(
-            loaded.model, loaded.tokenizer, tasks, limit=limit, batch_size=batch_size, progress=report
-        )
-    stdout().print(_table(results))
-    return results.to_dict()
-
-
-def _table(results: "TaskResults") -> "Table":
+def _show_scores(results: "TaskResults") -> None:
     """One row per task, then the average."""
-    from rich.table import Column, Table
-
     limited = "" if results.limit is None else f" (--limit {results.limit})"
-    numbers = [Column(name, justify="right") for name in ("shots", f"questions{limited}", "score", "error")]
-    table = Table("task", "metric", *numbers)
+    table = screen.table("task", "metric", right=("shots", f"questions{limited}", "score", "error"))
     for score in results.scores:
-        error = "" if score.stderr is None else f"+-{score.stderr:.4f}"
+        # lm-eval's `metric,filter` for people: the filter `none` says nothing.
+        metric = score.metric.removesuffix(",none").replace(",", ", ")
         asked = f"{score.questions} of {score.available}"
-        table.add_row(score.task, _metric(score.metric), str(score.shots), asked, f"{score.value:.4f}", error)
+        table.add_row(score.task, metric, str(score.shots), asked, f"{score.value:.4f}", _error(score.stderr))
     table.add_section()
-    error = "" if results.average_stderr is None else f"+-{results.average_stderr:.4f}"
-    table.add_row("average", "", "", "", f"{results.average:.4f}", error)
-    return table
+    table.add_row("average", "", "", "", f"{results.average:.4f}", _error(results.average_stderr))
+    screen.say(table)
 
 
-def _metric(key: str) -> str:
-    """lm-eval's `metric,filter` for people: the filter `none` says nothing."""
-    return key.removesuffix(",none").replace(",", ", ")
+def _error(value: float | None) -> str:
+    return "" if value is None else f"+-{value:.4f}"

@@ -4,10 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trisect.commands import _options as options
-from trisect.commands._names import one_of
+from trisect.commands import _screen as screen
+from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, argument, option
 from trisect.errors import TrisectError, unknown_name
 
 if TYPE_CHECKING:
@@ -22,67 +20,43 @@ FORMATS = ("hf", "gguf")
 
 
 def run(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder that `trisect compress` wrote.")],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", metavar="DIR|FILE", help="The new folder, or the GGUF file (NAME.gguf, or a folder for it)."
-        ),
-    ],
+    folder: Annotated[str, argument("A folder that `trisect compress` wrote.", "DIR")],
+    out: Annotated[Path, option("The new folder, or the GGUF file (NAME.gguf, or a folder for it).", "DIR|FILE")],
     to: Annotated[
-        str,
-        typer.Option(
-            metavar="hf|gguf",
-            help="hf: a stock checkpoint, for transformers. gguf: a file, for llama.cpp.",
-            autocompletion=one_of(*FORMATS),
-        ),
+        str, option("hf: a stock checkpoint, for transformers. gguf: a file, for llama.cpp.", "hf|gguf")
     ] = "hf",
     dtype: Annotated[
         str | None,
-        typer.Option(
-            metavar="DTYPE",
-            help="hf: float32, bfloat16 or float16 (default: the folder's own). gguf: f32, f16 or q8_0 "
-            "(default: f16).",
-            autocompletion=one_of("float32", "bfloat16", "float16", "f32", "f16", "q8_0"),
+        option(
+            "hf: float32, bfloat16 or float16 (default: the folder's own). gguf: f32, f16 or q8_0 (default: f16).",
+            "DTYPE",
         ),
     ] = None,
-    as_llama: Annotated[
-        bool, typer.Option("--as-llama", help="Write a Mistral or Qwen2 model under Llama's architecture. (hf)")
-    ] = False,
-    json: options.Json = None,
-    quiet: options.Quiet = False,
-    trust_remote_code: options.TrustRemoteCode = False,
+    as_llama: Annotated[bool, option("Write a Mistral or Qwen2 model under Llama's architecture. (hf)")] = False,
+    json: Json = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write a compressed model for transformers (vLLM, SGLang) or llama.cpp, checked against the original."""
-    from trisect.commands._screen import keep_measurement, quiet_libraries
+    from trisect.export import export_gguf, export_hf
+    from trisect.support.files import check_new_folder
+    from trisect.support.receipt import read_receipt
 
     if to not in FORMATS:
         raise unknown_name("format", to, FORMATS)
     if as_llama and to != "hf":
         raise TrisectError("--as-llama is about --to hf; a GGUF file has Llama's architecture always.")
-    with quiet_libraries():
-        done, tokenizer = _export(folder, out, to, dtype, as_llama=as_llama, trust=trust_remote_code)
-    _show(done, to, tokenizer=tokenizer is not None, quiet=quiet)
-    keep_measurement(json, {**asdict(done), "path": str(done.path)})
-
-
-def _export(
-    folder: str, out: Path, to: str, dtype: str | None, *, as_llama: bool, trust: bool
-) -> "tuple[Exported, Any]":
-    """What was written, and the tokenizer that went with it."""
-    from trisect.commands._screen import load
-    from trisect.export import export_gguf, export_hf
-    from trisect.support.files import check_new_folder
-    from trisect.support.receipt import read_receipt
-
-    if to == "hf":
-        check_new_folder(out)
-        kind = _dtype(folder, dtype, trust)
-    loaded = load(folder, dtype="float32", device="cpu", trust_remote_code=trust)
-    model, tokenizer, receipt = loaded.model, loaded.tokenizer, read_receipt(folder)
-    if to == "gguf":
-        return export_gguf(model, tokenizer, out, kind=dtype or "f16", receipt=receipt), tokenizer
-    return export_hf(model, tokenizer, out, dtype=kind, as_llama=as_llama, receipt=receipt), tokenizer
+    with screen.quiet_libraries():
+        if to == "hf":
+            check_new_folder(out)
+            kind = _dtype(folder, dtype, trust_remote_code)
+        loaded = screen.load(folder, LoadOptions(dtype="float32", trust_remote_code=trust_remote_code))
+        what: Any = {"model": loaded.model, "tokenizer": loaded.tokenizer, "receipt": read_receipt(folder)}
+        if to == "hf":
+            done = export_hf(**what, out=out, dtype=kind, as_llama=as_llama)
+        else:
+            done = export_gguf(**what, out=out, kind=dtype or "f16")
+    _show(done, to, tokenizer=loaded.tokenizer is not None)
+    screen.keep_measurement(json, {**asdict(done), "path": str(done.path)})
 
 
 def _dtype(folder: str, dtype: str | None, trust_remote_code: bool) -> Any:
@@ -97,21 +71,16 @@ def _dtype(folder: str, dtype: str | None, trust_remote_code: bool) -> Any:
     return DTYPES[dtype]
 
 
-def _show(done: "Exported", to: str, *, tokenizer: bool, quiet: bool) -> None:
-    from rich.table import Table
-
-    from trisect.commands._screen import quoted, stdout
-
-    console, path, mlp = stdout(), done.path, done.mlp_widths
+def _show(done: "Exported", to: str, *, tokenizer: bool) -> None:
+    path, mlp = done.path, done.mlp_widths
     size = sum(file.stat().st_size for file in ([path] if to == "gguf" else path.rglob("*")))
     widths = f"MLP width {mlp[0]}" if len(set(mlp)) == 1 else f"MLP widths {min(mlp)} to {max(mlp)}"
-    logits = f"as the compressed model's, to {done.difference:.0e} of the largest"
     rounded = "" if done.rounding is None else f"; {done.rounding:.0e} after rounding to {done.dtype}"
     title = f"GGUF file {path}" if to == "gguf" else f"Stock checkpoint in {path}"
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = screen.table(title=title, show_header=False)
     table.add_row("architecture", f"{done.architecture}, head width {done.head_width}, {widths}")
     table.add_row("weights", f"{done.dtype}, {size / 1e6:.1f} MB")
-    table.add_row("logits", logits + rounded)
+    table.add_row("logits", f"as the compressed model's, to {done.difference:.0e} of the largest{rounded}")
     lines = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         f'model = AutoModelForCausalLM.from_pretrained("{path}")',
@@ -121,11 +90,8 @@ def _show(done: "Exported", to: str, *, tokenizer: bool, quiet: bool) -> None:
         nats = done.llama_cpp
         ran = f"runs; the next token's probabilities are {nats:.0e} nats apart" if nats is not None else None
         table.add_row("in llama.cpp", ran or "not tried: `pip install xllamacpp` to have it checked there")
-        lines = [f"llama-cli -m {quoted(path)} -p 'Once upon a time'"]
-    console.print(table)
-    for note in done.notes:
-        console.print(f"note: {note}", soft_wrap=True)
-    if not quiet:
-        console.print("Load it without trisect:")
-        for line in lines:
-            console.print(f"  {line}", soft_wrap=True)
+        lines = [f"llama-cli -m {screen.quoted(path)} -p 'Once upon a time'"]
+    screen.say(table)
+    screen.say(*(f"note: {note}" for note in done.notes))
+    if not screen.running().quiet:
+        screen.say("Load it without trisect:", *(f"  {line}" for line in lines))

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from trisect.commands import _options as options
+from trisect.commands import _screen as screen
+from trisect.commands._options import Json, Model, TrustRemoteCode
 
 PANEL = "Measure"
 EXAMPLES = (
@@ -14,31 +15,21 @@ if TYPE_CHECKING:
     from trisect.records.shapes import ModelShape
 
 
-def run(
-    model: options.Model,
-    json: options.Json = None,
-    quiet: options.Quiet = False,
-    trust_remote_code: options.TrustRemoteCode = False,
-) -> None:
+def run(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode = False) -> None:
     """Show a model's widths, parameters, cache and FLOPs; no weights are read."""
-    from trisect.commands._screen import keep_measurement, quiet_libraries, quoted, say_next, stdout
     from trisect.models import read_shape
     from trisect.report.terminal import compression_table
 
-    with quiet_libraries():
+    with screen.quiet_libraries():
         current, original, info = read_shape(model, trust_remote_code=trust_remote_code)
-    measurement = {"model": model, **describe(current, original), **info}
-    console = stdout()
-    console.print(
-        f"{model}: family {info.get('family')}, {len(current.layers)} layers, "
-        f"method {info.get('method') or 'none'}" + quantised(info.get("quantization")),
-        soft_wrap=True,
+    name, method = screen.quoted(model), info.get("method")
+    screen.say(
+        f"{model}: family {info.get('family')}, {len(current.layers)} layers, method {method or 'none'}"
+        + quantised(info.get("quantization"))
     )
-    console.print(compression_table(original, current, labels=("original", "now")))
-    keep_measurement(json, measurement)
-    name = quoted(model)
-    compressed = bool(info.get("method"))
-    say_next(f"trisect eval {name}" if compressed else f"trisect compress {name} -o OUT --ratio 0.25", quiet=quiet)
+    screen.say(compression_table(original, current, labels=("original", "now")))
+    screen.keep_measurement(json, {"model": model, **describe(current, original), **info})
+    screen.say_next(f"trisect eval {name}" if method else f"trisect compress {name} -o OUT --ratio 0.25")
 
 
 def quantised(packing: dict[str, Any] | None) -> str:

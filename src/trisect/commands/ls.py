@@ -2,9 +2,8 @@
 
 from typing import Annotated
 
-import typer
-
-from trisect.commands._names import one_of
+from trisect.commands import _screen as screen
+from trisect.commands._options import argument
 from trisect.errors import unknown_name
 
 PANEL = "Start here"
@@ -12,29 +11,15 @@ EXAMPLES = (("Everything there is to choose from", "trisect ls"), ("One table", 
 KINDS = ("methods", "pieces", "families", "data", "models")
 
 
-def run(
-    kind: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[methods|pieces|families|data|models]",
-            help="Leave it out for everything.",
-            autocompletion=one_of(*KINDS),
-        ),
-    ] = None,
-) -> None:
+def run(kind: Annotated[str | None, argument("Leave it out for everything.", f"[{'|'.join(KINDS)}]")] = None) -> None:
     """List methods, pieces of a3+, model families, data sources and built-in models."""
-    from rich.table import Table
-
-    from trisect.commands._screen import stdout
-
     if kind is not None and kind not in KINDS:
         raise unknown_name("list", kind, KINDS)
-    console = stdout()
     for wanted in (kind,) if kind else KINDS:
-        table = Table(title=wanted, title_justify="left", show_header=False)
+        table = screen.table(title=wanted, show_header=False)
         for name, summary in entries(wanted).items():
             table.add_row(name, summary)
-        console.print(table)
+        screen.say(table)
 
 
 def entries(kind: str) -> dict[str, str]:

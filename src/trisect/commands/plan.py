@@ -4,11 +4,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trisect.commands import _options as options
+from trisect.commands import _screen as screen
+from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, option
 from trisect.config import CompressConfig
-from trisect.errors import TrisectError
+from trisect.errors import TrisectError, option_name
 
 if TYPE_CHECKING:
     from trisect.plan import Curves, Plan
@@ -26,42 +25,27 @@ EXAMPLES = (
 
 
 def run(
-    model: options.Model,
+    model: Model,
     settings: CompressConfig,
-    curves: options.Curves = None,
-    dtype: options.Dtype = None,
-    device: options.Device = "cpu",
-    heatmap: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the plan, layers by parts: .png or .svg.")
-    ] = None,
-    json: options.Json = None,
-    quiet: options.Quiet = False,
-    trust_remote_code: options.TrustRemoteCode = False,
+    loading: LoadOptions,
+    curves: CurvesFile = None,
+    heatmap: Annotated[Path | None, option("Draw the plan, layers by parts: .png or .svg.", "FILE")] = None,
+    json: Json = None,
 ) -> None:
     """Show the widths that a goal comes to; weights are read only to measure loss curves."""
-    show_plan(
-        model,
-        settings,
-        curves=curves,
-        heatmap=heatmap,
-        json=json,
-        quiet=quiet,
-        load_options={"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code},
-    )
+    show_plan(model, settings, loading, curves=curves, heatmap=heatmap, json=json)
 
 
 def show_plan(
     model: str,
     config: CompressConfig,
+    loading: LoadOptions,
     *,
     curves: Path | None,
     heatmap: Path | None = None,
     json: Path | None,
-    quiet: bool,
-    load_options: dict[str, Any],
 ) -> None:
     """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
-    from trisect.commands._screen import keep_measurement, quiet_libraries, quoted, say_next, stdout
     from trisect.models import read_shape
     from trisect.pipeline.run import plan_from_shape, with_method_defaults
     from trisect.plan import apply_plan, outlook
@@ -75,26 +59,21 @@ def show_plan(
         picture_format(heatmap)
         need_matplotlib("leave --heatmap out: the plan is shown as text")
         check_writable(heatmap)
-    with quiet_libraries():
-        shape, _, _ = read_shape(model, trust_remote_code=load_options["trust_remote_code"])
-    known = _curves(model, config, curves, load_options=load_options, quiet=quiet)
+    with screen.quiet_libraries():
+        shape, _, _ = read_shape(model, trust_remote_code=loading.trust_remote_code)
+    known = _curves(model, config, curves, loading)
     plan = plan_from_shape(shape, config, known)
-    after = apply_plan(shape, plan)
-    facts = describe(shape, config, plan, known)
-    console = stdout()
-    console.print(str(outlook(shape, config, plan)), soft_wrap=True)
-    console.print(compression_table(shape, after))
-    if not plan.masked:
-        for table in heat_tables(shape, after):
-            console.print(table)
-    for line in _lines(facts):
-        console.print(line, soft_wrap=True)
+    after, facts = apply_plan(shape, plan), describe(shape, config, plan, known)
+    screen.say(str(outlook(shape, config, plan)))
+    screen.say(compression_table(shape, after), *([] if plan.masked else heat_tables(shape, after)))
+    screen.say(*_lines(facts))
     if heatmap is not None:
         removed = f"{facts['ratio']:.1%} of the decoder removed"
         title = f"{Path(model).name}: {config.method}, {config.allocate}, {removed}"
         write_figure(heatmap, plan_map(shape, after, title=title))
-    keep_measurement(json, {"model": model, **facts})
-    say_next(f"trisect compress {quoted(model)} -o OUT {_goal_options(config)}, other options as here", quiet=quiet)
+    screen.keep_measurement(json, {"model": model, **facts})
+    goal = " ".join(f"{option_name(name)} {v}" for name, v in config.goal.settings().items() if v != "params")
+    screen.say_next(f"trisect compress {screen.quoted(model)} -o OUT {goal}, other options as here")
 
 
 def describe(shape: "ModelShape", config: CompressConfig, plan: "Plan", curves: "Curves | None") -> dict[str, Any]:
@@ -113,12 +92,9 @@ def describe(shape: "ModelShape", config: CompressConfig, plan: "Plan", curves: 
     }
 
 
-def _curves(
-    model: str, config: CompressConfig, path: Path | None, *, load_options: dict[str, Any], quiet: bool
-) -> "Curves | None":
+def _curves(model: str, config: CompressConfig, path: Path | None, loading: LoadOptions) -> "Curves | None":
     """From their file; one that does not exist yet is measured and written, as `compress` does."""
     from trisect.calibrate.texts import prepare
-    from trisect.commands._screen import load, progress, say
     from trisect.methods import get_method
     from trisect.methods.method import options_of
     from trisect.pipeline.loss_curves import curves_for
@@ -135,15 +111,13 @@ def _curves(
             f"There are no loss curves at {path}; --allocate search or balanced measures and writes them."
         )
     check_writable(path)
-    loaded = load(model, **load_options)
-    options = options_of(config)
-    with progress(quiet=quiet) as report:
+    loaded = screen.load(model, loading)
+    with screen.progress() as report:
         prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
-    for line in (prepared.line(), *prepared.notes):
-        say(line)
-    tokens = prepared.tokens
-    with progress(quiet=quiet) as report:
-        return curves_for(loaded.model, config, tokens, options=options, path=path, progress=report)
+    screen.say(prepared.line(), *prepared.notes)
+    method = options_of(config)
+    with screen.progress() as report:
+        return curves_for(loaded.model, config, prepared.tokens, options=method, path=path, progress=report)
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
@@ -158,12 +132,3 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     elif rise is not None:
         lines.append("predicted from the curves: nothing, the plan goes below them")
     return lines
-
-
-def _goal_options(config: CompressConfig) -> str:
-    """The goal as it is typed."""
-    from trisect.errors import option_name
-
-    return " ".join(
-        f"{option_name(name)} {value}" for name, value in config.goal.settings().items() if value != "params"
-    )

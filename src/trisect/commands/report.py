@@ -1,11 +1,11 @@
 """`trisect report`: one page about one run or several side by side."""
 
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trisect.commands import _options as options
+from trisect.commands import _screen as screen
+from trisect.commands._options import Device, LoadOptions, argument, option
 from trisect.errors import TrisectError
 
 PANEL = "Measure"
@@ -19,68 +19,64 @@ EXAMPLES = (
 )
 
 if TYPE_CHECKING:
-    from trisect.plan import Curves
     from trisect.report.page import Sample
     from trisect.report.records import Run
 
 
 def run(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `trisect compress -o` wrote.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
+    runs: Annotated[list[Path], argument("Folders that `trisect compress -o` wrote.", "RUN")],
+    out: Annotated[Path, option("The page.", "FILE")] = Path("report.html"),
     measured: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="What --json of eval, bench, compress or quantize wrote, about a run or the model it came "
+        option(
+            "What --json of eval, bench, compress or quantize wrote, about a run or the model it came "
             "from. Files in RUN/measurements are read anyway.",
+            "FILE",
         ),
     ] = None,
-    curves: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Loss curves, from `trisect compress --curves`.")
-    ] = None,
+    curves: Annotated[Path | None, option("Loss curves, from `trisect compress --curves`.", "FILE")] = None,
     layers: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Layers whose spectra are shown, e.g. 0,4-6 or all. "
-            "(default: five across the depth, and the one that lost most)",
+        option(
+            "Layers whose spectra are shown, e.g. 0,4-6 or all. (default: five, and the one that lost most)", "LIST"
         ),
     ] = None,
     sample: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PROMPT", help="Load the models and let them go on from this text, greedily."),
+        list[str] | None, option("Load the models and let them go on from this text, greedily.", "PROMPT")
     ] = None,
-    sample_tokens: Annotated[int, typer.Option(help="New tokens of each sample.")] = 64,
+    sample_tokens: Annotated[int, option("New tokens of each sample.")] = 64,
     figures: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Also every figure as SVG and PNG (pip install 'trisect[plots]')."),
+        Path | None, option("Also every figure as SVG and PNG (pip install 'trisect[plots]').", "DIR")
     ] = None,
-    device: options.Device = "cpu",
-    quiet: options.Quiet = False,
+    device: Device = "cpu",
 ) -> None:
     """Write one self-contained page: what went, what it cost, where the time went, and every receipt."""
-    from trisect.commands._screen import quiet_libraries, quoted, say_next, say_saved, stdout
     from trisect.plan import read_curves
+    from trisect.report.charts import fits
     from trisect.report.collect import read_runs
     from trisect.report.page import check_outputs, check_samples, render, report_sections, write_figures
     from trisect.support.files import atomic_write_text
 
     check_outputs(out, figures)
     check_samples(sample or [], sample_tokens)
-    with quiet_libraries():
+    with screen.quiet_libraries():
         found = read_runs(runs, measured or [])
         shown = None if layers is None else _layers(layers, found)
         known = None if curves is None else read_curves(curves)
-        _check_curves(known, found, curves)
-        texts = _samples(found, sample or [], sample_tokens, device=device, quiet=quiet)
+        if known is not None and not any(fits(known, each) for each in found):
+            raise TrisectError(
+                f"The loss curves in {curves} start at other widths than the models of these runs had; "
+                "give those that were measured on their model, or leave --curves out."
+            )
+        texts = _samples(found, sample or [], sample_tokens, device=device)
     sections = report_sections(found, curves=known, samples=texts, layers=shown)
     page = render(found, sections)
     if figures is not None:
         drawn = write_figures(figures, sections)
-        stdout().print(f"{len(drawn)} files of figures in {figures}", soft_wrap=True, markup=False)
+        screen.say(f"{len(drawn)} files of figures in {figures}")
     atomic_write_text(out, page)
-    say_saved(out)
-    say_next(f"open {quoted(out)} in a browser", quiet=quiet)
+    screen.say_saved(out)
+    screen.say_next(f"open {screen.quoted(out)} in a browser")
 
 
 def _layers(text: str, runs: "list[Run]") -> tuple[int, ...]:
@@ -92,29 +88,16 @@ def _layers(text: str, runs: "list[Run]") -> tuple[int, ...]:
     return tuple(range(deepest)) if chosen is None else chosen
 
 
-def _check_curves(curves: "Curves | None", runs: "list[Run]", path: Path | None) -> None:
-    from trisect.report.charts import fits
-
-    if curves is not None and not any(fits(curves, run) for run in runs):
-        raise TrisectError(
-            f"The loss curves in {path} start at other widths than the models of these runs had; "
-            "give those that were measured on their model, or leave --curves out."
-        )
-
-
-def _samples(runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str, quiet: bool) -> "list[Sample]":
-    from trisect.commands._screen import load, progress
+def _samples(runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str) -> "list[Sample]":
     from trisect.report.page import draw_samples
 
     if not prompts:
         return []
-    with progress(quiet=quiet) as report:
-        done = 0
+    with screen.progress() as report:
+        loaded = count()
 
-        def loading(name: str) -> Any:
-            nonlocal done
-            report("samples", done, len(runs) + 1)
-            done += 1
-            return load(name, dtype=None, device=device, trust_remote_code=False)
+        def load(name: str) -> Any:
+            report("samples", next(loaded), len(runs) + 1)
+            return screen.load(name, LoadOptions(device=device))
 
-        return draw_samples(runs, prompts, new_tokens=new_tokens, load=loading)
+        return draw_samples(runs, prompts, new_tokens=new_tokens, load=load)

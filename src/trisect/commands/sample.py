@@ -1,11 +1,12 @@
 """`trisect sample`: synthetic text, written by the model itself, to calibrate on."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-
-from trisect.commands import _options as options
+from trisect.commands import _screen as screen
+from trisect.commands._options import LoadOptions, Model, option
+from trisect.config.verbs import SampleConfig
 
 PANEL = "Compress"
 EXAMPLES = (
@@ -19,37 +20,20 @@ EXAMPLES = (
 
 
 def run(
-    model: options.Model,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="New file, e.g. own.jsonl.")],
-    samples: Annotated[int, typer.Option(help="Texts.")] = 128,
-    length: Annotated[
-        int | None, typer.Option(help="Tokens per text. (default: 2048, or the model's context)")
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(help="1: the model's own distribution; less: what it finds likelier.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Other seeds give other texts.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Texts at once; decides about the texts, too.")] = 32,
-    dtype: options.Dtype = None,
-    device: options.Device = "cpu",
-    quiet: options.Quiet = False,
-    trust_remote_code: options.TrustRemoteCode = False,
+    model: Model,
+    out: Annotated[Path, option("New file, e.g. own.jsonl.", "FILE")],
+    settings: SampleConfig,
+    loading: LoadOptions,
 ) -> None:
     """Let a model write synthetic text to calibrate on."""
-    from trisect.calibrate.synthetic import SampleConfig, check_output, write_synthetic
-    from trisect.calibrate.texts import usual_length
-    from trisect.commands._screen import load, of_stage, progress, quoted, say_next, stdout
+    from trisect.calibrate.synthetic import check_output, write_synthetic
 
-    chosen: dict[str, Any] = {"samples": samples, "temperature": temperature}
-    chosen |= {"seed": seed, "batch_size": batch_size}
-    SampleConfig(**chosen, **options.given(length=length))
     check_output(out)
-    loaded = load(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    config = SampleConfig(**chosen, length=length or usual_length(loaded.model))
-    with progress(quiet=quiet) as report:
-        stage = of_stage(report, "tokens")
-        write_synthetic(loaded.model, loaded.tokenizer, config, out, name=model, progress=stage)
-    count = config.samples * config.length
-    stdout().print(f"{config.samples} texts, {count:,} tokens, saved to {out}", soft_wrap=True)
-    cut = f"trisect compress {quoted(model)} -o OUT --ratio 0.25"
-    say_next(f"{cut} --calibration {quoted(out)}", quiet=quiet)
+    loaded = screen.load(model, loading)
+    with screen.progress() as report:
+        stage = partial(report, "tokens")
+        written = write_synthetic(loaded.model, loaded.tokenizer, settings, out, name=model, progress=stage)
+    count = settings.samples * written["recipe"]["length"]
+    screen.say(f"{settings.samples} texts, {count:,} tokens, saved to {out}")
+    cut = f"trisect compress {screen.quoted(model)} -o OUT --ratio 0.25"
+    screen.say_next(f"{cut} --calibration {screen.quoted(out)}")

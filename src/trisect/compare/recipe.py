@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
-from trisect.calibrate.synthetic import SampleConfig
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.config.goals import GOALS
+from trisect.config.verbs import SampleConfig
 from trisect.errors import TrisectError, check_names
 from trisect.methods import get_method
 from trisect.support.checks import shown, validated
@@ -241,7 +241,7 @@ class WrittenText(Entry):
 
     file: Annotated[str, _file_below(".jsonl")]
     by: Text
-    words: Annotated[SampleConfig, BeforeValidator(lambda given: SampleConfig(**given))]
+    words: Annotated[SampleConfig, BeforeValidator(lambda given: SampleConfig(**{"length": 2048, **given}))]
 
 
 def _text_kind(data: Any) -> str:

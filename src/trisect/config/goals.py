@@ -242,15 +242,7 @@ def _checked_ratio(ratio: Any) -> float:
 
 
 def _goal_option(help: str, typed: type, metavar: str | None = None, choices: tuple[str, ...] = ()) -> Any:
-    return {
-        "help": help,
-        "typed": typed,
-        "metavar": metavar,
-        "choices": choices,
-        "names": "",
-        "panel": "Goal",
-        "annotation": typed,
-    }
+    return {"help": help, "typed": typed, "metavar": metavar, "choices": choices, "panel": "Goal", "annotation": typed}
 
 
 GOAL_OPTIONS = {
@@ -263,8 +255,6 @@ GOAL_OPTIONS = {
     "max_ppl_increase": _goal_option(
         "Instead: the smallest model whose perplexity on held-out calibration windows rises by no more.", str, "5%|1.5"
     ),
-    "budget": _goal_option(
-        "What --ratio is a fraction of. (default: params)", str, "params|kv|flops|latency", BUDGETS
-    ),
+    "budget": _goal_option("What --ratio is a fraction of. (default: params)", str, "|".join(BUDGETS), BUDGETS),
 }
 """The goal as the command line takes it: one of five options, and what it counts in."""

@@ -19,19 +19,18 @@ def option(
     *,
     default: Any,
     help: str,
-    panel: str = CUT,
+    panel: str | None = CUT,
     metavar: str | None = None,
     choices: tuple[str, ...] = (),
-    names: str = "",
     typed: Any = None,
     **checks: Any,
 ) -> Any:
     """A setting: its default, its help, and how it is typed.
 
-    `choices` are all values there are; `names` is a table of `trisect ls` to complete from; `typed` is the
-    type on the command line where that is not the setting's own; `checks` are pydantic's (ge, le, ...).
+    `choices` are all values there are; `typed` is the type on the command line where that is not the setting's
+    own; `checks` are pydantic's (ge, le, ...).
     """
-    about = {"panel": panel, "metavar": metavar, "choices": choices, "names": names, "typed": typed}
+    about = {"panel": panel, "metavar": metavar or "|".join(choices) or None, "choices": choices, "typed": typed}
     chosen = {"default_factory": default} if isinstance(default, type) else {"default": default}
     return Field(description=help, json_schema_extra=about, **chosen, **checks)
 

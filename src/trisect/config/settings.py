@@ -141,7 +141,6 @@ class CalibrationConfig:
         "(default: c4+fineweb-edu+wikipedia from the hub, else a stopgap)",
         panel=CALIBRATION,
         metavar="NAME|FILE",
-        names="data",
         typed=list[str],
     )
     samples: int | None = option(
@@ -160,7 +159,6 @@ class CalibrationConfig:
         default="random",
         help="Which windows are taken. (default: random)",
         panel=CALIBRATION,
-        metavar="random|first",
         choices=("random", "first"),
     )
     seed: int = option(default=0, help="Seed of the random windows. (default: 0)", panel=CALIBRATION, ge=0)
@@ -171,7 +169,6 @@ class CalibrationConfig:
         default="auto",
         help="Where hidden states are kept. (default: auto)",
         panel=RUNNING,
-        metavar="auto|device|host|disk",
         choices=("auto", "device", "host", "disk"),
     )
 
@@ -222,9 +219,7 @@ class CompressConfig:
         metavar="SHARE|PART=SHARE,...",
         typed=str,
     )
-    method: str = option(
-        default="a3+", help="See `trisect ls methods`. (default: a3+)", metavar="NAME", names="methods", min_length=1
-    )
+    method: str = option(default="a3+", help="See `trisect ls methods`. (default: a3+)", metavar="NAME", min_length=1)
     parts: Annotated[tuple[str, ...], BeforeValidator(_parts)] = option(
         default=COMPONENTS, help="What to narrow. (default: qk,ov,mlp)", metavar="LIST", typed=str
     )
@@ -235,14 +230,12 @@ class CompressConfig:
         default=DEFAULT_ALIGN,
         help="Head widths in multiples; none = exact. (default: 16)",
         metavar="32|16|8|none",
-        names="alignments",
         typed=str,
     )
     allocate: str | None = option(
         default=None,
         help="Widths: the same share off each; by loss curves per layer; or per layer and part. "
         "(default: as the method has it)",
-        metavar="uniform|search|balanced",
         choices=ALLOCATIONS,
     )
     calibration: Annotated[CalibrationConfig, BeforeValidator(CalibrationConfig.read)] = option(
@@ -254,16 +247,12 @@ class CompressConfig:
         ge=0,
     )
     rope_scope: str = option(
-        default="head",
-        help="Who shares one set of RoPE frequencies, in a3+. (default: head)",
-        metavar="head|layer|model",
-        choices=ROPE_SCOPES,
+        default="head", help="Who shares one set of RoPE frequencies, in a3+. (default: head)", choices=ROPE_SCOPES
     )
     without: Annotated[tuple[str, ...], BeforeValidator(_names)] = option(
         default=(),
         help="Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.",
         metavar="LIST",
-        names="pieces",
         typed=str,
     )
     portable: bool = option(

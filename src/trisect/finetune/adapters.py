@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from trisect.config.verbs import TuneConfig
 from trisect.errors import TrisectError, check_names
-from trisect.finetune.config import TuneConfig
 from trisect.models import layer_views
 from trisect.models.compressed import mark_quantized
 from trisect.models.quantized import QuantizedLinear

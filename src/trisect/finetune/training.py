@@ -17,11 +17,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from trisect.config.verbs import TuneConfig
 from trisect.data import Tokens, load_tokens
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import check_positions, evaluating, exponential, input_device, perplexity
 from trisect.finetune.adapters import attach, logits_of, merge
-from trisect.finetune.config import TuneConfig
 from trisect.finetune.examples import IGNORED, Batch, Example, Examples, collate, holds_instructions, load_examples
 from trisect.methods import METHODS
 from trisect.models import fingerprint, save_model

@@ -8,45 +8,18 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from trisect.errors import TrisectError, check_names
+from trisect.config.verbs import QuantizeConfig
+from trisect.errors import TrisectError
 from trisect.models import layer_views, mark_compressed, original_shape, original_widths, shape_of
 from trisect.models.compressed import CompressedModel, mark_quantized
 from trisect.models.linear import bias_of, sizes_of, weight_of
-from trisect.models.quantized import BITS, Levels, Packing, QuantizedLinear
+from trisect.models.quantized import Levels, Packing, QuantizedLinear
 from trisect.models.view import LayerView
 from trisect.plan import budget_of
-from trisect.records.parts import COMPONENTS, LINEARS
+from trisect.records.parts import LINEARS
 
-BACKENDS = ("hqq", "torchao")
 AUTO_SIZES = (128, 64, 32, 16, 8)
 """Group sizes that `auto` tries for a layer, in this order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizeConfig:
-    """Which weights are held in how many bits, and by whose rule."""
-
-    bits: int = 4
-    group_size: int | None = None
-    """None: for every layer the largest of AUTO_SIZES that divides its inputs (torchao: whole rows)."""
-    backend: str = "hqq"
-    parts: tuple[str, ...] = COMPONENTS
-    lm_head: bool = False
-
-    def __post_init__(self) -> None:
-        check_names("backend", (self.backend,), BACKENDS)
-        check_names("part", self.parts, COMPONENTS)
-        if not self.parts:
-            raise TrisectError(f"No part was named to quantise; use some of {','.join(COMPONENTS)}.")
-        if self.bits not in BITS:
-            raise TrisectError(f"Cannot quantise to {self.bits} bits; use one of {_listed(BITS)}.")
-        if self.backend == "torchao" and (self.bits != 8 or self.group_size is not None):
-            raise TrisectError(
-                "torchao quantises to 8 bits with one scale per output here; type --backend torchao --bits 8 "
-                "without --group-size, or --backend hqq."
-            )
-        if self.group_size is not None and (self.group_size < 8 or self.group_size % 8):
-            raise TrisectError(f"A group size must be a multiple of 8, got {self.group_size}; try 64, or auto.")
 
 
 def _library(backend: str) -> tuple[Any, Any]:

@@ -274,11 +274,11 @@ def draw_samples(runs: Sequence[Run], prompts: Sequence[str], *, new_tokens: int
     columns: list[tuple[str, list[str]]] = []
     for source in dict.fromkeys(run.source for run in runs if run.source is not None):
         if source in REGISTRY_MODELS or Path(source).exists():
-            texts = _continue(load(source), prompts, new_tokens)
+            texts = continue_prompts(load(source), prompts, new_tokens)
         else:  # a receipt may name any model: nothing is fetched for its sake
             texts = [f"(not sampled: {source} is not on this machine)"] * len(prompts)
         columns.append((f"{Path(source).name} (dense)", texts))
-    columns += [(run.name, _continue(load(str(run.folder)), prompts, new_tokens)) for run in runs]
+    columns += [(run.name, continue_prompts(load(str(run.folder)), prompts, new_tokens)) for run in runs]
     every = enumerate(prompts)
     return [Sample(prompt, [(name, texts[number]) for name, texts in columns]) for number, prompt in every]
 
@@ -291,7 +291,8 @@ def check_samples(prompts: Sequence[str], new_tokens: int) -> None:
         raise TrisectError(f"--sample-tokens must be 1 or more, not {new_tokens}.")
 
 
-def _continue(loaded: Any, prompts: Sequence[str], new_tokens: int) -> list[str]:
+def continue_prompts(loaded: Any, prompts: Sequence[str], new_tokens: int) -> list[str]:
+    """What the model writes after each prompt, greedily."""
     import torch
 
     if loaded.tokenizer is None:

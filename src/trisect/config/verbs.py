@@ -1,0 +1,109 @@
+"""The settings of sample, quantize and finetune; compress has its own (`settings.py`)."""
+
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from trisect.config.record import check_choices, option, record
+from trisect.errors import TrisectError, unknown_name
+from trisect.records.shapes import COMPONENTS
+
+BITS = (8, 4, 3, 2)
+setting = partial(option, panel=None)
+
+
+def _listed(value: Any) -> Any:
+    """Names as the command line has them, or as they are."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    return tuple(names) if isinstance(names, list) else names
+
+
+def _group_size(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value != "auto" and not (value.isascii() and value.isdigit()):
+        raise TrisectError(f"A group size is a number such as 64, or auto; got {value!r}.")
+    return None if value == "auto" else int(value)
+
+
+@record
+class SampleConfig:
+    """How much synthetic text to write, and how freely."""
+
+    samples: int = setting(default=128, help="Texts.", ge=1)
+    length: int | None = setting(default=None, help="Tokens per text. (default: 2048, or the model's context)", ge=2)
+    temperature: float = setting(
+        default=1.0, help="1: the model's own distribution; less: what it finds likelier.", gt=0, allow_inf_nan=False
+    )
+    seed: int = setting(default=0, help="Other seeds give other texts.", ge=0)
+    batch_size: int = setting(default=32, help="Texts at once; decides about the texts, too.", ge=1)
+
+
+@record
+class QuantizeConfig:
+    """Which weights are held in how many bits, and by whose rule."""
+
+    bits: int = setting(default=4, help="Bits per weight, before scales.", metavar="8|4|3|2")
+    group_size: Annotated[int | None, BeforeValidator(_group_size)] = setting(
+        default=None,
+        help="Inputs that share a scale; auto: per layer, the largest of 128 ... 8 that fits. (default: auto)",
+        metavar="N|auto",
+        typed=str,
+    )
+    backend: str = setting(default="hqq", help="torchao: int8 with one scale per output.", choices=("hqq", "torchao"))
+    parts: Annotated[tuple[str, ...], BeforeValidator(_listed)] = setting(
+        default=COMPONENTS, help="What to quantise. (default: qk,ov,mlp)", metavar="LIST", typed=str
+    )
+    lm_head: bool = setting(default=False, help="Also the head; where it shares the embedding, it stops to.")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for part in self.parts:
+            if part not in COMPONENTS:
+                raise unknown_name("part", part, COMPONENTS)
+        if not self.parts:
+            raise TrisectError(f"No part was named to quantise; use some of {','.join(COMPONENTS)}.")
+        if self.bits not in BITS:
+            raise TrisectError(f"Cannot quantise to {self.bits} bits; use one of {', '.join(map(str, BITS))}.")
+        if self.backend == "torchao" and (self.bits != 8 or self.group_size is not None):
+            raise TrisectError(
+                "torchao quantises to 8 bits with one scale per output here; type --backend torchao --bits 8 "
+                "without --group-size, or --backend hqq."
+            )
+        if self.group_size is not None and (self.group_size < 8 or self.group_size % 8):
+            raise TrisectError(f"A group size must be a multiple of 8, got {self.group_size}; try 64, or auto.")
+
+
+@record
+class TuneConfig:
+    """Everything but data and model that decides what the tuned weights will be."""
+
+    rank: int = setting(default=8, help="Rank of the adapters.", ge=1)
+    alpha: int = setting(default=16, help="Adapters count alpha / rank times.", ge=1)
+    targets: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = setting(
+        default=None, help="E.g. q,v of q,k,v,o,gate,up,down. (default: all)", metavar="LIST", typed=str
+    )
+    epochs: int = setting(default=2, help="Times that every example is seen.", ge=1)
+    max_steps: int | None = setting(
+        default=None, help="Stop after so many steps; the learning rate comes down over them.", ge=1
+    )
+    lr: float = setting(default=2e-4, help="Highest learning rate.", gt=0, allow_inf_nan=False)
+    batch_size: int = setting(default=4, help="Examples per forward pass.", ge=1)
+    accumulate: int = setting(default=4, help="Forward passes per step.", ge=1)
+    length: int = setting(default=512, help="Tokens of an example, or of a window of text.", ge=2)
+    loss: str = setting(
+        default="response",
+        help="What is learned of instruction data; text is learned whole.",
+        choices=("response", "all"),
+    )
+    seed: int = setting(default=0, help="Seed of adapters and order.", ge=0)
+    gradient_checkpointing: bool = setting(default=False, help="Less memory, a third more time.")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON has them."""
+        return {**asdict(self), "targets": None if self.targets is None else list(self.targets)}
