@@ -65,10 +65,10 @@ def test_a_bound_on_perplexity_gives_a_smaller_copy_inside_it(
         small = trisect.compress(wide, config=config, calibration=tokens_from_tensor(ids))
     assert all(value.equal(before[key]) for key, value in wide.state_dict().items())
     assert parameters(small) < parameters(wide)
-    judging = tokens_from_tensor(held_out(ids)[1])
-    assert perplexity(small, judging).perplexity <= 1.2 * perplexity(wide, judging).perplexity
+    testing = tokens_from_tensor(held_out(ids)[1])
+    assert perplexity(small, testing).perplexity <= 1.2 * perplexity(wide, testing).perplexity
     target = small.receipt["target"]
-    assert target["held_out"]["hash"] == judging.hash
+    assert target["held_out"]["hash"] == testing.hash
     assert {trial["inside"] for trial in target["trials"]} == {True, False}  # the bound was in the way
     assert_same_model(trisect.load(trisect.save(small, tmp_path / "out")), small, ids)
 

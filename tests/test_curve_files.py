@@ -45,11 +45,11 @@ def test_a_point_of_the_papers_curve_is_the_loss_of_its_model() -> None:
     curves = measure_curves(model, CALIBRATION, METHODS["a3"], parts=("ov",))
     curve = curves.points[1, "ov"]
     width = max(curve, key=lambda width: abs(curve[width]))
-    solving, judging = tokens_from_tensor(CALIBRATION.ids[:-4]), CALIBRATION.ids[-4:]
+    solving, testing = tokens_from_tensor(CALIBRATION.ids[:-4]), CALIBRATION.ids[-4:]
     config = CompressConfig(ratio=1 - width / 16, method="a3", parts=("ov",), layers=(1,), align=None)
     narrow = compress(model, config, tokens=solving).model
     assert curves.dense_loss is not None
-    rise = narrow(judging, labels=judging).loss.item() - curves.dense_loss
+    rise = narrow(testing, labels=testing).loss.item() - curves.dense_loss
     apart = curves.dense_loss * rounding(torch.float32, steps=2)
     assert abs(rise) > 50 * apart
     assert curve[width] == pytest.approx(rise, abs=apart)

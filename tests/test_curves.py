@@ -36,17 +36,17 @@ def test_a_point_of_a_curve_is_the_loss_of_the_model_with_that_component_narrowe
     measured = measure_curves(tiny("gpt2").double(), CALIBRATION, METHODS["a3+"], parts=("mlp",))
     width = min(measured.points[0, "mlp"])
     model = tiny("gpt2").double()
-    judging = CALIBRATION.ids[-len(CALIBRATION.ids) // TEST_SHARE :]
-    solving = tokens_from_tensor(CALIBRATION.ids[: -len(judging)])
+    testing = CALIBRATION.ids[-len(CALIBRATION.ids) // TEST_SHARE :]
+    solving = tokens_from_tensor(CALIBRATION.ids[: -len(testing)])
     with torch.no_grad():
-        dense = model(judging, labels=judging).loss.item()
+        dense = model(testing, labels=testing).loss.item()
     ratio = 1 - width / shape_of(model).layers[0].mlp
     # A curve is measured before there is a whole narrow model whose last norm could be scaled.
     settings = {"parts": ("mlp",), "layers": (0,), "without": ("tail",)}
     config = CompressConfig(ratio=ratio, method="a3+", align=None, **settings)
     compress(model, config, tokens=solving)
     with torch.no_grad():
-        narrow = model(judging, labels=judging).loss.item()
+        narrow = model(testing, labels=testing).loss.item()
     apart = dense * rounding(torch.float32, steps=2)
     # A rise this far above the tolerance: half or twice of it would be seen below.
     assert abs(narrow - dense) > 50 * apart

@@ -35,8 +35,8 @@ def test_the_result_is_inside_on_the_held_out_windows(settings: dict[str, object
     config = CompressConfig(align=None, **settings)  # type: ignore[arg-type]
     result = compress_within(model, config, tokens=CALIBRATION, tries=4)
     assert all(value.equal(before[key]) for key, value in model.state_dict().items())
-    judging = tokens_from_tensor(held_out(CALIBRATION.ids)[1])
-    dense, now = perplexity(model, judging), perplexity(result.model, judging)
+    testing = tokens_from_tensor(held_out(CALIBRATION.ids)[1])
+    dense, now = perplexity(model, testing), perplexity(result.model, testing)
     if settings["max_ppl_increase"] == "30%":
         assert now.perplexity <= 1.3 * dense.perplexity
     else:
@@ -46,7 +46,7 @@ def test_the_result_is_inside_on_the_held_out_windows(settings: dict[str, object
     assert now.nll - dense.nll == pytest.approx(last["rise"], abs=1e-6)
     assert len(target["trials"]) <= 4
     assert budget_of(shape_of(result.model)).parameters < budget_of(shape_of(model)).parameters
-    assert target["held_out"]["hash"] == judging.hash
+    assert target["held_out"]["hash"] == testing.hash
     assert result.receipt["recipe"]["max_ppl_increase"] == str(settings["max_ppl_increase"])
 
 
@@ -79,9 +79,9 @@ def test_windows_that_keep_a_bound_share_no_token_with_those_solved_on(
     calibration = CalibrationConfig(source=names, samples=16, length=50, sampling=sampling)
     config = CompressConfig(max_ppl_increase="5%", calibration=calibration)
     prepared = prepare(tiny("llama-gqa"), config, None)
-    solving, judging = held_out(prepared.tokens.ids)
-    assert (len(solving), len(judging)) == (12, 4)
-    assert not set(solving.flatten().tolist()) & set(judging.flatten().tolist())
+    solving, testing = held_out(prepared.tokens.ids)
+    assert (len(solving), len(testing)) == (12, 4)
+    assert not set(solving.flatten().tolist()) & set(testing.flatten().tolist())
     for text in prepared.texts:
         kept = set(text.split.held_out(8, length=50).flatten().tolist())
         assert kept

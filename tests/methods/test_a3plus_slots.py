@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from tiny_models import CONFIGS, LLAMA, tiny, tokens
-from trisect.calibrate.scores import Heard, QuerySampler
+from trisect.calibrate.scores import QuerySampler, SampledQueries
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
@@ -104,14 +104,14 @@ class Notes:
     """Keeps what a sampler hears instead of summing it."""
 
     def __init__(self) -> None:
-        self.heard: list[Heard] = []
+        self.heard: list[SampledQueries] = []
 
-    def __call__(self, heard: Heard) -> dict[str, Tensor]:
+    def __call__(self, heard: SampledQueries) -> dict[str, Tensor]:
         self.heard.append(heard)
         return {}
 
 
-def first_looks(model: Any) -> list[Heard]:
+def first_looks(model: Any) -> list[SampledQueries]:
     """Every sampled query of the first layer, the same ones that `compress` samples there."""
     notes = Notes()
     sampler = QuerySampler([notes], per_window=WINDOWS.shape[1], seed=0)
@@ -142,7 +142,7 @@ def test_the_loss_a_layer_reports_is_what_its_scores_miss(
         before = after
 
 
-def variance(old: Heard, new: Heard) -> float:
+def variance(old: SampledQueries, new: SampledQueries) -> float:
     """Of the difference of scores, under the old weights, summed over queries and heads."""
     gap = (old.query @ old.key.mT.unsqueeze(1) - new.query @ new.key.mT.unsqueeze(1)).double()
     weights = old.weights.double()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 
 from trisect.calibrate.fisher import fisher_information
-from trisect.calibrate.moments import READINGS, Accumulator, listening
+from trisect.calibrate.moments import READINGS, Accumulator, recording
 from trisect.calibrate.replay import Progress, Stream, in_batches
 from trisect.calibrate.store import MomentsInfo, load_moments, read_info, save_moments
 from trisect.calibrate.streams import TwoStreams
@@ -31,7 +31,7 @@ def collect(
     windows = in_batches(ids, batch_size=batch_size, split=split)
     stream = Stream.embed(model, layer_views(model), windows.batches, place=place)
     for view in walk(model):
-        with listening(view, Accumulator(reads(view.index), shared=windows.shared)) as accumulator:
+        with recording(view, Accumulator(reads(view.index), shared=windows.shared)) as accumulator:
             stream.advance(view, progress=progress)
         yield view, accumulator.means(view.index)
 

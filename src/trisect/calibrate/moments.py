@@ -1,4 +1,4 @@
-"""Streaming second moments of what a layer computes: which there are, where they are heard, how they add up.
+"""Streaming second moments of what a layer computes: which there are, where they are observed, how they add up.
 
 Sums run in float64: moments of a million bf16 activations keep the digits their small eigenvalues live in.
 """
@@ -107,7 +107,7 @@ READINGS: dict[str, Reading] = {
     **{f"{tap}_energy": Reading(tap=tap, sum=channel_energy) for tap in ("x", "a", "up", "down")},
 }
 
-# Regressions of a target on what is heard: name -> tap. Each gives NAME_gram, NAME_target, NAME_energy and
+# Regressions of a target on what is observed: name -> tap. Each gives NAME_gram, NAME_target, NAME_energy and
 # NAME_tokens over the fitting tokens, and the same with _held over the held-out ones. Rows count by the
 # weights that come with the target.
 REGRESSIONS = {"a": "a", "mlp": "down"}
@@ -148,20 +148,20 @@ class Accumulator:
         self.held = False
         self.goal: Goal | None = None
 
-    def __call__(self, tap: str, *heard: Tensor) -> None:
+    def __call__(self, tap: str, *observed: Tensor) -> None:
         with stage("grams"):
-            self._hear(tap, *heard)
+            self._observe(tap, *observed)
 
-    def _hear(self, tap: str, *heard: Tensor) -> None:
+    def _observe(self, tap: str, *observed: Tensor) -> None:
         if tap == "rotated":
             if self.sampler is not None:
-                found, count = self.sampler(*heard)
+                found, count = self.sampler(*observed)
                 suffix = "_held" if self.held else ""
                 for name, total in found.items():
                     self._add(f"{name}{suffix}", total, count)
                 self._add(f"scores_tokens{suffix}", torch.tensor(float(count), dtype=torch.float64), 0)
             return
-        x = heard[0]
+        x = observed[0]
         tokens = x.shape[0] * x.shape[1] if x.ndim == 4 else x.numel() // x.shape[-1]
         for name in self.readings:
             if READINGS[name].tap == tap:
@@ -228,14 +228,14 @@ class Accumulator:
 
 
 @contextmanager
-def listening(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator]:
+def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator]:
     """Collect moments while the layer runs; whatever was attached is taken off again."""
 
-    def hears(tap: str) -> Callable[..., None]:
+    def hook(tap: str) -> Callable[..., None]:
         return lambda module, args: accumulator(tap, args[0])
 
     up = view.layer.get_submodule(view.family.up)
-    handles = [up.register_forward_pre_hook(hears("up")), view.down.register_forward_pre_hook(hears("down"))]
+    handles = [up.register_forward_pre_hook(hook("up")), view.down.register_forward_pre_hook(hook("down"))]
     view.own().tap = accumulator
     try:
         with torch.no_grad():

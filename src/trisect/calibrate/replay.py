@@ -241,9 +241,9 @@ def _take_notes(
     """The first layer's hidden states, and each layer's other arguments (only the first's, if so asked)."""
     notes: list[LayerCall] = []
     first: list[Tensor] = []
-    heard = views if all_layers else views[:1]
+    recorded = views if all_layers else views[:1]
     device = next(model.parameters()).device
-    with _noting(heard, notes, first):
+    with _noting(recorded, notes, first):
         try:
             model(input_ids=batch.to(device), use_cache=False)
         except _LastNoteTaken:

@@ -33,7 +33,7 @@ WINDOWS_APART = 1_000_003
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
+class SampledQueries:
     """Key heads of some windows, with the queries sampled there: rotated, the queries scaled."""
 
     heads: Tensor  # (r,) which key head each row is
@@ -46,7 +46,7 @@ class Heard:
 class Reading(Protocol):
     """Something to be summed over sampled queries."""
 
-    def __call__(self, heard: Heard) -> dict[str, Tensor]:
+    def __call__(self, seen: SampledQueries) -> dict[str, Tensor]:
         """Name -> sum over a row's queries, leading dimension the rows, or the query heads of all rows."""
 
 
@@ -102,7 +102,7 @@ class QuerySampler:
             anywhere = (~unseen).to(weights.dtype) / (~unseen).sum(dim=-1, keepdim=True)
             weights = weights.lerp(anywhere, AWAKE)
             count = key.shape[1]
-            heard = Heard(
+            seen = SampledQueries(
                 heads=torch.arange(heads, device=k.device)[some].repeat(b),
                 query=query.flatten(0, 1),
                 key=key.flatten(0, 1),
@@ -110,7 +110,7 @@ class QuerySampler:
                 positions=positions.repeat_interleave(count, dim=0),
             )
             for reading in self.readings:
-                for name, value in reading(heard).items():
+                for name, value in reading(seen).items():
                     parts.setdefault(name, []).append(value.unflatten(0, (b, -1)).sum(dim=0))
         return {name: torch.cat(values) for name, values in parts.items()}
 
@@ -131,13 +131,13 @@ class PairGrams:
     def __init__(self, num_pairs: int):
         self.num_pairs = num_pairs
 
-    def __call__(self, heard: Heard) -> dict[str, Tensor]:
+    def __call__(self, seen: SampledQueries) -> dict[str, Tensor]:
         """Both are linear in the key, so the key's covariance (2P x 2P per query) is all that is summed over
         tokens: s = q1 k1 + q2 k2 and t = q1 k2 - q2 k1.
         """
         P = self.num_pairs
-        cov = covariance(heard.key[..., : 2 * P], heard.weights)  # (r, g, q, 2P, 2P)
-        query = heard.query[..., : 2 * P]
+        cov = covariance(seen.key[..., : 2 * P], seen.weights)  # (r, g, q, 2P, 2P)
+        query = seen.query[..., : 2 * P]
         return {"scores": turned(query, turned(query, cov).mT).sum(dim=2).flatten(0, 1).double()}
 
 
@@ -150,16 +150,16 @@ class KeyCovariances:
     def __init__(self, rates: Tensor):
         self.rates = rates  # (k, P)
 
-    def __call__(self, heard: Heard) -> dict[str, Tensor]:
-        P, theta = self.rates.shape[-1], self.rates[heard.heads]  # (r, P)
-        key = as_complex(heard.key, P)  # (r, t, P)
+    def __call__(self, seen: SampledQueries) -> dict[str, Tensor]:
+        P, theta = self.rates.shape[-1], self.rates[seen.heads]  # (r, P)
+        key = as_complex(seen.key, P)  # (r, t, P)
         key = key - key.mean(dim=1, keepdim=True)
-        mean = (heard.weights.flatten(1, 2).to(key.dtype) @ key).unflatten(1, heard.weights.shape[1:3])
+        mean = (seen.weights.flatten(1, 2).to(key.dtype) @ key).unflatten(1, seen.weights.shape[1:3])
         # The query heads of a key head look at the same keys: only their sum is asked for.
-        second = weighted(key.conj(), heard.weights.sum(dim=1), key)  # (r, q, P, P)
+        second = weighted(key.conj(), seen.weights.sum(dim=1), key)  # (r, q, P, P)
         cov = second - (mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)).sum(dim=1)
         gaps = theta.unsqueeze(-1) - theta.unsqueeze(-2)  # (r, P, P)
-        frame = phases(gaps.unsqueeze(1), heard.positions[..., None, None])  # (r, q, P, P)
+        frame = phases(gaps.unsqueeze(1), seen.positions[..., None, None])  # (r, q, P, P)
         return {"keys": (cov * frame).sum(dim=1).to(torch.complex128)}
 
 
@@ -173,16 +173,16 @@ class SlotGrams:
         self.slots = slots
         self.rates = rates  # (k, P) of the pairs the slots stand in for
 
-    def __call__(self, heard: Heard) -> dict[str, Tensor]:
+    def __call__(self, seen: SampledQueries) -> dict[str, Tensor]:
         rotated = 2 * self.rates.shape[-1]
-        scores = heard.query[..., :rotated] @ heard.key[..., :rotated].mT.unsqueeze(1)  # (r, g, q, t)
-        mean = (heard.weights * scores).sum(dim=-1, keepdim=True)
-        centred = heard.weights * (scores - mean)  # nothing where the weight is nothing
+        scores = seen.query[..., :rotated] @ seen.key[..., :rotated].mT.unsqueeze(1)  # (r, g, q, t)
+        mean = (seen.weights * scores).sum(dim=-1, keepdim=True)
+        centred = seen.weights * (scores - mean)  # nothing where the weight is nothing
         energy = (centred * (scores - mean)).sum(dim=(-2, -1)).flatten().double()  # (r g,)
         found = {}
         for number, slots in enumerate(self.slots):
-            query, key = self._turned_to(slots, heard)
-            cov = covariance(key, heard.weights)
+            query, key = self._turned_to(slots, seen)
+            cov = covariance(key, seen.weights)
             cross = (centred @ key.unsqueeze(1)).unsqueeze(-1)  # (r, g, q, 2p, 1)
             gram = turned(query, turned(query, cov).mT).sum(dim=2)
             found[f"slots{number}_gram"] = gram.flatten(0, 1).double()
@@ -190,10 +190,10 @@ class SlotGrams:
             found[f"slots{number}_energy"] = energy
         return found
 
-    def _turned_to(self, slots: Slots, heard: Heard) -> tuple[Tensor, Tensor]:
+    def _turned_to(self, slots: Slots, seen: SampledQueries) -> tuple[Tensor, Tensor]:
         """Queries (r, g, q, 2p) and keys (r, t, 2p) in the slots, turned at the slots' rates."""
-        P, heads = self.rates.shape[-1], heard.heads
-        times = torch.arange(heard.key.shape[1], device=heard.key.device).unsqueeze(0)  # (1, t)
+        P, heads = self.rates.shape[-1], seen.heads
+        times = torch.arange(seen.key.shape[1], device=seen.key.device).unsqueeze(0)  # (1, t)
 
         def through(x: Tensor, maps: Tensor, at: Tensor) -> Tensor:
             """(r, n, d) at times (r or 1, n) -> (r, n, 2p)."""
@@ -202,9 +202,9 @@ class SlotGrams:
             moved = moved * phases(slots.rates[heads].unsqueeze(1), at.unsqueeze(-1))
             return torch.cat([moved.real, moved.imag], dim=-1).float()
 
-        g = heard.query.shape[1]
-        query = through(heard.query.flatten(1, 2), slots.q_map, heard.positions.repeat(1, g))
-        return query.unflatten(1, (g, -1)), through(heard.key, slots.k_map, times)
+        g = seen.query.shape[1]
+        query = through(seen.query.flatten(1, 2), slots.q_map, seen.positions.repeat(1, g))
+        return query.unflatten(1, (g, -1)), through(seen.key, slots.k_map, times)
 
 
 def covariance(key: Tensor, weights: Tensor) -> Tensor:

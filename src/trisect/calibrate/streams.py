@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trisect.calibrate.moments import Accumulator, Goal, listening
+from trisect.calibrate.moments import Accumulator, Goal, recording
 from trisect.calibrate.replay import Progress, States, Stream, in_batches
 from trisect.calibrate.scores import QUERIES, KeyCovariances, PairGrams, QuerySampler, Reading, SlotGrams
 from trisect.errors import TrisectError, unknown_name
@@ -26,7 +26,7 @@ STATES = 5
 
 
 class _Enough(Exception):
-    """Leaves a layer once its attention has been heard."""
+    """Leaves a layer once its attention has been recorded."""
 
 
 class TwoStreams:
@@ -73,7 +73,7 @@ class TwoStreams:
         self.attention_out = States(place=self.before.place)
         self.mlp_out = States(place=self.before.place)
         o = getattr(view.attention, view.family.o)
-        with listening(view, accumulator), _keeping(o, self.attention_out), _keeping(view.down, self.mlp_out):
+        with recording(view, accumulator), _keeping(o, self.attention_out), _keeping(view.down, self.mlp_out):
             self.dense.advance(view, progress=progress, before=partial(self._announce, accumulator))
         found = accumulator.means(view.index)
         if "keys" in found and rates is not None and self.rotation is not None:
@@ -99,7 +99,7 @@ class TwoStreams:
         accumulator = self._accumulator(view, names, readings)
         o = getattr(view.attention, view.family.o)
         attended = States()
-        with listening(view, accumulator), _keeping(o, attended), _stopping(view, component != "mlp"):
+        with recording(view, accumulator), _keeping(o, attended), _stopping(view, component != "mlp"):
             for number, states in enumerate(self.narrow.hidden):
                 self._announce(accumulator, number)
                 attended.clear()

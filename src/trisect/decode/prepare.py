@@ -73,7 +73,7 @@ def _agrees(module: nn.Module, dtype: torch.dtype) -> bool:
     # Off the middle, or a norm that takes the mean away would look the same.
     rows = torch.randn(len(SCALES), *own.shape, generator=generator).add(0.5)
     x = (rows * torch.tensor(SCALES)[:, None]).to(own.device, dtype)
-    # A shallow copy, so that the module keeps its weight; its forward, so that nobody's hook hears of it.
+    # A shallow copy, so that the module keeps its weight; its forward, so that no hook fires.
     double = copy.copy(module)
     double._parameters = {**module._parameters, "weight": nn.Parameter(weight, requires_grad=False)}
     with torch.no_grad():

@@ -48,50 +48,50 @@ class SharedRates:
 
 
 def candidates(
-    part: QK, heard: Moments, width: int, options: Options, together: SharedRates | None = None
+    part: QK, dense: Moments, width: int, options: Options, shared: SharedRates | None = None
 ) -> tuple[Slots, ...]:
     """Sets of slots worth measuring for a layer; none where only pairs themselves can be kept.
 
-    `heard` are moments of the dense model. A norm between projection and rotation lets no mixing through.
+    `dense` are moments of the dense model. A norm between projection and rotation lets no mixing through.
     """
-    if width == part.width or part.norm_q is not None or "keys" not in heard:
+    if width == part.width or part.norm_q is not None or "keys" not in dense:
         return ()
-    C_k, C_q, rates = _moments(part, heard)
+    C_k, C_q, rates = _moments(part, dense)
     if options.rope_scope == "head":
-        p = num_slots(part, heard, width)
-        kept = _kept_pairs(part, heard, p, options)
+        p = num_slots(part, dense, width)
+        kept = _kept_pairs(part, dense, p, options)
         chosen = _selected(kept, rates)
         if "fold" in options.without or not _common(rates):
             return (chosen,)
         return chosen, _folded_per_head(C_k, C_q, rates, kept)
-    if together is None:
-        together = share_rates([(part, heard)], width, options)
-    assert together is not None
+    if shared is None:
+        shared = share_rates([(part, dense)], width, options)
+    assert shared is not None
     spread = _spread(rates, options)
-    return (_folded(C_k, C_q, rates[0], spread, together.counts, together.rates),)
+    return (_folded(C_k, C_q, rates[0], spread, shared.counts, shared.rates),)
 
 
-def num_slots(part: QK, heard: Moments, width: int) -> int:
+def num_slots(part: QK, dense: Moments, width: int) -> int:
     """Slots for the rotated part of a head of `width`: all of it, unless some channels do not rotate."""
     P = part.num_pairs
-    C_q, C_k = a3.activation_moments(part, heard)
+    C_q, C_k = a3.activation_moments(part, dense)
     rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
     return split_width(a3.pair_energy(C_q, C_k, P), rest.values, width)
 
 
 def share_rates(layers: Sequence[tuple[QK, Moments]], width: int, options: Options) -> SharedRates | None:
     """One set of p slots for all heads of these layers: most slots where they carry most.  [math.md P-5]"""
-    layers = [(part, heard) for part, heard in layers if part.num_pairs]
+    layers = [(part, dense) for part, dense in layers if part.num_pairs]
     if not layers:
         return None
-    if any("keys" not in heard or part.norm_q is not None for part, heard in layers):
+    if any("keys" not in dense or part.norm_q is not None for part, dense in layers):
         raise TrisectError(
             "One set of frequencies for many heads needs a RoPE that is the same for every length and layer, "
             "and no norm between projection and rotation; use --rope-scope head."
         )
-    moments = [_moments(part, heard) for part, heard in layers]
+    moments = [_moments(part, dense) for part, dense in layers]
     rates = moments[0][2]
-    wanted = [num_slots(part, heard, width) for part, heard in layers]
+    wanted = [num_slots(part, dense, width) for part, dense in layers]
     p = round(sum(wanted) / len(wanted))
     if any(not _common(theirs) or not torch.equal(theirs[0], rates[0]) for _, _, theirs in moments):
         raise TrisectError(
@@ -105,7 +105,7 @@ def share_rates(layers: Sequence[tuple[QK, Moments]], width: int, options: Optio
     for C_k, C_q, theirs in moments:
         slots = _folded(C_k, C_q, theirs[0], groups, counts)
         energy = _slot_energy(slots.k_map, C_k) * _slot_energy(slots.q_map, C_q)
-        energy = energy.clamp(min=SILENT)  # what nobody hears still has a rate inside its band
+        energy = energy.clamp(min=SILENT)  # what carries no energy still has a rate inside its band
         weighted, total = weighted + (energy * slots.rates).sum(dim=0), total + energy.sum(dim=0)
     return SharedRates(counts=counts, rates=weighted / total)
 
@@ -130,11 +130,11 @@ def choose_pairs(part: QK, moments: Moments, keep: int, options: Options) -> Pai
     return pairs if group == part.group else pairs.spread_over(part.W_k.shape[0])
 
 
-def _kept_pairs(part: QK, heard: Moments, p: int, options: Options) -> Tensor:
+def _kept_pairs(part: QK, dense: Moments, p: int, options: Options) -> Tensor:
     """Pairs (k, p) by what softmax sees, or by a3's scores."""
     if "softmax" not in options.without:
-        return choose_pairs(part, heard, p, options).kept
-    return top(a3.pair_energy(*a3.activation_moments(part, heard), part.num_pairs), p)[0]
+        return choose_pairs(part, dense, p, options).kept
+    return top(a3.pair_energy(*a3.activation_moments(part, dense), part.num_pairs), p)[0]
 
 
 def _most_carrying(gains: list[Tensor], p: int) -> tuple[int, ...]:
@@ -191,11 +191,11 @@ def _folded(
     return Slots(k_map=k_map, q_map=q_map, rates=found if common is None else common.expand(k, -1))
 
 
-def _moments(part: QK, heard: Moments) -> tuple[Tensor, Tensor, Tensor]:
+def _moments(part: QK, dense: Moments) -> tuple[Tensor, Tensor, Tensor]:
     """C_k and C_q (k, P, P) as complex moments, and the pairs' rates (k, P)."""
     P = part.num_pairs
-    C_q = complex_moment(a3.sum_groups(need(heard, "q"), part.group)[:, : 2 * P, : 2 * P])
-    return need(heard, "keys").to(torch.complex128), C_q, need(heard, "rates")
+    C_q = complex_moment(a3.sum_groups(need(dense, "q"), part.group)[:, : 2 * P, : 2 * P])
+    return need(dense, "keys").to(torch.complex128), C_q, need(dense, "rates")
 
 
 def _spread(rates: Tensor, options: Options) -> list[list[int]]:

@@ -1,7 +1,7 @@
 """The smallest model that stays within a bound on perplexity: plan, compress a copy, measure, again.
 
 The bound is kept on calibration windows set aside, never on the text that a result is reported on: one window
-in four (the last ones, which also judge loss curves) takes no part in solving and is what every trial is
+in four (the last ones, which loss curves are measured on, too) takes no part in solving and is what every trial is
 measured on. They share no token with the others.
 """
 
@@ -47,18 +47,18 @@ def compress_within(
     config = with_method_defaults(config)
     check_model(model, config)
     config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
-    solving, judging = _split(tokens)
+    solving, testing = _split(tokens)
     options = options_of(config)
     loss_curves = curves_for(model, config, tokens, options=options, path=curves, progress=progress)
     shape = shape_of(model)
     problem = problem_for(shape, config)
-    dense = perplexity(model, judging)
+    dense = perplexity(model, testing)
     bound = goal.nats(dense.nll)
     inside: list[Compressed] = []
 
     def measure(plan: Plan) -> float:
         trial = compress(copy.deepcopy(model), config, tokens=solving, plan=plan, progress=progress)
-        rise = perplexity(trial.model, judging).nll - dense.nll
+        rise = perplexity(trial.model, testing).nll - dense.nll
         if rise <= bound:
             inside[:] = [trial]  # later trials inside the bound are smaller ones
         return rise
@@ -73,7 +73,7 @@ def compress_within(
     )
     inside[0].receipt["target"] = {
         "max_ppl_increase": str(goal),
-        "held_out": {"windows": len(judging.ids), "hash": judging.hash, "perplexity": dense.perplexity},
+        "held_out": {"windows": len(testing.ids), "hash": testing.hash, "perplexity": dense.perplexity},
         "trials": [trial.to_dict() for trial in found.trials],
     }
     return inside[0]
@@ -98,8 +98,8 @@ def _split(tokens: Tokens) -> tuple[Tokens, Tokens]:
         raise TrisectError(
             "A bound on perplexity is measured on calibration windows set aside; give --samples 8 or more."
         )
-    solving, judging = held_out(tokens.ids)
+    solving, testing = held_out(tokens.ids)
     return (
         tokens_from_tensor(solving, f"{tokens.source} (solving)"),
-        tokens_from_tensor(judging, f"{tokens.source} (held out)"),
+        tokens_from_tensor(testing, f"{tokens.source} (held out)"),
     )

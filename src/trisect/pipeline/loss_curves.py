@@ -35,7 +35,7 @@ from trisect.support import distributed
 from trisect.support.files import write_json
 
 
-class Judge:
+class HeldOutLoss:
     """The loss on a few windows, from any layer on."""
 
     def __init__(self, model: Any, views: list[LayerView], ids: Tensor, *, batch_size: int | None):
@@ -113,24 +113,24 @@ def measure_curves(
     progress: Progress | None = None,
 ) -> Curves:
     """The rise of the loss at SHARES of every width, one component of one layer at a time."""
-    solving, judging = held_out(tokens.ids)
+    solving, testing = held_out(tokens.ids)
     views = layer_views(model, own=True)
     streams = TwoStreams(model, views, solving, batch_size=batch_size, seed=seed)
-    judge = Judge(model, views, judging, batch_size=batch_size)
-    dense = judge.loss(0)
+    held_out_loss = HeldOutLoss(model, views, testing, batch_size=batch_size)
+    dense = held_out_loss.loss(0)
     points: dict[tuple[int, str], dict[int, float]] = {}
     options = options or Options()
     slot_reads = method.slot_reads if isinstance(method, ComponentMethod) else frozenset()
     for view in walk(model):
         dense_moments = streams.begin(view, slot_reads if "qk" in parts else frozenset())
         for part in parts:
-            loss = _trial(streams, judge, view, part, method, dense_moments, options)
+            loss = _trial(streams, held_out_loss, view, part, method, dense_moments, options)
             points[view.index, part] = _curve(view, part, loss, dense)
             if progress is not None:
                 done = view.index * len(parts) + parts.index(part) + 1
                 progress("curves", done, len(views) * len(parts))
         streams.narrow = streams.dense.copy()
-        judge.advance(view)
+        held_out_loss.advance(view)
     return Curves(
         points=points, fingerprint=fingerprint(model), token_hash=tokens.hash, method=method.name, dense_loss=dense
     )
@@ -138,7 +138,7 @@ def measure_curves(
 
 def _trial(
     streams: TwoStreams,
-    judge: Judge,
+    held_out_loss: HeldOutLoss,
     view: LayerView,
     part: str,
     method: Method,
@@ -156,13 +156,13 @@ def _trial(
         with view.trial():
             whole = view.part(part)
             view.apply(solve(method, part, whole, gathered, width=width, options=options))
-            return judge.loss(view.index)
+            return held_out_loss.loss(view.index)
 
     return loss
 
 
 def held_out(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Windows to solve on, and windows to judge by."""
+    """Windows to solve on, and held-out ones."""
     num_test = max(1, len(ids) // TEST_SHARE)
     return ids[:-num_test], ids[-num_test:]
 

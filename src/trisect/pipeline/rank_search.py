@@ -15,7 +15,7 @@ from trisect.data.tokens import content_hash
 from trisect.errors import TrisectError
 from trisect.methods.method import LinearMethod, Method, Options, solve
 from trisect.models import fingerprint, layer_views, shape_of
-from trisect.pipeline.loss_curves import Judge
+from trisect.pipeline.loss_curves import HeldOutLoss
 from trisect.plan import Plan
 from trisect.plan.budget import linear_heads, linear_sizes, linears_of
 from trisect.plan.problem import chosen_layers
@@ -85,7 +85,7 @@ def _checked(row: Any, *, where: str) -> tuple[int, str, float, float]:
 
 KEPT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 """Shares of a linear map's parameters at which ASVD's search looks at the loss."""
-JUDGING_WINDOWS, JUDGING_TOKENS = 8, 4096
+TEST_WINDOWS, TEST_TOKENS = 8, 4096
 """At most what ASVD's search looks at of the calibration text: it runs the model once per map and share."""
 
 
@@ -254,8 +254,10 @@ def _by_sensitivity(problem: Problem) -> dict[Key, int]:
 
 def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
     ids, method = problem.ids, problem.method
-    few = max(1, min(JUDGING_WINDOWS, JUDGING_TOKENS // ids.shape[1]))
-    judge = Judge(problem.model, layer_views(problem.model, own=True), ids[:few], batch_size=problem.batch_size)
+    few = max(1, min(TEST_WINDOWS, TEST_TOKENS // ids.shape[1]))
+    held_out_loss = HeldOutLoss(
+        problem.model, layer_views(problem.model, own=True), ids[:few], batch_size=problem.batch_size
+    )
     names = frozenset().union(*method.reads.values())
     curves: dict[Key, dict[float, float]] = {}
     for view, statistics in collect(problem.model, ids, lambda layer: names, batch_size=problem.batch_size):
@@ -269,10 +271,10 @@ def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
             for share, width in widths.items():
                 with view.trial():
                     view.apply(leading(widest, width))
-                    curves[key][share] = judge.perplexity(view.index)
+                    curves[key][share] = held_out_loss.perplexity(view.index)
             if problem.progress is not None:
                 problem.progress("sensitivity", len(curves), len(problem.sizes))
-        judge.advance(view)
+        held_out_loss.advance(view)
     return curves
 
 

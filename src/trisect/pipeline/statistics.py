@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trisect.calibrate import Stream, TwoStreams, collect, fisher_information, load_moments
-from trisect.calibrate.moments import Accumulator, listening
+from trisect.calibrate.moments import Accumulator, recording
 from trisect.calibrate.replay import in_batches
 from trisect.calibrate.streams import last_norm, scale_last_norm
 from trisect.errors import TrisectError
@@ -108,10 +108,10 @@ class Sequential(Statistics):
         self.narrow = dense.copy()
         for view in walk(run.model):
             names = frozenset(name for name in self.reads(view.index) if not name.startswith(NARROW))
-            with listening(view, Accumulator(names, shared=windows.shared)) as whole:
+            with recording(view, Accumulator(names, shared=windows.shared)) as whole:
                 dense.advance(view, progress=run.progress)
             if not run.ledger.has(view.index):
-                with listening(view, Accumulator(names, shared=windows.shared)) as cut:
+                with recording(view, Accumulator(names, shared=windows.shared)) as cut:
                     self.narrow.copy().advance(view)
                 behind = {f"{NARROW}{name}": value for name, value in cut.means(view.index).items()}
                 self.current = {**whole.means(view.index), **behind}

@@ -204,13 +204,13 @@ def low_rank(W: Tensor, rank: int, weight: InputWeight | None = None) -> LowRank
     seen = W if weight is None else weight.times(W)
     values, Vh, audible = _right_singular(seen)
     rank = min(rank, len(values))
-    heard = min(rank, audible)
-    B = Vh[:heard]
+    found_rank = min(rank, audible)
+    B = Vh[:found_rank]
     A = W @ B.mT
-    if heard < rank:
+    if found_rank < rank:
         # The weighted problem is solved with ranks to spare: they go to what no weighted input can tell.
         rest = W - A @ B
-        more = _right_singular(rest)[1][: rank - heard]
+        more = _right_singular(rest)[1][: rank - found_rank]
         A, B = torch.cat([A, rest @ more.mT], dim=1), torch.cat([B, more])
     A, B = _balanced(A, B)
     energy = values.square()
@@ -236,11 +236,11 @@ def _right_singular(M: Tensor) -> tuple[Tensor, Tensor, int]:
     wide = M.shape[0] < M.shape[1]
     squares, vectors = torch.linalg.eigh(M @ M.mT if wide else M.mT @ M)
     values = squares.flip(-1).clamp(min=0).sqrt()
-    heard = int((values > eps**0.5 * values[:1]).sum())
+    found_rank = int((values > eps**0.5 * values[:1]).sum())
     V = vectors.flip(-1)
     if wide:
-        V = torch.linalg.qr(M.mT @ V[:, :heard] / values[:heard]).Q
-    return values, V.mT, heard
+        V = torch.linalg.qr(M.mT @ V[:, :found_rank] / values[:found_rank]).Q
+    return values, V.mT, found_rank
 
 
 def _balanced(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
