@@ -51,7 +51,7 @@ def test_any_other_suffix_is_one_document(tmp_path: Path):
         ('{"text": "a"}\n\n{"prompt": "b", "id": 1}\n', "line 3: no field.*found prompt, id"),
         ('{"text": 3}\n', "line 1: the text is int"),
         ("{}\n", "found none"),
-        ("[1, 2]\n", "line 1: the text is list"),
+        ("[1, 2]\n", "entry 1: the text is int"),
     ],
 )
 def test_bad_jsonl_names_the_line(tmp_path: Path, content: str, words: str):
