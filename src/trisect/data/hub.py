@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -50,6 +50,10 @@ def short_patience(*, hub: bool = True) -> Iterator[None]:
     settings: list[tuple[Any, str, Any]] = []
     if datasets is not None:
         settings += [(datasets, f"STREAMING_{what}_MAX_RETRIES", 1) for what in ("READ", "OPEN")]
+    streaming = sys.modules.get("huggingface_hub.hf_file_system")
+    for name in ("http_backoff", "http_stream_backoff"):
+        if hasattr(streaming, name):
+            settings.append((streaming, name, partial(getattr(streaming, name), max_retries=2)))
     if hub and not hub_answers():
         settings += [(module, "HF_HUB_OFFLINE", True) for module in (datasets, constants) if module]
     with replaced(*settings):
