@@ -57,3 +57,11 @@ def assets() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip(f"no assets at {folder}; set TRISECT_ASSETS to the folder that has data/")
     return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small text file to calibrate on; folders and files with a text of their own override it."""
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text("the quick brown fox jumps over the lazy dog; pack my box with five dozen jugs. " * 30)
+    return file

@@ -35,13 +35,6 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_text("the quick brown fox jumps over the lazy dog; pack my box with five dozen jugs. " * 30)
-    return file
-
-
 def stop(*_: object, **__: object) -> None:
     raise TrisectError("stopped here")
 

@@ -30,13 +30,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_text("the quick brown fox jumps over the lazy dog; pack my box with five dozen jugs. " * 30)
-    return file
-
-
-@pytest.fixture(scope="module")
 def curves(model_folder: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Loss curves, as `plan` measures them when their file does not exist."""
     path = tmp_path_factory.mktemp("curves") / "curves.json"
