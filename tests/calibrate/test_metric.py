@@ -24,12 +24,12 @@ def heard(module: torch.nn.Module, run: torch.nn.Module, ids: Tensor) -> tuple[T
 def test_rows_count_by_the_inverse_square_of_the_dense_residual_stream(name: str) -> None:
     model, ids = tiny(name).double(), tokens(8, 12)
     layer = model.model.layers[0]
-    x, out = heard(layer.mlp.down_proj, model, ids)
+    x, _ = heard(layer.mlp.down_proj, model, ids)
     a, attended = heard(layer.self_attn.o_proj, model, ids)
     _, v = heard(layer.self_attn.v_proj, model, ids)
     before = model.model.embed_tokens(ids).flatten(0, 1)
     behind_attention = before + attended
-    weights = {"a": behind_attention.square().sum(-1), "mlp": (behind_attention + out).square().sum(-1)}
+    weights = {"a": before.square().sum(-1), "mlp": behind_attention.square().sum(-1)}
     views = layer_views(model, own=True)
     streams = TwoStreams(model, views, ids, batch_size=3, seed=0)
     streams.begin(views[0])

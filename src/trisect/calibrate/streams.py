@@ -139,15 +139,14 @@ class TwoStreams:
         self.narrow.advance(view)
 
     def _weight(self, number: int, tap: str) -> Tensor:
-        """One over the squared norm of the dense residual stream behind a projection, (b, t).  [math.md F-5]
+        """One over the squared norm of the dense residual stream in front of a projection's output, (b, t).
 
-        Whoever reads the stream reads it through a norm, which divides an error by just that.
+        Whoever reads the stream reads it through a norm, which divides an error by just that. In front, so
+        that a token which this output makes massive counts in full where it is made.     [math.md F-5]
         """
-        stream = (
-            wide(self.before[number]) + wide(self.attention_out[number]).reshape(self.before[number].shape)
-            if tap == "a"
-            else wide(self.dense.hidden[number])
-        )
+        stream = wide(self.before[number])
+        if tap != "a":
+            stream = stream + wide(self.attention_out[number]).reshape(stream.shape)
         energy = stream.square().sum(dim=-1)
         return 1 / energy.clamp(min=torch.finfo(energy.dtype).tiny ** 0.5)
 
