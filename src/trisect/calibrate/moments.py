@@ -234,13 +234,17 @@ def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
     def hook(tap: str) -> Callable[..., None]:
         return lambda module, args: accumulator(tap, args[0])
 
-    up = view.layer.get_submodule(view.family.up)
-    handles = [up.register_forward_pre_hook(hook("up")), view.down.register_forward_pre_hook(hook("down"))]
-    view.own().tap = accumulator
+    handles = [
+        view.module(name).register_forward_pre_hook(hook(name)) for name in ("up", "down") if "mlp" in view.components
+    ]
+    attention = view.own()
+    if attention is not None:
+        attention.tap = accumulator
     try:
         with torch.no_grad():
             yield accumulator
     finally:
-        view.attention.tap = None
+        if attention is not None:
+            attention.tap = None
         for handle in handles:
             handle.remove()

@@ -1,6 +1,7 @@
 """The whole flow on one screen: plan, then layer by layer gather -> solve -> apply -> keep."""
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from trisect.errors import TrisectError
 from trisect.methods import get_method, solve
 from trisect.methods.a3plus import check_pieces
 from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
-from trisect.models import LayerView, layer_views, mark_compressed, original_widths, shape_of
+from trisect.models import LayerView, layer_views, left_whole, mark_compressed, original_widths, shape_of
 from trisect.models.fingerprint import check_finite
 from trisect.pipeline.loss_curves import curves_for
 from trisect.pipeline.rank_search import linear_plan
@@ -30,6 +31,8 @@ from trisect.records.shapes import ModelShape, widths_of
 from trisect.support import distributed
 from trisect.support.clock import stage, timing
 from trisect.support.receipt import build_receipt
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -80,7 +83,8 @@ class Run:
             return tuple(linear.name for linear in self.plan.linears[layer])
         if self.method.streams == "narrow":  # widths that stay are refitted, too
             chosen = self.config.layers is None or layer in self.config.layers
-            return tuple(c for c in COMPONENTS if chosen and c in self.config.parts)
+            there = self.shape.layers[layer].components
+            return tuple(c for c in there if chosen and c in self.config.parts)
         widths, now = self.plan.layers[layer], self.shape.layers[layer]
         return tuple(c for c in self.config.parts if widths.of(c) != now.width(c))
 
@@ -158,6 +162,9 @@ def compress(
         if planned is not None:
             planned(run.plan)
         original = original_widths(model)
+        whole = left_whole(layer_views(model), run.config.parts)
+        if whole:
+            log.warning("left whole: %s", "; ".join(whole))
         for step in solve_layers(run):
             step.apply()
             run.ledger.note(step.layer, step.entry())
@@ -171,6 +178,7 @@ def compress(
         token_hash=run.token_hash,
         seconds=clock.seconds(),
         last_norm_scale=run.ledger.last_norm_scale,
+        whole=whole,
     )
 
 
@@ -281,6 +289,7 @@ def with_receipt(
     token_hash: str | None,
     seconds: dict[str, float],
     last_norm_scale: float | None = None,
+    whole: Sequence[str] = (),
 ) -> Compressed:
     """The model with its receipt."""
     timings = {"compress": sum(seconds.values()), **seconds}
@@ -288,6 +297,8 @@ def with_receipt(
     model.receipt = {**receipt, "plan": plan.to_dict(), "losses": losses}
     if last_norm_scale is not None:
         model.receipt["last_norm_scale"] = last_norm_scale
+    if whole:
+        model.receipt["left_whole"] = list(whole)
     return Compressed(model=model, plan=plan, losses=losses, receipt=model.receipt)
 
 

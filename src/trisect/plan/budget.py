@@ -118,6 +118,8 @@ def matrix_parameters(layer: LayerShape, component: str) -> int:
 
 def linears_of(layer: LayerShape, component: str) -> tuple[str, ...]:
     """The linear maps that a component of this layer is made of."""
+    if component not in layer.components:
+        return ()
     return tuple(name for name in LINEARS[component] if name != "gate" or layer.gated)
 
 
@@ -164,10 +166,12 @@ def cached_channels(layer: LayerShape) -> int:
 
 def bias_parameters(layer: LayerShape) -> int:
     """Bias elements of one layer's linear maps."""
-    inner = (layer.heads + layer.kv_heads) * layer.qk * layer.qk_bias
-    inner += layer.kv_heads * layer.vo * layer.v_bias
-    inner += (2 if layer.gated else 1) * layer.mlp * layer.up_bias
-    return inner + layer.d_model * (layer.o_bias + layer.down_bias)
+    biases = {
+        "qk": (layer.heads + layer.kv_heads) * layer.qk * layer.qk_bias,
+        "ov": layer.kv_heads * layer.vo * layer.v_bias + layer.d_model * layer.o_bias,
+        "mlp": (2 if layer.gated else 1) * layer.mlp * layer.up_bias + layer.d_model * layer.down_bias,
+    }
+    return sum(biases[component] for component in layer.components)
 
 
 def flops_of(layer: LayerShape, *, length: int, batch: int = 1) -> int:
@@ -184,7 +188,7 @@ def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> 
     """
     rows = batch * tokens
     return Flops(
-        projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov")),
+        projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov") + layer.whole),
         scores=2 * rows * context * layer.heads * (layer.qk + layer.vo),
         softmax=rows * context * layer.heads,
         mlp=2 * rows * matrix_parameters(layer, "mlp"),

@@ -146,8 +146,9 @@ class Costs:
         return width * _price(self.shape.layers[layer], component, self.unit, itemsize)
 
     def full(self, layer: int, component: str) -> int:
-        """Its cost as it is."""
-        return self.of(layer, component, self.shape.layers[layer].width(component))
+        """Its cost as it is; nothing where the layer has no such component."""
+        width = self.shape.layers[layer].width(component)
+        return self.of(layer, component, width) if width else 0
 
     def fixed(self, layer: int) -> int:
         """What a layer costs whatever its widths: norms, softmax, biases of outputs."""

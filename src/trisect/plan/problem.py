@@ -8,7 +8,6 @@ from trisect.config import CompressConfig, Floors, Goal, Increase, Limit, Share,
 from trisect.errors import TrisectError
 from trisect.plan.budget import budget_of, compare
 from trisect.plan.costs import Costs, read_latency
-from trisect.records.parts import COMPONENTS
 from trisect.records.plan import Plan, apply_plan
 from trisect.records.shapes import LayerShape, LayerWidths, ModelShape, widths_of
 
@@ -242,7 +241,9 @@ def pose(
     """The problem of reaching `goal` in these parts of these layers (None: all)."""
     shape = costs.shape
     chosen = chosen_layers(layers, num_layers=len(shape.layers))
-    keys = tuple((layer, part) for layer in chosen for part in COMPONENTS if part in parts)
+    keys = tuple((layer, part) for layer in chosen for part in shape.layers[layer].components if part in parts)
+    if not keys:
+        raise TrisectError(f"None of the layers has {' or '.join(parts)} to narrow; name others with --parts.")
     full = sum(costs.full(*key) for key in keys)
     if isinstance(goal, Limit):
         fixed = costs.whole() - full
