@@ -20,7 +20,7 @@ from trisect.evaluate import perplexity as measure
 from trisect.evaluate.perplexity import Perplexity
 from trisect.methods import get_method
 from trisect.models import load_model, original_shape, original_widths, save_model, shape_of
-from trisect.pipeline import stored_moments as moment_files
+from trisect.pipeline import statistics
 from trisect.pipeline.job import Job, carry_out
 from trisect.pipeline.resume import Ledger
 from trisect.pipeline.run import (
@@ -126,9 +126,9 @@ def calibrate(
     Text comes from `config.calibration`, or is there already as `tokens` (windows, length). For methods that
     read the dense model alone: a3 does, a3+ does not. Gives what the file says of itself.
     """
-    moment_files.refuse_stored_moments(get_method(config.method))
+    statistics.refuse_stored_moments(get_method(config.method))
     config, found = _with_tokens(model, config, tokens, tokenizer, progress)
-    return moment_files.calibrate(model, config, out, tokens=found, progress=progress)
+    return statistics.calibrate(model, config, out, tokens=found, progress=progress)
 
 
 def plan(

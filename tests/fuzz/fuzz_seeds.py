@@ -19,9 +19,9 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models import fingerprint, save_model, shape_of
 from trisect.pipeline.run import compress
-from trisect.pipeline.stored_moments import calibrate
+from trisect.pipeline.statistics import calibrate
 from trisect.plan import plan_for
-from trisect.plan.costs import LatencyTable
+from trisect.plan.budget import LatencyTable
 from trisect.plan.curves import Curves
 
 VOCAB = 40

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_curves import KEYS, LAYERS, MODEL, RISES, STEPS, curves_from, widths_in, write_latency
-from plan_shapes import layer_shape, model_shape
+from plan_shapes import layer_shape, model_shape, uniform_plan
 
 from trisect.config import CompressConfig
 from trisect.config.goals import Floors, Increase, Limit, Share, parse_bytes, parse_count, parse_increase, read_floors
 from trisect.errors import TrisectError
-from trisect.plan import Curves, apply_plan, budget_of, compare, plan_for, uniform_plan
+from trisect.plan import Curves, apply_plan, budget_of, compare, plan_for
 from trisect.plan.problem import problem_for
 from trisect.records.parts import COMPONENTS
 

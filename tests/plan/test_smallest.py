@@ -13,8 +13,8 @@ from trisect.config import CompressConfig
 from trisect.errors import TrisectError
 from trisect.plan import Curves, Plan, budget_of
 from trisect.plan.allocate import planner_for
+from trisect.plan.curves import TRIES, predicted_within, smallest_within
 from trisect.plan.problem import Planner, Problem, problem_for
-from trisect.plan.smallest import TRIES, predicted_within, smallest_within
 from trisect.records.plan import apply_plan
 
 WIDE = model_shape(*[layer_shape(qk=64, pairs=32, vo=64, mlp=1536, d_model=64)] * 3)

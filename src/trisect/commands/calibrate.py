@@ -32,7 +32,7 @@ def run(
     from trisect.calibrate.texts import prepare
     from trisect.config import CompressConfig
     from trisect.methods import get_method
-    from trisect.pipeline.stored_moments import calibrate, refuse_stored_moments
+    from trisect.pipeline.statistics import calibrate, refuse_stored_moments
     from trisect.support.files import check_writable
 
     # Moments are the same for every ratio.

@@ -121,7 +121,7 @@ def _curves(model: str, config: CompressConfig, path: Path | None, loading: Load
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    from trisect.plan.outlook import UNITS
+    from trisect.plan.problem import UNITS
 
     budget, rise = facts["budget"], facts["predicted_rise"]
     allowed = "" if budget["allowed"] is None else f", {budget['allowed']:,} asked for"

@@ -22,9 +22,15 @@ from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
 from trisect.methods.method import check_parts
 from trisect.models import Loaded, load_model, save_model, shape_of
-from trisect.pipeline.bounds import compress_within
-from trisect.pipeline.run import Compressed, check_model, compress, plan_from_shape, with_method_defaults
-from trisect.pipeline.stored_moments import calibrated_as
+from trisect.pipeline.run import (
+    Compressed,
+    check_model,
+    compress,
+    compress_within,
+    plan_from_shape,
+    with_method_defaults,
+)
+from trisect.pipeline.statistics import calibrated_as
 from trisect.plan import Plan, budget_of, compare, outlook
 from trisect.records.shapes import ModelShape
 from trisect.support import distributed
