@@ -24,6 +24,7 @@ LLAMA = {
     "head_dim": 16,
     "max_position_embeddings": 128,
 }
+MIXTURE = {"num_experts_per_tok": 2}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -67,6 +68,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **{**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 1},
         original_max_position_embeddings=16,
         rope_parameters={k: list(v) if isinstance(v, list) else v for k, v in LONGROPE.items()},
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(**LLAMA, **MIXTURE, num_local_experts=4),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **LLAMA, **MIXTURE, num_experts=4, moe_intermediate_size=24, mlp_only_layers=[1]
+    ),
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+        **LLAMA, **MIXTURE, num_experts=4, moe_intermediate_size=24, shared_expert_intermediate_size=48
     ),
     "mpt": lambda: transformers.MptConfig(vocab_size=VOCAB, d_model=48, n_layers=2, n_heads=3, max_seq_len=128),
     "mpt-clip": lambda: transformers.MptConfig(

@@ -73,7 +73,7 @@ class TwoStreams:
         self.attention_out = States(place=self.before.place)
         self.mlp_out = States(place=self.before.place)
         o = getattr(view.attention, view.family.o)
-        with recording(view, accumulator), _keeping(o, self.attention_out), _keeping(view.down, self.mlp_out):
+        with recording(view, accumulator), _keeping(o, self.attention_out), _keeping(view.mlp_output, self.mlp_out):
             self.dense.advance(view, progress=progress, before=partial(self._announce, accumulator))
         found = accumulator.means(view.index)
         if "keys" in found and rates is not None and self.rotation is not None:
@@ -99,7 +99,7 @@ class TwoStreams:
         accumulator = self._accumulator(view, names, readings)
         o = getattr(view.attention, view.family.o)
         attended = States()
-        with recording(view, accumulator), _keeping(o, attended), _stopping(view, component != "mlp"):
+        with recording(view, accumulator), _keeping(o, attended), _stopping(view, component in ("qk", "ov")):
             for number, states in enumerate(self.narrow.hidden):
                 self._announce(accumulator, number)
                 attended.clear()
@@ -172,8 +172,10 @@ class TwoStreams:
 def _keeping(projection: nn.Module, outputs: States) -> Iterator[None]:
     """Keep a projection's outputs without their bias, which narrow and dense model share."""
 
-    def keep(module: Any, args: Any, output: Tensor) -> None:
-        outputs.append(output if module.bias is None else output - module.bias)
+    def keep(module: Any, args: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
+        bias = getattr(module, "bias", None)
+        outputs.append(output if bias is None else output - bias)
 
     handle = projection.register_forward_hook(keep)
     try:

@@ -238,6 +238,9 @@ class CompressConfig:
         "(default: as the method has it)",
         choices=ALLOCATIONS,
     )
+    drop_experts: bool = option(
+        default=False, help="Mixtures of experts: drop whole experts where that costs less than narrowing all of them."
+    )
     calibration: Annotated[CalibrationConfig, BeforeValidator(CalibrationConfig.read)] = option(
         default=CalibrationConfig, help=""
     )

@@ -188,7 +188,13 @@ def original_shape(model: Any) -> ModelShape:
     """The shape before any compression."""
     now = shape_of(model)
     layers = tuple(
-        replace(shape, qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp, shared_output=False, linears=())
+        replace(
+            shape.with_widths(qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp),
+            experts=shape.experts + shape.dropped_experts,
+            dropped_experts=0,
+            shared_output=False,
+            linears=(),
+        )
         for shape, w in zip(now.layers, original_widths(model), strict=True)
     )
     return replace(now, layers=layers)

@@ -11,6 +11,21 @@ from trisect.errors import unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertPaths:
+    """Where a layer that has a mixture of experts keeps them; other layers of the family have one MLP."""
+
+    routed: str = "mlp.experts"
+    """The module with the routed experts' weights, one 3-D tensor each; the module around it is the whole MLP."""
+    router: str = "mlp.gate"
+    shared: str | None = None
+    """The MLP that every token passes, its maps named as in the family's other MLPs."""
+    shared_gate: str | None = None
+    """A map to one number, whose sigmoid the shared expert's output is multiplied with."""
+    interleaved: bool = False
+    """Gate and up take turns in their tensor instead of lying side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """How the checkpoints of one architecture are laid out."""
 
@@ -29,6 +44,7 @@ class Family:
     gate: str | None = "mlp.gate_proj"
     """None without a gate; the same path as `up` when one projection holds [gate | up]."""
     down: str = "mlp.down_proj"
+    experts: ExpertPaths | None = None
     rotary: Literal["half", "adjacent"] | None = "half"
     """Which channels make a rotation pair: (i, i + n) of the rotated 2n, or (2i, 2i + 1)."""
     rotates: str | None = None
@@ -71,6 +87,14 @@ _RECORDS = (
     replace(LLAMA, name="helium", model="HeliumForCausalLM", rotary="adjacent"),
     replace(
         LLAMA, name="phi3", model="Phi3ForCausalLM", qkv=("qkv_proj",), up="mlp.gate_up_proj", gate="mlp.gate_up_proj"
+    ),
+    replace(LLAMA, name="mixtral", model="MixtralForCausalLM", experts=ExpertPaths()),
+    replace(LLAMA, name="qwen3_moe", model="Qwen3MoeForCausalLM", norms=("q_norm", "k_norm"), experts=ExpertPaths()),
+    replace(
+        LLAMA,
+        name="qwen2_moe",
+        model="Qwen2MoeForCausalLM",
+        experts=ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
     ),
     Family(
         name="mpt",

@@ -176,6 +176,7 @@ class LayerEntry(WidthsEntry):
 
     shared_output: bool = False
     folded: bool = False
+    dropped_experts: Width = 0
     linears: list[LinearEntry] = []
 
     @model_validator(mode="after")

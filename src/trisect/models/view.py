@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.attention import Attention, layout_of, own
+from trisect.models.experts import ExpertView
 from trisect.models.families import Family, family_for
 from trisect.models.linear import (
     QKV,
@@ -29,12 +31,13 @@ from trisect.models.linear import (
     factored_from,
     fused,
     gradient_of,
+    matrices_of,
     refuse_nan,
     sizes_of,
     weight_of,
 )
 from trisect.models.rotary import HeadNorm, eps_of, from_canonical, loaded_rates, stored_rates, to_canonical
-from trisect.records.parts import COMPONENTS, LINEARS, MLP, OV, QK, Factored, Linear, Masked, Part, Solution
+from trisect.records.parts import COMPONENTS, LINEARS, MLP, OV, QK, Experts, Factored, Linear, Masked, Part, Solution
 from trisect.records.shapes import LayerShape, LinearShape
 
 log = logging.getLogger(__name__)
@@ -83,35 +86,60 @@ class LayerView:
         """One output projection for all heads."""
         return getattr(self.attention_module, "shared_output", False)
 
+    @cached_property
+    def experts(self) -> ExpertView | None:
+        """The layer's mixture of experts; None where it has one MLP."""
+        paths = self.family.experts
+        if paths is None or not _has_submodule(self.layer, paths.routed):
+            return None
+        return ExpertView(self.layer, paths)
+
     @property
-    def down(self) -> nn.Module:
-        return self.layer.get_submodule(self.family.down)
+    def mlp_output(self) -> nn.Module:
+        """The module whose output is what the MLP adds to the residual stream."""
+        return self.layer.get_submodule(self.family.down) if self.experts is None else self.experts.block
 
     def shape(self) -> LayerShape:
         """Sizes as they are now."""
-        inter, d_model = sizes_of(self.down)
         sizes = {name: getattr(self.heads, name) for name in ("heads", "kv_heads", "qk", "pairs", "vo")}
         biased = {name: bias_of(self.module(name)) is not None for name in self.linears()}
         return LayerShape(
-            d_model=d_model,
-            mlp=inter,
+            d_model=sizes_of(self.module("o"))[1],
             **sizes,
-            gated=self.family.gate is not None,
+            **self._mlp_sizes(),
             qk_bias=biased["q"],
-            **{f"{name}_bias": biased[name] for name in ("v", "o", "up", "down")},
+            **{f"{name}_bias": biased[name] for name in ("v", "o", "up", "down") if name in biased},
             qk_norm=self.family.norms is not None,
             shared_output=self.shared_output,
             folded=getattr(self.attention_module, "rotary_rates", None) is not None,
             linears=self.factored(),
         )
 
+    def _mlp_sizes(self) -> dict[str, Any]:
+        experts = self.experts
+        if experts is None:
+            inter, _ = sizes_of(self.module("down"))
+            return {"mlp": inter, "gated": self.family.gate is not None}
+        shared = 0 if experts.shared is None else experts.shared.down_proj.in_features // experts.width
+        return {
+            "mlp": experts.width,
+            "gated": experts.gated,
+            "experts": experts.count,
+            "dropped_experts": experts.dropped,
+            "top_k": experts.top_k,
+            "shared": shared,
+            "up_bias": experts.biased,
+            "down_bias": experts.biased,
+        }
+
     def part(self, name: str) -> Part:
         """A component in canonical layout, or a single linear map; checked to be finite."""
         read: Callable[[], Part] | None = getattr(self, f"read_{name}") if name in COMPONENTS else None
         part = self.linear(name) if read is None else read()
-        for field, tensor in vars(part).items():
-            if isinstance(tensor, Tensor):
-                refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
+        for one in (part,) if not isinstance(part, Experts) else part.routed:
+            for field, tensor in vars(one).items():
+                if isinstance(tensor, Tensor):
+                    refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
         return part
 
     def read_qk(self) -> QK:
@@ -144,7 +172,10 @@ class LayerView:
         W_o = W_o.unflatten(0, (1 if self.shared_output else heads.heads, -1))
         return OV(W_v=W_v, W_o=W_o, b_v=b_v, b_o=b_o, heads=heads.heads)
 
-    def read_mlp(self) -> MLP:
+    def read_mlp(self) -> MLP | Experts:
+        """Up, gate and down; those of every expert where there are several."""
+        if self.experts is not None:
+            return self.experts.read()
         (W_up, b_up), (W_down, b_down) = self.dense("up"), self.dense("down")
         W_gate, b_gate = self.dense("gate") if "gate" in self.linears() else (None, None)
         return MLP(W_up=W_up, W_gate=W_gate, W_down=W_down, b_up=b_up, b_gate=b_gate, b_down=b_down)
@@ -168,6 +199,9 @@ class LayerView:
             self._write_ov(part)
         elif isinstance(part, Linear):
             self.write_linear(part)
+        elif isinstance(part, Experts):
+            assert self.experts is not None
+            self.experts.write(part)
         else:
             maps: dict[str, Dense] = {"up": (part.W_up, part.b_up), "down": (part.W_down, part.b_down)}
             self.write_dense(maps if part.W_gate is None else {**maps, "gate": (part.W_gate, part.b_gate)})
@@ -183,11 +217,8 @@ class LayerView:
                 W_o = torch.empty(1 if shape.shared_output else shape.heads, shape.vo, shape.d_model)
                 W_v, b_v = _resized(ov.W_v, shape.vo), _resized(ov.b_v, shape.vo)
                 self.write(replace(ov, W_v=W_v, b_v=b_v, W_o=W_o))
-            if shape.mlp != now.mlp:
-                mlp = self.read_mlp()
-                wide = ("W_up", "W_gate", "b_up", "b_gate")
-                changes = {name: _resized(getattr(mlp, name), shape.mlp) for name in wide}
-                self.write(replace(mlp, **changes, W_down=_resized(mlp.W_down, shape.mlp, dim=0)))
+            if (shape.mlp, shape.dropped_experts) != (now.mlp, now.dropped_experts):
+                self.write(self._blank_mlp(shape.mlp, dropped=shape.dropped_experts))
             for linear in shape.linears:
                 if linear not in now.linears:
                     self.check_factors(linear)
@@ -203,17 +234,34 @@ class LayerView:
             rates=torch.empty(pairs) if shape.folded else None,
         )
 
+    def _blank_mlp(self, width: int, *, dropped: int) -> MLP | Experts:
+        if self.experts is not None:
+            return self.experts.blank(width, dropped=dropped)
+        mlp = self.read_mlp()
+        assert isinstance(mlp, MLP)
+        wide = ("W_up", "W_gate", "b_up", "b_gate")
+        changes = {name: _resized(getattr(mlp, name), width) for name in wide}
+        return replace(mlp, **changes, W_down=_resized(mlp.W_down, width, dim=0))
+
     def _blank_factors(self, linear: LinearShape) -> Factored:
         whole, groups, rank = self.linear(linear.name), linear.groups, linear.rank
         d_in, d_out = whole.W.shape
         A, B = torch.empty(d_in, groups * rank), torch.empty(groups, rank, d_out // groups)
         return Factored(name=linear.name, A=A, B=B, b=whole.b, cached=linear.cached, loss=0.0, total=0.0)
 
+    def _mlp_paths(self) -> list[str]:
+        """Modules of the MLP that writing replaces."""
+        f = self.family
+        if self.experts is None:
+            return [path for path in (f.gate, f.up, f.down) if path is not None]
+        paths = self.experts.paths
+        return [path for path in (paths.routed, paths.router, paths.shared) if path is not None]
+
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Whatever is written to the layer inside is taken back at the end."""
         attention = self.attention_module
-        paths = [path for path in (self.family.gate, self.family.up, self.family.down) if path is not None]
+        paths = self._mlp_paths()
         before = {path: self.layer.get_submodule(path) for path in paths}
         kind, state = type(attention), dict(vars(attention))
         held = {name: dict(state[name]) for name in ("_modules", "_buffers", "_parameters")}
@@ -274,8 +322,9 @@ class LayerView:
             log.warning("narrowed %s are no longer clamped to %g: their channels are mixed now", what, bound)
 
     def linears(self) -> tuple[str, ...]:
-        """Names of the maps this layer has."""
-        names = [name for component in LINEARS.values() for name in component]
+        """Names of the maps this layer has as modules of their own; those of experts are none."""
+        parts = LINEARS if self.experts is None else ("qk", "ov")
+        names = [name for component in parts for name in LINEARS[component]]
         return tuple(name for name in names if name != "gate" or self.family.gate is not None)
 
     def linear(self, name: str) -> Linear:
@@ -305,10 +354,13 @@ class LayerView:
         return module.get_submodule(name) if isinstance(module, SplitLinear) else module
 
     def projections(self) -> list[nn.Module]:
-        """The modules whose `weight` belongs to a linear map; a factored map has two."""
+        """The modules that hold the components' weights and nothing else; a factored map has two."""
         paths = dict.fromkeys(self._place(name)[0] for name in self.linears())
         inside = [module for path in paths for module in self.layer.get_submodule(path).modules()]
-        return [module for module in inside if isinstance(getattr(module, "weight", None), Tensor)]
+        if self.experts is not None:
+            shared = () if self.experts.shared is None else self.experts.shared.children()
+            inside += [self.experts.module, *shared]
+        return [module for module in inside if matrices_of(module)]
 
     def dense(self, name: str) -> Dense:
         """Weight and bias of a map that is not factored."""
@@ -409,6 +461,15 @@ class LayerView:
         if names == QKV:
             return self.heads.split([x])[names.index(name)].flatten(-2)
         return x.chunk(len(names), dim=-1)[names.index(name)]
+
+
+def _has_submodule(layer: nn.Module, path: str) -> bool:
+    """Whether a layer has a module at a path; some families mix layers of several kinds."""
+    try:
+        layer.get_submodule(path)
+    except AttributeError:
+        return False
+    return True
 
 
 def layer_views(model: nn.Module, *, own: bool = False) -> list[LayerView]:

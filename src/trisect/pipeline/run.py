@@ -15,6 +15,7 @@ from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method, solve
 from trisect.methods.a3plus import check_pieces
+from trisect.methods.experts import EXPERTS
 from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
 from trisect.models import LayerView, layer_views, mark_compressed, original_widths, shape_of
 from trisect.models.fingerprint import check_finite
@@ -26,7 +27,7 @@ from trisect.pipeline.statistics import calibrated_as, refuse_stored_moments, st
 from trisect.plan import Curves, Plan, check_plannable, plan_for
 from trisect.plan.allocate import planner_for
 from trisect.plan.curves import TRIES, predicted_within, smallest_within
-from trisect.plan.problem import problem_for
+from trisect.plan.problem import MLP_STEPS, problem_for
 from trisect.records.parts import COMPONENTS, Solution
 from trisect.records.shapes import ModelShape, widths_of
 from trisect.support import distributed
@@ -80,11 +81,24 @@ class Run:
         assert self.plan is not None
         if self.plan.linears:
             return tuple(linear.name for linear in self.plan.linears[layer])
+        widths, now = self.plan.layers[layer], self.shape.layers[layer]
+        cut = tuple(c for c in self.config.parts if widths.of(c) != now.width(c))
+        drops = (EXPERTS,) if self.config.drop_experts and now.experts and "mlp" in cut else ()
         if self.method.streams == "narrow":  # widths that stay are refitted, too
             chosen = self.config.layers is None or layer in self.config.layers
-            return tuple(c for c in COMPONENTS if chosen and c in self.config.parts)
-        widths, now = self.plan.layers[layer], self.shape.layers[layer]
-        return tuple(c for c in self.config.parts if widths.of(c) != now.width(c))
+            cut = tuple(c for c in COMPONENTS if chosen and c in self.config.parts)
+        return (*(c for c in cut if c != "mlp"), *drops, *(c for c in cut if c == "mlp"))
+
+    def width(self, view: LayerView, component: str) -> int:
+        """The width that a component is to have; experts that are left share what dropped ones leave."""
+        assert self.plan is not None
+        if component not in ("mlp", EXPERTS) or view.experts is None:
+            return self.plan.width(view.index, component)
+        width = self.plan.width(view.index, "mlp")
+        neurons, count = width * self.shape.layers[view.index].experts, view.experts.count
+        step = 1 if self.plan.align is None else MLP_STEPS[self.plan.align]
+        wanted = width if component == EXPERTS or not view.experts.dropped else -(-neurons // (count * step)) * step
+        return min(wanted, self.shape.layers[view.index].mlp)
 
 
 @dataclass(kw_only=True)
@@ -200,7 +214,8 @@ def solve_layers(run: Run) -> Iterator[Step]:
 def solve_step(run: Run, view: LayerView, component: str, moments: dict[str, Any], number: int) -> Step:
     """Solve one component of a layer in one process, and broadcast its solution to the others."""
     assert run.plan is not None
-    width, part, solution = run.plan.width(view.index, component), view.part(component), None
+    width, solution = run.width(view, component), None
+    part = view.part("mlp" if component == EXPERTS else component)
     owner = (view.index * len(COMPONENTS) + number) % distributed.world_size()
     with stage(component):
         if distributed.rank() == owner:

@@ -71,8 +71,7 @@ class Statistics:
         """The moments that a layer's solvers read; none where the layer was finished before."""
         if self.run.ledger.has(layer):
             return frozenset()
-        read = self.run.method.reads
-        return frozenset().union(*(read[name] for name in self.run.components(layer)))
+        return frozenset().union(*(self.run.method.reads_for(name) for name in self.run.components(layer)))
 
 
 class Dense(Statistics):
@@ -200,7 +199,7 @@ def narrow_moments(
     slots: tuple[Slots, ...] = ()
     if part == "qk" and dense and isinstance(method, ComponentMethod) and method.slots is not None:
         slots = method.slots(view.part("qk"), dense, width, options, shared)
-    statistics = streams.statistics(view, part, method.reads[part], slots=slots)
+    statistics = streams.statistics(view, part, method.reads_for(part), slots=slots)
     return {**{name: dense[name] for name in ROTATION if name in dense}, **statistics}
 
 

@@ -133,7 +133,7 @@ def linear_parameters(layer: LayerShape, name: str) -> int:
         if linear.name == name:
             # Each group has its own narrow map of the whole input; the wide map is block-diagonal.
             return linear.rank * (linear.groups * d_in + d_out)
-    return d_in * d_out
+    return d_in * d_out * (layer.mlps if name in LINEARS["mlp"] else 1)
 
 
 def linear_sizes(layer: LayerShape, name: str) -> tuple[int, int]:
@@ -171,8 +171,9 @@ def bias_parameters(layer: LayerShape) -> int:
     """Bias elements of one layer's linear maps."""
     inner = (layer.heads + layer.kv_heads) * layer.qk * layer.qk_bias
     inner += layer.kv_heads * layer.vo * layer.v_bias
-    inner += (2 if layer.gated else 1) * layer.mlp * layer.up_bias
-    return inner + layer.d_model * (layer.o_bias + layer.down_bias)
+    mlps = layer.experts or 1
+    inner += mlps * (2 if layer.gated else 1) * layer.mlp * layer.up_bias
+    return inner + layer.d_model * (layer.o_bias + mlps * layer.down_bias)
 
 
 def flops_of(layer: LayerShape, *, length: int, batch: int = 1) -> int:
@@ -192,7 +193,7 @@ def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> 
         projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov")),
         scores=2 * rows * context * layer.heads * (layer.qk + layer.vo),
         softmax=rows * context * layer.heads,
-        mlp=2 * rows * matrix_parameters(layer, "mlp"),
+        mlp=2 * rows * matrix_parameters(layer, "mlp") // layer.mlps * layer.active_mlps,
         norms=2 * rows * layer.d_model,
         residuals=2 * rows * layer.d_model,
     )

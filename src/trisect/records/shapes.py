@@ -41,7 +41,16 @@ class LayerShape:
     vo: int
     """Value/output head width."""
     mlp: int
+    """Of the MLP, or of each routed expert."""
     gated: bool
+    experts: int = 0
+    """Routed experts in place of one MLP; 0 without a router."""
+    dropped_experts: int = 0
+    """Experts that there were besides."""
+    top_k: int = 0
+    """Experts that a token is routed to."""
+    shared: int = 0
+    """Width of the expert that every token passes, in widths of a routed one."""
     qk_bias: bool = False
     v_bias: bool = False
     o_bias: bool = False
@@ -54,6 +63,16 @@ class LayerShape:
     """Pairs turn at rates of their own instead of the model's frequencies."""
     linears: tuple[LinearShape, ...] = ()
     """The linear maps that became two; empty for dense and narrow layers."""
+
+    @property
+    def mlps(self) -> int:
+        """MLPs of width `mlp` in the layer: what its size counts."""
+        return self.experts + self.shared if self.experts else 1
+
+    @property
+    def active_mlps(self) -> int:
+        """MLPs of width `mlp` that one token passes: what its FLOPs count."""
+        return self.top_k + self.shared if self.experts else 1
 
     def width(self, component: str) -> int:
         """The width of a component as it is."""

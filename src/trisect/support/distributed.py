@@ -133,6 +133,8 @@ def _outline(value: Any, tensors: list[Tensor]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         inner = {field.name: _outline(getattr(value, field.name), tensors) for field in fields(value)}
         return ("record", type(value), inner)
+    if isinstance(value, tuple):
+        return ("tuple", [_outline(inner, tensors) for inner in value])
     return ("plain", value)
 
 
@@ -141,6 +143,8 @@ def _sizes(outline: Any) -> list[tuple[tuple[int, ...], str]]:
         return [outline[1:]]
     if outline[0] == "record":
         return [size for inner in outline[2].values() for size in _sizes(inner)]
+    if outline[0] == "tuple":
+        return [size for inner in outline[1] for size in _sizes(inner)]
     return []
 
 
@@ -149,6 +153,8 @@ def _rebuilt(outline: Any, tensors: Iterator[Tensor]) -> Any:
         return next(tensors)
     if outline[0] == "record":
         return outline[1](**{name: _rebuilt(inner, tensors) for name, inner in outline[2].items()})
+    if outline[0] == "tuple":
+        return tuple(_rebuilt(inner, tensors) for inner in outline[1])
     return outline[1]
 
 
