@@ -127,6 +127,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         max_position_embeddings=128,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     ),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **{**LLAMA, "hidden_size": 96}, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
+    ),
 }
 
 
@@ -188,6 +191,11 @@ def character_tokenizer(**special: str) -> Any:
     tokenizer.pre_tokenizer = Split(Regex("."), "isolated")
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
 
+
+HYBRID = {"lfm2"}
+"""Layers that lack a component, or attention of another kind: the family contract covers them."""
+PLAIN = [name for name in CONFIGS if name not in HYBRID]
+"""QK, OV and MLP of plain matrices in every layer: what is tried on these holds for each of their maps."""
 
 # MPT's stock attention has no SDPA path to compare with.
 SDPA = [name for name in CONFIGS if not name.startswith("mpt")]

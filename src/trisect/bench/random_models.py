@@ -265,8 +265,8 @@ def _put(model: nn.Module, path: str, value: Tensor) -> None:
 
 def _choose_rotations(view: LayerView, model: Any, generator: torch.Generator) -> None:
     """Frequencies as a method would have left them: another ascending set for every key head."""
-    a = view.attention
-    if a.rotary_index is None:
+    a = view.attention_module
+    if a is None or a.rotary_index is None:
         return
     heads, kept = a.rotary_index.shape
     rotary = getattr(model.get_submodule(view.family.layers.rpartition(".")[0]), "rotary_emb", None)

@@ -269,16 +269,20 @@ def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
     def hook(tap: str) -> Callable[..., None]:
         return lambda module, args: accumulator(tap, args[0])
 
-    if view.experts is None:
-        handles = [view.module(name).register_forward_pre_hook(hook(name)) for name in ("up", "down")]
-    else:
+    if view.experts is not None:
         handles = observe_experts(view.experts, accumulator) if accumulator.wants_mlp else []
-    view.own().tap = accumulator
+    else:
+        names = ("up", "down") if "mlp" in view.components else ()
+        handles = [view.module(name).register_forward_pre_hook(hook(name)) for name in names]
+    attention = view.own()
+    if attention is not None:
+        attention.tap = accumulator
     try:
         with torch.no_grad():
             yield accumulator
     finally:
-        view.attention.tap = None
+        if attention is not None:
+            attention.tap = None
         for handle in handles:
             handle.remove()
 

@@ -64,16 +64,16 @@ class TwoStreams:
         """
         rates = self._rates(view)
         readings: list[Reading] = []
-        if view.attention.num_pairs and "scores" in names:
-            readings.append(PairGrams(view.attention.num_pairs))
+        if view.pairs and "scores" in names:
+            readings.append(PairGrams(view.pairs))
         if rates is not None and "keys" in names:
             readings.append(KeyCovariances(rates))
         accumulator = self._accumulator(view, names, readings)
         self.before = self.dense.hidden.copy()
         self.attention_out = States(place=self.before.place)
         self.mlp_out = States(place=self.before.place)
-        o = getattr(view.attention, view.family.o)
-        with recording(view, accumulator), _keeping(o, self.attention_out), _keeping(view.mlp_output, self.mlp_out):
+        both = _keeping(view.mixer, self.attention_out), _keeping(view.mlp_output, self.mlp_out)
+        with recording(view, accumulator), both[0], both[1]:
             self.dense.advance(view, progress=progress, before=partial(self._announce, accumulator))
         found = accumulator.means(view.index)
         if "keys" in found and rates is not None and self.rotation is not None:
@@ -94,12 +94,12 @@ class TwoStreams:
             rates = self._rates(view)
             assert rates is not None
             readings.append(SlotGrams(slots, rates))
-        elif view.attention.num_pairs and "scores" in names:
-            readings.append(PairGrams(view.attention.num_pairs))
+        elif view.pairs and "scores" in names:
+            readings.append(PairGrams(view.pairs))
         accumulator = self._accumulator(view, names, readings)
-        o = getattr(view.attention, view.family.o)
         attended = States()
-        with recording(view, accumulator), _keeping(o, attended), _stopping(view, component in ("qk", "ov")):
+        attention_only = component in ("qk", "ov")
+        with recording(view, accumulator), _keeping(view.mixer, attended), _stopping(view, attention_only):
             for number, states in enumerate(self.narrow.hidden):
                 self._announce(accumulator, number)
                 attended.clear()
@@ -128,7 +128,7 @@ class TwoStreams:
 
     def _rates(self, view: LayerView) -> Tensor | None:
         """Radians per token (k, P) of the layer's pairs, where they are the same for every length."""
-        part = view.part("qk") if view.attention.num_pairs and self.rotation is not None else None
+        part = view.part("qk") if view.pairs and self.rotation is not None else None
         if part is None or self.rotation is None:
             return None
         assert isinstance(part, QK)
@@ -146,43 +146,49 @@ class TwoStreams:
         """
         stream = wide(self.before[number])
         if tap != "a":
-            stream = stream + wide(self.attention_out[number]).reshape(stream.shape)
+            stream = stream + _kept(self.attention_out, number, stream)
         energy = stream.square().sum(dim=-1)
         return 1 / energy.clamp(min=torch.finfo(energy.dtype).tiny ** 0.5)
 
     def _target(self, view: LayerView, number: int, states: Tensor, attended: States) -> Any:
         """What each output projection should add so that the residual stream is the dense one again."""
         # In more digits than 16 bits have: the repair is a small difference of large numbers.
-        dense, attention, states = (wide(x) for x in (self.before[number], self.attention_out[number], states))
+        dense, states = wide(self.before[number]), wide(states)
+        attention = _kept(self.attention_out, number, dense)
         # Where the norm follows the residual sum, the gap in front of it is not the gap behind it.
         repairable = getattr(view.layer, "do_layer_norm_before", True)
 
         def target(tap: str) -> Tensor:
             if tap == "a":
                 return attention + (dense - states)
-            mlp = wide(self.mlp_out[number]).reshape(dense.shape)
+            mlp = _kept(self.mlp_out, number, dense)
             if not repairable:
                 return mlp
-            return mlp + (dense + attention) - (states + wide(attended[-1]))
+            return mlp + (dense + attention) - (states + _kept(attended, -1, states))
 
         return target
 
 
 @contextmanager
-def _keeping(projection: nn.Module, outputs: States) -> Iterator[None]:
+def _keeping(projection: nn.Module | None, outputs: States) -> Iterator[None]:
     """Keep a projection's outputs without their bias, which narrow and dense model share."""
 
     def keep(module: Any, args: Any, output: Any) -> None:
-        output = output[0] if isinstance(output, tuple) else output
-        bias = getattr(module, "bias", None)
-        outputs.append(output if bias is None else output - bias)
+        output, bias = output[0] if isinstance(output, tuple) else output, getattr(module, "bias", None)
+        outputs.append(output - bias if isinstance(bias, Tensor) else output)
 
-    handle = projection.register_forward_hook(keep)
+    handle = None if projection is None else projection.register_forward_hook(keep)
     try:
         with torch.no_grad():
             yield
     finally:
-        handle.remove()
+        if handle is not None:
+            handle.remove()
+
+
+def _kept(outputs: States, number: int, like: Tensor) -> Tensor:
+    """What a projection put out, in the shape of the stream; zeros where the layer has no such projection."""
+    return wide(outputs[number]).reshape(like.shape) if len(outputs) else torch.zeros_like(like)
 
 
 @contextmanager

@@ -28,6 +28,8 @@ def run(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode = Fa
         + quantised(info.get("quantization"))
     )
     screen.say(compression_table(original, current, labels=("original", "now")))
+    for line in info["left_whole"]:
+        screen.say(f"left whole: {line}")
     screen.keep_measurement(json, {"model": model, **describe(current, original), **info})
     screen.say_next(f"trisect eval {name}" if method else f"trisect compress {name} -o OUT --ratio 0.25")
 

@@ -224,7 +224,7 @@ def alignment_step(shape: ModelShape, config: CompressConfig) -> float:
     """The share of the chosen components that one step of the alignment grid is."""
     step = whole = 0.0
     for layer in _chosen_layers(shape, config):
-        for part in config.parts:
+        for part in (part for part in config.parts if part in layer.components):
             weights = matrix_parameters(layer, part)
             whole += weights
             step += weights * grid_of(layer, part, align=config.align).step / layer.width(part)

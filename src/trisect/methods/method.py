@@ -122,6 +122,7 @@ def check_parts(method: Method, parts: tuple[str, ...]) -> None:
 def solve(method: Method, component: str, part: Part, moments: Moments, *, width: int, options: Options) -> Solution:
     """Solve one part at one width; where nothing is cut or repaired, nothing is computed."""
     if component == EXPERTS:
+        assert isinstance(part, Experts)
         return choose_experts(part, moments, width, options)
     if isinstance(part, Linear):
         # Ranks and kept weights go up to different numbers; the solvers know at which nothing is lost.

@@ -134,7 +134,8 @@ class Attention(nn.Module):
         if self.family.position_scale:
             q = q * self._position_scale(position_ids, q.dtype)
         # Scores approximate those of the original head, so they keep the original head's scale.
-        scale, dropout = getattr(self, self.family.scale), getattr(self, self.family.dropout)
+        scale = getattr(self, self.family.scale)
+        dropout = 0.0 if self.family.dropout is None else getattr(self, self.family.dropout)
         if self.tap is not None and self.num_pairs:
             rotated = (self._canonical(q * scale), self._canonical(k))
             self.tap("rotated", *rotated, *([] if attention_mask is None else [attention_mask]))

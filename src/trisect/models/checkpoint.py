@@ -22,6 +22,7 @@ from trisect.models.paths import warn_of_slow_paths
 from trisect.models.quantized import packing_summary
 from trisect.models.source import Source, check_weights, read_raw_config, resolve
 from trisect.models.streamed import check_saved, load_layers_later, to_be_streamed, write_shards
+from trisect.models.view import layer_views, left_whole
 from trisect.records.shapes import ModelShape
 from trisect.support.checks import explained
 from trisect.support.files import check_disk_space, new_folder, write_json
@@ -180,6 +181,7 @@ def read_shape(name: str, *, trust_remote_code: bool = False) -> tuple[ModelShap
         "method": entry.get("method"),
         "asked_ratio": entry.get("ratio"),
         "quantization": packing_summary(entry.get("quantization")),
+        "left_whole": left_whole(layer_views(model)),
     }
     return shape_of(model), original_shape(model), info
 

@@ -53,9 +53,11 @@ class Family:
     """The norm in front of the head: its name in the module that holds the layers."""
     norms: tuple[str, str] | None = None
     """Query and key RMS-norms between projection and rotation."""
+    mixer: str | None = None
+    """What a layer without attention has in its place (Mamba, convolution, linear attention)."""
     scale: str = "scaling"
     """Attention attribute with the softmax scale of the original head width."""
-    dropout: str = "attention_dropout"
+    dropout: str | None = "attention_dropout"
     output_dropout: str | None = None
     """Dropout that the attention module applies after its output projection."""
     clip: str | None = None
@@ -152,6 +154,19 @@ _RECORDS = (
         up="mlp.dense_h_to_4h",
         gate=None,
         down="mlp.dense_4h_to_h",
+    ),
+    replace(
+        LLAMA,
+        name="lfm2",
+        model="Lfm2ForCausalLM",
+        last_norm="embedding_norm",
+        mixer="conv",
+        norms=("q_layernorm", "k_layernorm"),
+        o="out_proj",
+        up="feed_forward.w3",
+        gate="feed_forward.w1",
+        down="feed_forward.w2",
+        dropout=None,
     ),
 )
 

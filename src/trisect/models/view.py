@@ -1,114 +1,47 @@
 """A decoder layer seen as its parts: read them in canonical layout, write solutions back.
 
-How a checkpoint stores what the methods think about is known here and nowhere else: q, k, v, o, gate, up and
-down are modules in one family and columns of a fused matrix in another. Looking changes nothing. Writing owns
-the attention module and replaces modules, so that whoever holds the old ones can put them back.
+How a checkpoint stores what the methods think about is known here and in maps.py, and nowhere else. Looking
+changes nothing. Writing owns the attention module and replaces modules.
 
 h = query heads, k = key/value heads, D = d_model, d = head width, I = MLP width, P = rotation pairs
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trisect.errors import TrisectError, unknown_name
-from trisect.models.attention import Attention, layout_of, own
-from trisect.models.experts import ExpertView
-from trisect.models.families import Family, family_for
-from trisect.models.linear import (
-    QKV,
-    FactoredLinear,
-    HeadLayout,
-    SplitLinear,
-    bias_of,
-    built_from,
-    factored_from,
-    fused,
-    gradient_of,
-    matrices_of,
-    refuse_nan,
-    sizes_of,
-    weight_of,
-)
+from trisect.errors import TrisectError
+from trisect.models.families import family_for
+from trisect.models.linear import bias_of, matrices_of, refuse_nan, sizes_of
+from trisect.models.maps import Dense, LayerMaps
 from trisect.models.rotary import HeadNorm, eps_of, from_canonical, loaded_rates, stored_rates, to_canonical
-from trisect.records.parts import COMPONENTS, LINEARS, MLP, OV, QK, Experts, Factored, Linear, Masked, Part, Solution
+from trisect.records.parts import COMPONENTS, MLP, OV, QK, Experts, Factored, Linear, Masked, Part, Solution
 from trisect.records.shapes import LayerShape, LinearShape
 
 log = logging.getLogger(__name__)
 
-Dense = tuple[Tensor, Tensor | None]
-"""Weight (in, out) and bias (out,) of one map, heads side by side in stored channel order."""
-
-
-Place = tuple[str, tuple[str, ...]]
-"""Path of a module inside the layer, and the maps it holds in order: one, or those fused there."""
-
 
 @dataclass(frozen=True)
-class LayerView:
+class LayerView(LayerMaps):
     """One decoder layer of any family: its parts, and the linear maps they are made of."""
-
-    index: int
-    layer: nn.Module
-    family: Family
-    config: Any
-    """Of the text model."""
-
-    @property
-    def attention_module(self) -> Any:
-        """The attention module as it is, stock or owned."""
-        return self.layer.get_submodule(self.family.attention)
-
-    @property
-    def attention(self) -> Attention:
-        """The attention module, which must be an owned one."""
-        module = self.attention_module
-        assert isinstance(module, Attention), "a stock module; take view.own() or layer_views(own=True)"
-        return module
-
-    def own(self) -> Attention:
-        """Put the owned forward in place of the stock one: for recording, rewriting and decoding."""
-        return own(self.attention_module, self.family, self.config)
-
-    @property
-    def heads(self) -> HeadLayout:
-        """Sizes of the heads as they are."""
-        return layout_of(self.attention_module, self.family, self.config)
-
-    @property
-    def shared_output(self) -> bool:
-        """One output projection for all heads."""
-        return getattr(self.attention_module, "shared_output", False)
-
-    @cached_property
-    def experts(self) -> ExpertView | None:
-        """The layer's mixture of experts; None where it has one MLP."""
-        paths = self.family.experts
-        if paths is None or not _has_submodule(self.layer, paths.routed):
-            return None
-        return ExpertView(self.layer, paths)
-
-    @property
-    def mlp_output(self) -> nn.Module:
-        """The module whose output is what the MLP adds to the residual stream."""
-        return self.layer.get_submodule(self.family.down) if self.experts is None else self.experts.block
 
     def shape(self) -> LayerShape:
         """Sizes as they are now."""
         sizes = {name: getattr(self.heads, name) for name in ("heads", "kv_heads", "qk", "pairs", "vo")}
-        biased = {name: bias_of(self.module(name)) is not None for name in self.linears()}
+        biased = {name for name in self.linears() if bias_of(self.module(name)) is not None}
         return LayerShape(
-            d_model=sizes_of(self.module("o"))[1],
+            components=self.components,
+            whole=self._whole(),
+            d_model=self.config.hidden_size,
             **sizes,
             **self._mlp_sizes(),
-            qk_bias=biased["q"],
-            **{f"{name}_bias": biased[name] for name in ("v", "o", "up", "down") if name in biased},
+            qk_bias="q" in biased,
+            **{f"{name}_bias": name in biased for name in ("v", "o")},
             qk_norm=self.family.norms is not None,
             shared_output=self.shared_output,
             folded=getattr(self.attention_module, "rotary_rates", None) is not None,
@@ -118,8 +51,10 @@ class LayerView:
     def _mlp_sizes(self) -> dict[str, Any]:
         experts = self.experts
         if experts is None:
-            inter, _ = sizes_of(self.module("down"))
-            return {"mlp": inter, "gated": self.family.gate is not None}
+            there = "mlp" in self.components
+            biased = {f"{name}_bias": there and bias_of(self.module(name)) is not None for name in ("up", "down")}
+            inter = sizes_of(self.module("down"))[0] if there else 0
+            return {"mlp": inter, "gated": self.family.gate is not None, **biased}
         shared = 0 if experts.shared is None else experts.shared.down_proj.in_features // experts.width
         return {
             "mlp": experts.width,
@@ -132,8 +67,16 @@ class LayerView:
             "down_bias": experts.biased,
         }
 
+    def _whole(self) -> int:
+        """Elements of matrices that are in no component."""
+        inside = {id(weight) for module in self.projections() for weight in matrices_of(module)}
+        matrices = [module for module in self.layer.modules() if not isinstance(module, HeadNorm)]
+        elements = [p for module in matrices for p in module.parameters(recurse=False) if id(p) not in inside]
+        return sum(p.numel() for p in elements if p.ndim > 1)
+
     def part(self, name: str) -> Part:
         """A component in canonical layout, or a single linear map; checked to be finite."""
+        self._check_there(name)
         read: Callable[[], Part] | None = getattr(self, f"read_{name}") if name in COMPONENTS else None
         part = self.linear(name) if read is None else read()
         for one in (part,) if not isinstance(part, Experts) else part.routed:
@@ -141,6 +84,10 @@ class LayerView:
                 if isinstance(tensor, Tensor):
                     refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
         return part
+
+    def _check_there(self, name: str) -> None:
+        if name in COMPONENTS and name not in self.components:
+            raise TrisectError(f"Layer {self.index} has no {name} to narrow: {self.why_whole(name)}.")
 
     def read_qk(self) -> QK:
         """Queries and keys, rotation pairs in canonical order."""
@@ -209,7 +156,11 @@ class LayerView:
     def resize(self, shape: LayerShape) -> None:
         """Make room for weights of another shape, values to be loaded afterwards."""
         now = self.shape()
-        with torch.device(next(self.own().parameters()).device):
+        self.own()
+        for component in COMPONENTS:
+            if shape.width(component) != now.width(component):
+                self._check_there(component)
+        with torch.device(next(self.layer.parameters()).device):
             if (shape.qk, shape.pairs, shape.folded) != (now.qk, now.pairs, now.folded):
                 self.write(self._blank_qk(shape))
             if (shape.vo, shape.shared_output) != (now.vo, now.shared_output):
@@ -261,18 +212,19 @@ class LayerView:
     def trial(self) -> Iterator[None]:
         """Whatever is written to the layer inside is taken back at the end."""
         attention = self.attention_module
-        paths = self._mlp_paths()
-        before = {path: self.layer.get_submodule(path) for path in paths}
-        kind, state = type(attention), dict(vars(attention))
-        held = {name: dict(state[name]) for name in ("_modules", "_buffers", "_parameters")}
+        before = {path: self._find(path) for path in self._mlp_paths()}
+        kind, state = type(attention), {} if attention is None else dict(vars(attention))
+        held = {name: dict(state[name]) for name in ("_modules", "_buffers", "_parameters") if name in state}
         try:
             yield
         finally:
-            attention.__class__ = kind
-            vars(attention).clear()
-            vars(attention).update({**state, **held})
+            if attention is not None:
+                attention.__class__ = kind
+                vars(attention).clear()
+                vars(attention).update({**state, **held})
             for path, module in before.items():
-                self.layer.set_submodule(path, module)
+                if path is not None and module is not None:
+                    self.layer.set_submodule(path, module)
 
     def _write_qk(self, part: QK) -> None:
         """Queries and keys, with the frequencies and norms that narrow heads need."""
@@ -321,156 +273,6 @@ class LayerView:
         if self.index == 0:
             log.warning("narrowed %s are no longer clamped to %g: their channels are mixed now", what, bound)
 
-    def linears(self) -> tuple[str, ...]:
-        """Names of the maps this layer has as modules of their own; those of experts are none."""
-        parts = LINEARS if self.experts is None else ("qk", "ov")
-        names = [name for component in parts for name in LINEARS[component]]
-        return tuple(name for name in names if name != "gate" or self.family.gate is not None)
-
-    def linear(self, name: str) -> Linear:
-        """One map by itself, channels in stored order."""
-        W, b = self.dense(name)
-        h = self.heads
-        heads = {"q": h.heads, "k": h.kv_heads, "v": h.kv_heads, "o": 1 if self.shared_output else h.heads}
-        return Linear(name=name, W=W, b=b, heads=heads.get(name, 1))
-
-    def gradient(self, name: str) -> Tensor | None:
-        """The gradient of `linear(name).W`, (in, out); None before any backward pass."""
-        gradient = gradient_of(self._unfactored(name))
-        return None if gradient is None else self._columns(name, gradient)
-
-    def factored(self) -> tuple[LinearShape, ...]:
-        """The maps that became two."""
-        modules = {name: self.module(name) for name in self.linears()}
-        return tuple(
-            LinearShape(name=name, rank=m.rank, groups=m.groups, cached=m.cached)
-            for name, m in modules.items()
-            if isinstance(m, FactoredLinear)
-        )
-
-    def module(self, name: str) -> nn.Module:
-        """The module that computes a map: its own, or the one it is fused into."""
-        module = self.layer.get_submodule(self._place(name)[0])
-        return module.get_submodule(name) if isinstance(module, SplitLinear) else module
-
-    def projections(self) -> list[nn.Module]:
-        """The modules that hold the components' weights and nothing else; a factored map has two."""
-        paths = dict.fromkeys(self._place(name)[0] for name in self.linears())
-        inside = [module for path in paths for module in self.layer.get_submodule(path).modules()]
-        if self.experts is not None:
-            shared = () if self.experts.shared is None else self.experts.shared.children()
-            inside += [self.experts.module, *shared]
-        return [module for module in inside if matrices_of(module)]
-
-    def dense(self, name: str) -> Dense:
-        """Weight and bias of a map that is not factored."""
-        module = self._unfactored(name)
-        bias = bias_of(module)
-        return self._columns(name, weight_of(module)), None if bias is None else self._columns(name, bias)
-
-    def write_dense(self, new: Mapping[str, Dense], *, layout: HeadLayout | None = None) -> None:
-        """Replace weights and biases; `layout` says how heads lie afterwards, if not as before."""
-        layout = layout or self.heads
-        for name in new:
-            self._unfactored(name)
-        for path, names in dict.fromkeys(map(self._place, new)):
-            old = self.layer.get_submodule(path)
-            heads = layout if names == QKV else None
-            if isinstance(old, SplitLinear):
-                built = {name: built_from(self.module(name), *new[name]) for name in names if name in new}
-                module: nn.Module = SplitLinear({**dict(old.named_children()), **built}, layout=heads)
-            else:
-                maps = [new[name] if name in new else self.dense(name) for name in names]
-                module = built_from(old, *_joined(maps, heads))
-            self.layer.set_submodule(path, module)
-
-    def write_linear(self, part: Linear) -> None:
-        """Replace one map's values; sizes stay, or its neighbours would no longer fit."""
-        W, b = self.dense(part.name)
-        if part.W.shape != W.shape or (part.b is None) != (b is None):
-            raise TrisectError(
-                f"Layer {self.index}: {part.name} is a {tuple(W.shape)} map {_with_bias(b)}; a "
-                f"{tuple(part.W.shape)} one {_with_bias(part.b)} cannot take its place."
-            )
-        self.write_dense({part.name: (part.W, part.b)})
-
-    def write_factored(self, solution: Factored) -> None:
-        """Two modules in place of one map; maps it was fused with become modules of their own."""
-        name = solution.name
-        self.check_factors(LinearShape(name=name, rank=solution.rank, groups=solution.groups, cached=solution.cached))
-        W, b = self.dense(name)
-        inner = solution.groups * solution.rank
-        makes = solution.A.shape[0], solution.groups * solution.B.shape[2]
-        if solution.A.shape[1] != inner or makes != W.shape or (solution.b is None) != (b is None):
-            raise TrisectError(
-                f"Layer {self.index}: {name} is a {tuple(W.shape)} map {_with_bias(b)}, but factors "
-                f"{tuple(solution.A.shape)} and {tuple(solution.B.shape)} {_with_bias(solution.b)} are not."
-            )
-        path, names = self._place(name)
-        module: nn.Module = factored_from(self.module(name), solution)
-        if len(names) > 1:
-            old = self.layer.get_submodule(path)
-            others = dict(old.named_children()) if isinstance(old, SplitLinear) else self._split(old, names)
-            module = SplitLinear({**others, name: module}, layout=self.heads if names == QKV else None)
-        self.layer.set_submodule(path, module)
-
-    def check_factors(self, linear: LinearShape) -> None:
-        """Refuse factors that a map of this layer cannot have."""
-        W, _ = self.dense(linear.name)
-        d_in, d_out = W.shape
-        if linear.cached and linear.name not in ("k", "v"):
-            raise TrisectError(f"Layer {self.index}: {linear.name} is never cached; only k and v are.")
-        fits = linear.groups >= 1 and d_out % linear.groups == 0
-        if not fits or not 1 <= linear.rank <= min(d_in, d_out // linear.groups):
-            raise TrisectError(
-                f"Layer {self.index}: {linear.name} maps {d_in} channels to {d_out}; it cannot have "
-                f"{linear.groups} groups of rank {linear.rank}."
-            )
-
-    def _split(self, old: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
-        """The maps of a fused matrix as modules; copies, because columns would keep all of it in memory."""
-        dense = {name: self.dense(name) for name in names}
-        return {
-            name: built_from(old, W.clone(), None if b is None else b.clone(), plain=True)
-            for name, (W, b) in dense.items()
-        }
-
-    def _place(self, name: str) -> Place:
-        f = self.family
-        if name not in self.linears():
-            raise unknown_name("linear map", name, self.linears())
-        if name in QKV and len(f.qkv) == 1:
-            return f"{f.attention}.{f.qkv[0]}", QKV
-        if name in ("gate", "up") and f.gate == f.up:
-            return f.up, ("gate", "up")
-        if name in QKV:
-            return f"{f.attention}.{f.qkv[QKV.index(name)]}", (name,)
-        return f"{f.attention}.{f.o}" if name == "o" else getattr(f, name), (name,)
-
-    def _unfactored(self, name: str) -> nn.Module:
-        module = self.module(name)
-        if isinstance(module, FactoredLinear):
-            raise TrisectError(f"Layer {self.index}: {name} is already factored; compress the original model.")
-        return module
-
-    def _columns(self, name: str, x: Tensor) -> Tensor:
-        """The map's own columns of (..., out) of the module that computes it."""
-        path, names = self._place(name)
-        if len(names) == 1 or isinstance(self.layer.get_submodule(path), SplitLinear):
-            return x
-        if names == QKV:
-            return self.heads.split([x])[names.index(name)].flatten(-2)
-        return x.chunk(len(names), dim=-1)[names.index(name)]
-
-
-def _has_submodule(layer: nn.Module, path: str) -> bool:
-    """Whether a layer has a module at a path; some families mix layers of several kinds."""
-    try:
-        layer.get_submodule(path)
-    except AttributeError:
-        return False
-    return True
-
 
 def layer_views(model: nn.Module, *, own: bool = False) -> list[LayerView]:
     """Views of all decoder layers; with `own`, their attention modules become owned ones on the way."""
@@ -482,6 +284,27 @@ def layer_views(model: nn.Module, *, own: bool = False) -> list[LayerView]:
         for view in views:
             view.own()
     return views
+
+
+def left_whole(views: Sequence[LayerView], parts: Sequence[str] = COMPONENTS) -> list[str]:
+    """What cannot be narrowed, and why, e.g. "qk, ov of layers 0-2, 4-6: no attention"."""
+    found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for part in parts:
+        reasons: dict[str, list[int]] = {}
+        for view in views:
+            reason = view.why_whole(part)
+            if reason is not None:
+                reasons.setdefault(reason, []).append(view.index)
+        for reason, layers in reasons.items():
+            found.setdefault((reason, tuple(layers)), []).append(part)
+    return [f"{', '.join(names)} of layers {_ranges(layers)}: {reason}" for (reason, layers), names in found.items()]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """E.g. "0-2, 5"."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True))
 
 
 def _heads(dense: Dense, heads: int) -> Dense:
@@ -502,15 +325,3 @@ def _resized(x: Tensor | None, width: int, dim: int = -1) -> Any:
     shape = list(x.shape)
     shape[dim] = width
     return x.new_empty(shape)
-
-
-def _with_bias(b: Tensor | None) -> str:
-    return "without bias" if b is None else "with bias"
-
-
-def _joined(maps: Sequence[Dense], layout: HeadLayout | None) -> Dense:
-    """Maps of one input as the one matrix that holds them all."""
-    if len(maps) == 1:
-        return maps[0]
-    biases = [b for _, b in maps if b is not None]
-    return fused([W for W, _ in maps], layout), fused(biases, layout) if biases else None

@@ -123,7 +123,7 @@ def measure_curves(
     slot_reads = method.slot_reads if isinstance(method, ComponentMethod) else frozenset()
     for view in walk(model):
         dense_moments = streams.begin(view, slot_reads if "qk" in parts else frozenset())
-        for part in parts:
+        for part in (part for part in parts if part in view.components):
             loss = _trial(streams, held_out_loss, view, part, method, dense_moments, options)
             points[view.index, part] = _curve(view, part, loss, dense)
             if progress is not None:
@@ -183,7 +183,8 @@ def curves_for(
     if path is not None and distributed.broadcast(Path(path).exists()):
         known = read_curves(path, fingerprint=fingerprint(model))
         _note_method(known, config)
-    missing = tuple(part for part in config.parts if known is None or (0, part) not in known.points)
+    measured = {part for _, part in known.points} if known is not None else set()
+    missing = tuple(part for part in config.parts if part not in measured)
     if known is not None and not missing:
         return known
     if tokens is None:

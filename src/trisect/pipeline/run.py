@@ -1,7 +1,8 @@
 """The whole flow on one screen: plan, then layer by layer gather -> solve -> apply -> keep."""
 
 import copy
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from trisect.methods import get_method, solve
 from trisect.methods.a3plus import check_pieces
 from trisect.methods.experts import EXPERTS
 from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
-from trisect.models import LayerView, layer_views, mark_compressed, original_widths, shape_of
+from trisect.models import LayerView, layer_views, left_whole, mark_compressed, original_widths, shape_of
 from trisect.models.fingerprint import check_finite
 from trisect.models.streamed import refuse_streamed
 from trisect.pipeline.loss_curves import curves_for, held_out
@@ -27,12 +28,14 @@ from trisect.pipeline.statistics import calibrated_as, refuse_stored_moments, st
 from trisect.plan import Curves, Plan, check_plannable, plan_for
 from trisect.plan.allocate import planner_for
 from trisect.plan.curves import TRIES, predicted_within, smallest_within
-from trisect.plan.problem import MLP_STEPS, problem_for
+from trisect.plan.problem import grid_of, problem_for
 from trisect.records.parts import COMPONENTS, Solution
 from trisect.records.shapes import ModelShape, widths_of
 from trisect.support import distributed
 from trisect.support.clock import stage, timing
 from trisect.support.receipt import build_receipt
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -86,7 +89,7 @@ class Run:
         drops = (EXPERTS,) if self.config.drop_experts and now.experts and "mlp" in cut else ()
         if self.method.streams == "narrow":  # widths that stay are refitted, too
             chosen = self.config.layers is None or layer in self.config.layers
-            cut = tuple(c for c in COMPONENTS if chosen and c in self.config.parts)
+            cut = tuple(c for c in now.components if chosen and c in self.config.parts)
         return (*(c for c in cut if c != "mlp"), *drops, *(c for c in cut if c == "mlp"))
 
     def width(self, view: LayerView, component: str) -> int:
@@ -94,11 +97,11 @@ class Run:
         assert self.plan is not None
         if component not in ("mlp", EXPERTS) or view.experts is None:
             return self.plan.width(view.index, component)
-        width = self.plan.width(view.index, "mlp")
-        neurons, count = width * self.shape.layers[view.index].experts, view.experts.count
-        step = 1 if self.plan.align is None else MLP_STEPS[self.plan.align]
-        wanted = width if component == EXPERTS or not view.experts.dropped else -(-neurons // (count * step)) * step
-        return min(wanted, self.shape.layers[view.index].mlp)
+        width, before = self.plan.width(view.index, "mlp"), self.shape.layers[view.index]
+        if component == EXPERTS or not view.experts.dropped:
+            return width
+        neurons = width * before.experts
+        return grid_of(before, "mlp", align=self.plan.align).up(-(-neurons // view.experts.count))
 
 
 @dataclass(kw_only=True)
@@ -174,6 +177,9 @@ def compress(
         if planned is not None:
             planned(run.plan)
         original = original_widths(model)
+        whole = left_whole(layer_views(model), run.config.parts)
+        if whole:
+            log.warning("left whole: %s", "; ".join(whole))
         for step in solve_layers(run):
             step.apply()
             run.ledger.note(step.layer, step.entry())
@@ -187,6 +193,7 @@ def compress(
         token_hash=run.token_hash,
         seconds=clock.seconds(),
         last_norm_scale=run.ledger.last_norm_scale,
+        whole=whole,
     )
 
 
@@ -298,6 +305,7 @@ def with_receipt(
     token_hash: str | None,
     seconds: dict[str, float],
     last_norm_scale: float | None = None,
+    whole: Sequence[str] = (),
 ) -> Compressed:
     """The model with its receipt."""
     timings = {"compress": sum(seconds.values()), **seconds}
@@ -305,6 +313,8 @@ def with_receipt(
     model.receipt = {**receipt, "plan": plan.to_dict(), "losses": losses}
     if last_norm_scale is not None:
         model.receipt["last_norm_scale"] = last_norm_scale
+    if whole:
+        model.receipt["left_whole"] = list(whole)
     return Compressed(model=model, plan=plan, losses=losses, receipt=model.receipt)
 
 

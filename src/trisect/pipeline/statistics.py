@@ -212,7 +212,7 @@ def shared_rotation(run: "Run") -> Any:
     assert run.plan is not None
     assert run.tokens is not None
     views = layer_views(run.model, own=True)
-    widths = {run.plan.width(view.index, "qk") for view in views}
+    widths = {run.plan.width(view.index, "qk") for view in views if "qk" in view.components}
     if len(widths) != 1 or run.config.layers is not None:
         raise TrisectError(
             "--rope-scope model needs all layers at one query/key width; use --allocate uniform and all "
@@ -220,8 +220,9 @@ def shared_rotation(run: "Run") -> Any:
         )
     ids = run.tokens.ids[:SHARING_WINDOWS]
     streams = TwoStreams(run.model, views, ids, seed=run.config.seed, **run.how_to_run)
-    layers = [(view.part("qk"), streams.begin(view, method.slot_reads)) for view in walk(run.model)]
-    return method.share(layers, widths.pop(), run.options)
+    layers = [(view, streams.begin(view, method.slot_reads)) for view in walk(run.model)]
+    with_pairs = [(view.part("qk"), found) for view, found in layers if "qk" in view.components]
+    return method.share(with_pairs, widths.pop(), run.options)
 
 
 def refuse_stored_moments(method: Method) -> None:

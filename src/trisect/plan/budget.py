@@ -123,6 +123,8 @@ def matrix_parameters(layer: LayerShape, component: str) -> int:
 
 def linears_of(layer: LayerShape, component: str) -> tuple[str, ...]:
     """The linear maps that a component of this layer is made of."""
+    if component not in layer.components:
+        return ()
     return tuple(name for name in LINEARS[component] if name != "gate" or layer.gated)
 
 
@@ -169,11 +171,13 @@ def cached_channels(layer: LayerShape) -> int:
 
 def bias_parameters(layer: LayerShape) -> int:
     """Bias elements of one layer's linear maps."""
-    inner = (layer.heads + layer.kv_heads) * layer.qk * layer.qk_bias
-    inner += layer.kv_heads * layer.vo * layer.v_bias
     mlps = layer.experts or 1
-    inner += mlps * (2 if layer.gated else 1) * layer.mlp * layer.up_bias
-    return inner + layer.d_model * (layer.o_bias + mlps * layer.down_bias)
+    biases = {
+        "qk": (layer.heads + layer.kv_heads) * layer.qk * layer.qk_bias,
+        "ov": layer.kv_heads * layer.vo * layer.v_bias + layer.d_model * layer.o_bias,
+        "mlp": mlps * ((2 if layer.gated else 1) * layer.mlp * layer.up_bias + layer.d_model * layer.down_bias),
+    }
+    return sum(biases[component] for component in layer.components)
 
 
 def flops_of(layer: LayerShape, *, length: int, batch: int = 1) -> int:
@@ -190,7 +194,7 @@ def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> 
     """
     rows = batch * tokens
     return Flops(
-        projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov")),
+        projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov") + layer.whole),
         scores=2 * rows * context * layer.heads * (layer.qk + layer.vo),
         softmax=rows * context * layer.heads,
         mlp=2 * rows * matrix_parameters(layer, "mlp") // layer.mlps * layer.active_mlps,
@@ -335,8 +339,9 @@ class Costs:
         return width * _price(self.shape.layers[layer], component, self.unit, itemsize)
 
     def full(self, layer: int, component: str) -> int:
-        """Its cost as it is."""
-        return self.of(layer, component, self.shape.layers[layer].width(component))
+        """Its cost as it is; nothing where the layer has no such component."""
+        width = self.shape.layers[layer].width(component)
+        return self.of(layer, component, width) if width else 0
 
     def fixed(self, layer: int) -> int:
         """What a layer costs whatever its widths: norms, softmax, biases of outputs."""

@@ -15,6 +15,8 @@ from trisect.records.shapes import LayerShape, LayerWidths, ModelShape, widths_o
 
 MLP_STEPS = {8: 64, 16: 128, 32: 256}
 """Head step -> MLP step: what an MLP's GEMM tiles need beside heads of that step."""
+EXPERT_STEPS = {None: 8, 8: 32, 16: 64, 32: 128}
+"""The same for experts; grouped products of 16-bit numbers want rows of 16 bytes, so no width is quite exact."""
 
 MINIMUM_HEAD = 2
 MINIMUM_MLP = 1
@@ -59,6 +61,9 @@ class Grid:
 def grid_of(layer: LayerShape, component: str, *, align: int | None) -> Grid:
     """The widths `component` may take in this layer."""
     width = layer.width(component)
+    if component == "mlp" and layer.experts:
+        step = EXPERT_STEPS[align]
+        return Grid(width=width, step=step, minimum=min(step, width), nearest=True)
     if align is None:
         rotary = component == "qk" and layer.pairs > 0
         smallest = MINIMUM_MLP if component == "mlp" else MINIMUM_HEAD
@@ -243,7 +248,9 @@ def pose(
     """The problem of reaching `goal` in these parts of these layers (None: all)."""
     shape = costs.shape
     chosen = chosen_layers(layers, num_layers=len(shape.layers))
-    keys = tuple((layer, part) for layer in chosen for part in COMPONENTS if part in parts)
+    keys = tuple((layer, part) for layer in chosen for part in shape.layers[layer].components if part in parts)
+    if not keys:
+        raise TrisectError(f"None of the layers has {' or '.join(parts)} to narrow; name others with --parts.")
     full = sum(costs.full(*key) for key in keys)
     if isinstance(goal, Limit):
         fixed = costs.whole() - full

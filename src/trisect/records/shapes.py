@@ -1,6 +1,6 @@
 """Sizes of a model's layers: integers only, enough to count parameters, cache bytes and FLOPs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 COMPONENTS = ("qk", "ov", "mlp")
 
@@ -63,6 +63,11 @@ class LayerShape:
     """Pairs turn at rates of their own instead of the model's frequencies."""
     linears: tuple[LinearShape, ...] = ()
     """The linear maps that became two; empty for dense and narrow layers."""
+    # Not in the repr, which a model's fingerprint is made of: those of files that exist stay as they are.
+    components: tuple[str, ...] = field(default=COMPONENTS, repr=False)
+    """Those that can be narrowed; whatever else a layer has is left whole, and its widths are 0 or stay."""
+    whole: int = field(default=0, repr=False)
+    """Elements of the layer's matrices that are in no component; `other_parameters` counts them."""
 
     @property
     def mlps(self) -> int:
@@ -89,7 +94,7 @@ class ModelShape:
 
     layers: tuple[LayerShape, ...]
     other_parameters: int
-    """Embeddings, norms, heads: everything that is not a weight or bias of a decoder layer's projections."""
+    """Embeddings, norms, heads, layers left whole: everything that is no weight or bias of a component."""
     bytes_per_element: int
 
 

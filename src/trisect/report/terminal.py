@@ -69,13 +69,15 @@ def lost_shares(losses: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 def width_change(before: ModelShape, after: ModelShape, *, component: str) -> str:
     """E.g. "head 64 -> 48", or "head 64 -> 32..48" where the layers differ."""
-    was = _span(layer.width(component) for layer in before.layers)
-    now = _span(layer.width(component) for layer in after.layers)
+    was = _span(layer.width(component) for layer in before.layers if component in layer.components)
+    now = _span(layer.width(component) for layer in after.layers if component in layer.components)
     return f"{WIDTH_NAMES[component]} {was}" + (f" -> {now}" if now != was else "")
 
 
 def _span(widths: Iterable[int]) -> str:
     found = sorted(set(widths))
+    if not found:
+        return "left whole"
     return str(found[0]) if len(found) == 1 else f"{found[0]}..{found[-1]}"
 
 
@@ -86,6 +88,8 @@ def kept_shares(before: ModelShape, after: ModelShape) -> dict[str, list[float]]
 
 
 def _kept(old: LayerShape, new: LayerShape, component: str) -> float:
+    if component not in old.components:
+        return 1.0
     if new.linears:
         return matrix_parameters(new, component) / matrix_parameters(old, component)
     return new.width(component) / old.width(component)
