@@ -291,7 +291,7 @@ def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
 
 
 def observe_experts(view: ExpertView, accumulator: Accumulator) -> list[Any]:
-    """Hooks that show every expert's own accumulator what its tokens make of it.          [math.md X-1, X-2]"""
+    """Hooks that show every expert's own accumulator what its tokens make of it.          [math.md G-1, G-2]"""
     noted: dict[str, Any] = {}
 
     def note(name: str) -> Callable[..., None]:
