@@ -11,13 +11,12 @@ import pytest
 from compare_recipes import write_recipe
 
 from tiny_models import tiny
-from trisect.bench.rows import to_csv
 from trisect.cli import main
 from trisect.compare import Folder, load_recipe, write_results
 from trisect.compare.measure import chosen_weights, count
-from trisect.compare.outcomes import CellOutcome, ModelOutcome, measurements, outcomes_of
+from trisect.compare.outcomes import CellOutcome, ModelOutcome, outcomes_of
 from trisect.compare.recipe import Drawing
-from trisect.compare.results import diagnostics, draw, page
+from trisect.compare.results import diagnostics, draw, page, to_csv
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
 from trisect.models import shape_of
@@ -97,7 +96,7 @@ def test_tasks_have_columns_and_a_mean(finished: Path) -> None:
     assert "| 25%: piqa | 25%: lambada | 25%: mean accuracy |" in text
     assert row(text, "dense")[4:7] == ["0.8000", "0.6000", "0.7000"]
     assert row(text, "clover qk,ov")[4:7] == ["**0.7000**", "**0.5000**", "**0.6000**"]
-    lines = list(csv.DictReader(io.StringIO(to_csv(measurements([model_outcome(finished)])))))
+    lines = list(csv.DictReader(io.StringIO(to_csv([model_outcome(finished)]))))
     assert [line["data"] for line in lines if line["metric"] == "accuracy"] == ["piqa", "lambada"] * 3
 
 
@@ -142,7 +141,7 @@ def test_a_damaged_receipt_is_refused_on_one_line(finished: Path, change: dict[s
 
 def test_the_csv_holds_every_number(finished: Path) -> None:
     (model,) = models = outcomes_of(load_recipe("small.yaml"), Folder(path=finished))
-    lines = list(csv.DictReader(io.StringIO(to_csv(measurements(models)))))
+    lines = list(csv.DictReader(io.StringIO(to_csv(models))))
     assert len(lines) == 2 * 11 + 1  # two texts for each cell, one line for the one that failed
     assert "out of reach" in lines[-1]["error"]
     found = {(line["method"], line["ratio"], line["data"]): line for line in lines}

@@ -1,5 +1,7 @@
 """The files of a recipe's results: one table per model, the paper's diagnostic, a CSV and figures."""
 
+import csv
+import io
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,8 +9,8 @@ from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
 
-from trisect.bench.rows import markdown, to_csv
-from trisect.compare.outcomes import CellOutcome, Folder, ModelOutcome, Row, measurements, outcomes_of
+from trisect.bench.rows import markdown
+from trisect.compare.outcomes import COLUMNS, CellOutcome, Folder, ModelOutcome, Row, measurements, outcomes_of
 from trisect.compare.recipe import Drawing, Recipe
 from trisect.support.files import atomic_write_bytes
 from trisect.support.plots import Bar, Chart, Figure, Groups, Point, Series, drawn
@@ -27,7 +29,7 @@ def write_results(recipe: Recipe, folder: Folder, source: Path, *, figures: bool
     files = {
         "recipe.yaml": source.read_bytes(),
         "table.md": page(recipe, models).encode(),
-        "table.csv": to_csv(measurements(models)).encode(),
+        "table.csv": to_csv(models).encode(),
     }
     if figures:
         pictures = draw(recipe, models)
@@ -40,6 +42,15 @@ def write_results(recipe: Recipe, folder: Folder, source: Path, *, figures: bool
     for path in changed:
         atomic_write_bytes(path, paths[path])
     return changed
+
+
+def to_csv(models: Sequence[ModelOutcome]) -> str:
+    """One line per number."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(measurements(models))
+    return out.getvalue()
 
 
 def page(recipe: Recipe, models: Sequence[ModelOutcome]) -> str:
