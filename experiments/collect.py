@@ -16,7 +16,7 @@ from tables import RESULTS, ROOT, keep_row, write_rows
 
 from trisect.bench.rows import related
 from trisect.compare import Folder, load_recipe
-from trisect.compare.outcomes import outcomes_of
+from trisect.compare.results import outcomes_of
 from trisect.support.checks import read_json
 
 RECIPES = ROOT / "experiments" / "recipes"

@@ -8,7 +8,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,7 +157,7 @@ def has_matplotlib() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def need_matplotlib(instead: str = "--no-figures for the tables alone") -> None:
+def need_matplotlib(instead: str) -> None:
     """Refuse where figures cannot be drawn, with what to install and what to type instead."""
     if not has_matplotlib():
         raise TrisectError(f"Figures need matplotlib: pip install 'trisect[plots]', or {instead}.")
@@ -199,14 +199,6 @@ def png(figure: Figure) -> bytes:
     out = io.BytesIO()
     _save(_draw(figure), out, style=STYLE, format="png", dpi=DPI, metadata={"Software": None})
     return out.getvalue()
-
-
-def drawn(figures: Iterable[Figure]) -> dict[str, bytes]:
-    """File name -> SVG."""
-    found = {file_name(figure.name): figure for figure in figures}
-    if found:
-        need_matplotlib()
-    return {name: f"{svg(figure)}\n".encode() for name, figure in found.items()}
 
 
 def file_name(text: str) -> str:
