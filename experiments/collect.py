@@ -1,4 +1,4 @@
-"""One file of rows per experiment, from the folders that `trisect compare` and `trisect bench` leave.
+"""One file of rows per experiment, from the folders that `trisect compare` and benchmarks/h200.py leave.
 
     python experiments/collect.py                  # every recipe that has cells in experiments/results/NAME
     python experiments/collect.py --bench OUT      # rows of benchmarks/h200.py -> bench-h200.json
@@ -14,9 +14,9 @@ from typing import Any
 
 from tables import RESULTS, ROOT, keep_row, write_rows
 
-from trisect.bench.rows import Rows, related
+from trisect.bench.rows import related
 from trisect.compare import Folder, load_recipe
-from trisect.compare.outcomes import outcomes_of
+from trisect.compare.results import outcomes_of
 from trisect.support.checks import read_json
 
 RECIPES = ROOT / "experiments" / "recipes"
@@ -31,9 +31,8 @@ def main() -> None:
     parser.add_argument("--calibration", help="what the models with scores were calibrated on")
     given = parser.parse_args()
     if given.bench:
-        raw = Rows.open(given.bench / "rows.json")
-        common = {key: value for key, value in raw.to_dict().items() if key != "rows"}
-        write_rows("bench-h200.json", related(raw.rows), **common)
+        common = read_json(given.bench / "rows.json")
+        write_rows("bench-h200.json", related(common.pop("rows")), **common)
     elif given.tasks:
         for path in sorted(given.tasks.glob("*.json")):
             keep_row("tasks.json", _scores(path, given.calibration))

@@ -10,6 +10,7 @@ is the device's; on a CPU (cost_growth.py) both are the process's, the peak coun
 
 import argparse
 import gc
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,16 @@ from typing import Any
 import torch
 import transformers
 from accelerate import init_empty_weights
-from tables import keep_row
+from tables import ROOT, keep_row
 
-from trisect.bench.random_models import fill
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models.streamed import LayerStore, constant, empty, layers_of, move_rest
 from trisect.pipeline.run import compress
 from trisect.support.receipt import build_receipt
+
+sys.path.append(str(ROOT / "benchmarks"))
+from random_models import fill  # noqa: E402
 
 SHAPES: dict[str, dict[str, int]] = {
     "llama-3.1-8b": {
