@@ -37,7 +37,7 @@ from trisect.pipeline.run import (
 from trisect.plan import Plan
 from trisect.report.summary import Summary, summarise
 from trisect.support.clock import timing
-from trisect.support.quiet import quiet_transformers
+from trisect.support.with_transformers import quiet_transformers
 
 Calibration = str | Sequence[str] | CalibrationConfig | Tensor | Tokens
 """A name or a text file, or several; a record with more settings; or token ids (windows, length)."""

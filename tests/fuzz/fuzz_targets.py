@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from trisect.calibrate import load_moments, read_info
 from trisect.compare import load_recipe
 from trisect.config import load_config
-from trisect.data.files import read_file
+from trisect.data.read import read_file
 from trisect.errors import TrisectError
 from trisect.models.checkpoint import load_model, read_shape
 from trisect.plan import Plan, apply_plan, read_curves, read_latency

@@ -13,9 +13,8 @@ from trisect.compare.measure import ModelRun, chosen_weights
 from trisect.compare.outcomes import Folder
 from trisect.compare.recipe import Cell, DerivedText, Recipe, WrittenText, allocation, cells_of
 from trisect.data import REGISTRY_MODELS
-from trisect.data.catalogue import BUILTIN, DATASETS
+from trisect.data.catalogue import BUILTIN, DATASETS, cache_folder
 from trisect.data.load import parse_mixture
-from trisect.data.registry import cache_folder
 from trisect.errors import TrisectError, check_names
 from trisect.methods import get_method
 from trisect.models import load_model, read_shape

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from trisect.config.record import check_choices, option, record
+from trisect.config.settings import check_choices, option, record
 from trisect.errors import TrisectError, unknown_name
 from trisect.records.shapes import COMPONENTS
 
