@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from trisect.calibrate import Progress, collect, fisher_information
@@ -34,16 +35,23 @@ from trisect.plan.ranks import (
 from trisect.records.parts import COMPONENTS, Factored
 from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
 from trisect.support import distributed
-from trisect.support.checks import read_json, shown
+from trisect.support.checks import read_json, shown, validated
 from trisect.support.files import write_json
 
-ROW = ("layer", "map", "share", "perplexity")
+
+class Sensitivity(BaseModel, strict=True):
+    """A row of a file: the perplexity with one linear map alone cut to a share of its parameters."""
+
+    layer: int
+    map: str
+    share: float = Field(gt=0, lt=1)
+    perplexity: float
 
 
 def write_sensitivities(path: str | Path, curves: Mapping[Key, Curve], made_of: Mapping[str, str]) -> None:
     """One row per map and share, and what they were measured on."""
     rows = [
-        dict(zip(ROW, (*key, share, perplexity), strict=True))
+        dict(zip(Sensitivity.model_fields, (*key, share, perplexity), strict=True))
         for key, curve in curves.items()
         for share, perplexity in curve.items()
     ]
@@ -66,21 +74,12 @@ def read_sensitivities(
             )
     curves: dict[Key, dict[float, float]] = {}
     for number, row in enumerate(rows):
-        layer, name, share, perplexity = _checked(row, where=f"{path}, row {number}")
-        curves.setdefault((layer, name), {})[share] = perplexity
+        found = validated(Sensitivity, row, where=f"{path}, row {number}")
+        curves.setdefault((found.layer, found.map), {})[found.share] = found.perplexity
     for key in needed:
         if key not in curves:
             raise TrisectError(f"{path} has no sensitivities of {key[1]} in layer {key[0]}; name a new file.")
     return {key: curves[key] for key in needed}
-
-
-def _checked(row: Any, *, where: str) -> tuple[int, str, float, float]:
-    values: list[Any] = [row.get(name) for name in ROW] if isinstance(row, dict) else [None] * len(ROW)
-    layer, name, share, perplexity = values
-    numbers = all(type(value) in (int, float) for value in (share, perplexity))
-    if type(layer) is not int or not isinstance(name, str) or not numbers or not 0 < share < 1:
-        raise TrisectError(f"{where}: rows have {', '.join(ROW)}, not {shown(row)}.")
-    return layer, name, float(share), float(perplexity)
 
 
 KEPT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)

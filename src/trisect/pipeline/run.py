@@ -349,7 +349,7 @@ def compress_within(
             inside[:] = [trial]  # later trials inside the bound are smaller ones
         return rise
 
-    found = smallest_within(
+    _, trials = smallest_within(
         planner_for(problem, config.allocate, loss_curves),
         measure,
         bound=bound,
@@ -360,7 +360,7 @@ def compress_within(
     inside[0].receipt["target"] = {
         "max_ppl_increase": str(goal),
         "held_out": {"windows": len(testing.ids), "hash": testing.hash, "perplexity": dense.perplexity},
-        "trials": [trial.to_dict() for trial in found.trials],
+        "trials": [trial.to_dict() for trial in trials],
     }
     return inside[0]
 
