@@ -5,8 +5,8 @@ defaults; that order is typer's, whose `default_map` is filled here. Values are 
 have been typed, so that both are checked alike.
 """
 
-import ast
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
@@ -147,25 +147,26 @@ def _completed(parameter: Parameter) -> Parameter:
 
 
 SOURCES = Path(__file__).resolve().parents[1]
-DATA_TABLES = ("BUILTIN", "SYNTHETIC", "DATASETS")
 
 
 def method_names() -> list[str]:
     """Of `trisect.methods.METHODS`, without importing torch at every Tab: constants made by a call with a name."""
-    constants = [entry for path in sorted((SOURCES / "methods").glob("*.py")) for entry in _constants(path)]
-    return [name for _, value in constants if isinstance(value, ast.Call) and (name := _name_in(value))]
+    made = r'^[A-Z0-9_]+ = \w+\(\s*(?:[A-Z0-9_]+,\s*)?(?:name=)?"([^"]+)"'
+    texts = [path.read_text(encoding="utf-8") for path in sorted((SOURCES / "methods").glob("*.py"))]
+    return [name for text in texts for name in re.findall(made, text, re.MULTILINE)]
 
 
 def table_names(path: str, constant: str) -> list[str]:
-    """The texts in a constant of a source file: the keys of a dictionary, or the entries of a tuple."""
-    value = dict(_constants(SOURCES / path))[constant]
-    nodes = value.keys if isinstance(value, ast.Dict) else getattr(value, "elts", [value])
-    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    """The keys of a dictionary in a source file, or the text of a constant."""
+    _, _, value = (SOURCES / path).read_text(encoding="utf-8").partition(f"\n{constant}")
+    head, _, table = value.partition("\n")
+    keys = re.findall(r'^    "([^"]+)":', table.partition("\n}")[0], re.MULTILINE)
+    return keys if head.endswith("{") else re.findall(r'"([^"]+)"', head)
 
 
 def data_names() -> list[str]:
     """Texts that are known by name."""
-    return [name for table in DATA_TABLES for name in table_names("data/catalogue.py", table)]
+    return [name for table in ("BUILTIN", "SYNTHETIC", "DATASETS") for name in table_names("data/catalogue.py", table)]
 
 
 NAMES: dict[str, Callable[[], list[str]]] = {
@@ -181,31 +182,13 @@ NAMES: dict[str, Callable[[], list[str]]] = {
 """What shells complete, by the name of an option, besides the words in its metavar."""
 
 
-def _constants(path: Path) -> Iterator[tuple[str, ast.expr]]:
-    """Assignments to NAMES at the top of a module."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        value = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and target.id.isupper() and value is not None:
-            yield target.id, value
-
-
-def _name_in(call: ast.Call) -> str | None:
-    """`name=` of a call, else its first argument where that is a text."""
-    first = next(iter([word.value for word in call.keywords if word.arg == "name"] or call.args), None)
-    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
-
-
-CALIBRATION = "calibration"
-
-
 def read_options(context: typer.Context, path: Path | None) -> Path | None:
     """The callback of --config: gives the verb's options the file's values as defaults."""
     if path is None or context.resilient_parsing:
         return path
     parameters = by_key(context.command.params)
     found: dict[str, Any] = {}
-    for key, value in _entries(path, nested=CALIBRATION in parameters):
+    for key, value in _entries(path, nested=SOURCE in parameters):
         if key not in parameters:
             raise _unknown(path, key, context)
         if found.setdefault(key, value) != value:
@@ -222,12 +205,10 @@ def by_key(parameters: Iterable[Any]) -> dict[str, Any]:
 
 
 def takes_many(parameter: Any) -> bool:
-    """Whether an option may be repeated, or an argument has several words."""
     return bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1
 
 
 def is_flag(parameter: Any) -> bool:
-    """Whether an option is switched on by its name alone."""
     return bool(getattr(parameter, "is_flag", False))
 
 
@@ -262,9 +243,9 @@ def _entries(path: Path, *, nested: bool) -> Iterator[tuple[str, Any]]:
     if len(options) != len(data):
         raise TrisectError(f"{path} has a key once with dashes and once with underscores; keep one.")
     for key, value in options.items():
-        if nested and key == CALIBRATION and isinstance(value, dict):
+        if nested and key == SOURCE and isinstance(value, dict):
             for inner, setting in value.items():
-                yield CALIBRATION if inner == "source" else inner.replace("-", "_"), setting
+                yield SOURCE if inner == "source" else inner.replace("-", "_"), setting
         else:
             yield key, value
 

@@ -86,7 +86,6 @@ def _curves(model: str, config: CompressConfig, path: Path | None, loading: Load
     """From their file; one that does not exist yet is measured and written, as `compress` does."""
     from trisect.calibrate.texts import prepare
     from trisect.methods import get_method
-    from trisect.methods.method import options_of
     from trisect.pipeline.loss_curves import curves_for
     from trisect.plan import read_curves
     from trisect.plan.allocate import CURVED
@@ -105,9 +104,8 @@ def _curves(model: str, config: CompressConfig, path: Path | None, loading: Load
     with screen.progress() as report:
         prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
     screen.say(prepared.line(), *prepared.notes)
-    method = options_of(config)
     with screen.progress() as report:
-        return curves_for(loaded.model, config, prepared.tokens, options=method, path=path, progress=report)
+        return curves_for(loaded.model, config, prepared.tokens, path=path, progress=report)
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
