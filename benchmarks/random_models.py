@@ -23,8 +23,6 @@ from trisect.bench.sweep import original_config
 from trisect.config import CompressConfig
 from trisect.decode import prepare_for_inference
 from trisect.errors import TrisectError, check_names, unknown_name
-from trisect.methods import get_method
-from trisect.methods.method import options_of
 from trisect.models import LayerView, family_for, layer_views, mark_compressed, shape_of
 from trisect.models.compressed import compressed_class
 from trisect.models.families import FAMILIES, PREFIX
@@ -154,9 +152,7 @@ def narrow_shape(dense: ModelShape, *, ratio: float, align: int | None) -> Model
 def factored_shape(dense: ModelShape, *, ratio: float, align: int | None) -> ModelShape:
     """The ranks that `trisect compress --method svd-llm` plans."""
     config = CompressConfig(ratio=ratio, method=FACTORED, align=align, allocate="uniform")
-    options = options_of(config)
-    plan = linear_plan(dense, get_method(FACTORED), config, None, options=options, progress=None)
-    return apply_plan(dense, plan)
+    return apply_plan(dense, linear_plan(dense, config))
 
 
 def shape_of_widths(dense: ModelShape, text: str) -> ModelShape:

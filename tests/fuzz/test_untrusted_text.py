@@ -11,7 +11,7 @@ from fuzz_damage import BOMB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trisect.config import load_config, parse_layers
+from trisect.config import parse_layers, read_mapping
 from trisect.errors import TrisectError
 from trisect.support.checks import LARGEST_YAML, parse_json, parse_yaml, read_json, shown
 
@@ -104,13 +104,13 @@ def test_yaml_that_means_trouble_is_refused(text: str, message: str) -> None:
 def test_a_bomb_in_a_run_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(BOMB)
     with pytest.raises(TrisectError, match=r"run\.yaml"):
-        load_config(tmp_path / "run.yaml")
+        read_mapping(tmp_path / "run.yaml")
 
 
 def test_files_that_are_too_large_or_no_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("#" * (LARGEST_YAML + 1))
     with pytest.raises(TrisectError, match="more than"):
-        load_config(tmp_path / "run.yaml")
+        read_mapping(tmp_path / "run.yaml")
     for path in (tmp_path, tmp_path / "none", Path("/dev/zero"), tmp_path / "a\0b"):
         with pytest.raises(TrisectError, match="no such file"):
             read_json(path)

@@ -82,7 +82,7 @@ def test_parameters_removed_are_what_the_plan_promised(method: str, name: str) -
     if not record.linear:
         plan = plan_for(before, config)
     elif record.allocate == "uniform":
-        plan = ranks.linear_plan(before, record, config, None, options=Options(), progress=None)
+        plan = ranks.linear_plan(before, config)
     else:
         plan = result.plan  # only a search can tell
     promised = budget_of(apply_plan(before, plan))

@@ -8,7 +8,7 @@ import typer
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Device, Json, Model, TrustRemoteCode, option
-from trisect.config.record import RUNNING
+from trisect.config.settings import RUNNING
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:

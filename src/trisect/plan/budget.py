@@ -262,18 +262,9 @@ class LatencyTable:
 
     def to_dict(self) -> dict[str, Any]:
         """One row per point, ready for JSON; `read_latency` reads it."""
-        rows = [
-            {
-                "component": component,
-                "d_model": d_model,
-                "heads": heads,
-                "kv_heads": kv_heads,
-                "width": width,
-                "seconds": seconds,
-            }
-            for (component, d_model, heads, kv_heads), points in self.seconds.items()
-            for width, seconds in points.items()
-        ]
+        names = ("component", "d_model", "heads", "kv_heads", "width", "seconds")
+        tables = self.seconds.items()
+        rows = [dict(zip(names, (*key, *point), strict=True)) for key, points in tables for point in points.items()]
         header = {"device": self.device, "dtype": self.dtype, "workload": dict(self.workload)}
         return {**header, "entries": rows}
 

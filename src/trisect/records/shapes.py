@@ -11,6 +11,8 @@ INPUTS = {"q": "x", "k": "x", "v": "x", "o": "a", "gate": "up", "up": "up", "dow
 """Linear map -> its input's name in the moments: x attention, a heads' outputs, up MLP, down neurons."""
 
 
+STRICT = {"strict": True, "extra": "forbid"}
+"""How pydantic reads a record from a file: no text for a number, nothing besides its fields."""
 WIDTH_FIELDS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
 """Component -> the field that holds its width in the records below."""
 
@@ -19,6 +21,7 @@ WIDTH_FIELDS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
 class LinearShape:
     """A linear map that was replaced by two."""
 
+    __pydantic_config__ = STRICT
     name: str
     rank: int
     """Per group."""
@@ -102,6 +105,7 @@ class ModelShape:
 class LayerWidths:
     """The inner widths a layer is to have (or has)."""
 
+    __pydantic_config__ = STRICT
     qk: int
     pairs: int
     vo: int

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trisect.data.registry import REGISTRY_MODELS
+from trisect.data.catalogue import REGISTRY_MODELS
 from trisect.errors import TrisectError
 from trisect.plan.budget import budget_of, compare
 from trisect.plan.curves import Curves
