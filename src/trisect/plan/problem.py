@@ -57,7 +57,8 @@ def grid_of(layer: LayerShape, component: str, *, align: int | None) -> Grid:
     """The widths `component` may take in this layer."""
     width = layer.width(component)
     if component == "mlp" and layer.experts:
-        step = EXPERT_STEPS[align]
+        # Eight points or more: small experts would have nowhere to go on a grid made for large ones.
+        step = min(EXPERT_STEPS[align], max(EXPERT_STEPS[None], 1 << (width // 8).bit_length() - 1))
         return Grid(width=width, step=step, minimum=min(step, width), nearest=True)
     if align is None:
         rotary = component == "qk" and layer.pairs > 0
