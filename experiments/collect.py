@@ -3,6 +3,7 @@
     python experiments/collect.py                  # every recipe that has cells in experiments/results/NAME
     python experiments/collect.py --bench OUT      # rows of benchmarks/h200.py -> bench-h200.json
     python experiments/collect.py --tasks OUT --calibration wikitext-2   # OUT/METHOD.json of device_tasks.py
+    python experiments/collect.py --demo FILE      # what `trisect demo --json FILE` wrote -> demo.json
 
 Folders below experiments/results are not committed, the files beside them are; the documents read only those.
 """
@@ -18,6 +19,7 @@ from trisect.bench.rows import related
 from trisect.compare import Folder, load_recipe
 from trisect.compare.results import outcomes_of
 from trisect.support.checks import read_json
+from trisect.support.files import write_json
 
 RECIPES = ROOT / "experiments" / "recipes"
 KEPT = ("seed", "token_hash", "date", "commit", "versions", "hardware")
@@ -29,8 +31,12 @@ def main() -> None:
     parser.add_argument("--bench", type=Path, metavar="OUT", help="folder with rows.json")
     parser.add_argument("--tasks", type=Path, metavar="OUT", help="folder with scores")
     parser.add_argument("--calibration", help="what the models with scores were calibrated on")
+    parser.add_argument("--demo", type=Path, metavar="FILE", help="the demo's measurement")
     given = parser.parse_args()
-    if given.bench:
+    if given.demo:
+        kept = {key: value for key, value in read_json(given.demo).items() if key not in ("plan", "losses")}
+        write_json(RESULTS / "demo.json", kept)
+    elif given.bench:
         common = read_json(given.bench / "rows.json")
         write_rows("bench-h200.json", related(common.pop("rows")), **common)
     elif given.tasks:

@@ -55,6 +55,7 @@ def blocks() -> tables.Blocks:
         "headline": trust_tables.headline_table,
         "results-spread": trust_tables.spread_table,
         "calibration-texts": trust_tables.texts_table,
+        "few-tokens": trust_tables.few_table,
     }
     for module in MODULES:
         made |= module.TABLES
