@@ -24,6 +24,7 @@ LLAMA = {
     "head_dim": 16,
     "max_position_embeddings": 128,
 }
+MIXTURE = {"num_experts_per_tok": 2}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -62,6 +63,31 @@ LATENT = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
+MIXED = {
+    name: LATENT[name]
+    for name in (
+        "first_k_dense_replace",
+        "moe_intermediate_size",
+        "n_routed_experts",
+        "num_experts_per_tok",
+        "n_shared_experts",
+        "n_group",
+        "topk_group",
+    )
+}
+QUARTER_ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_conv_kernel_dim": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "num_experts": 4,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+
 
 def _mistral3() -> Any:
     text = transformers.Ministral3Config(**{**LLAMA, "num_hidden_layers": 2})
@@ -88,6 +114,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **{**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 1},
         original_max_position_embeddings=16,
         rope_parameters={k: list(v) if isinstance(v, list) else v for k, v in LONGROPE.items()},
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(**LLAMA, **MIXTURE, num_local_experts=4),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **LLAMA, **MIXTURE, num_experts=4, moe_intermediate_size=24, mlp_only_layers=[1]
+    ),
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+        **LLAMA, **MIXTURE, num_experts=4, moe_intermediate_size=24, shared_expert_intermediate_size=48
     ),
     "mpt": lambda: transformers.MptConfig(vocab_size=VOCAB, d_model=48, n_layers=2, n_heads=3, max_seq_len=128),
     "mpt-clip": lambda: transformers.MptConfig(
@@ -152,7 +185,22 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "deepseek_v2": lambda: transformers.DeepseekV2Config(**LATENT),
     "glm4_moe_lite": lambda: transformers.Glm4MoeLiteConfig(**LATENT, mlp_layer_types=["dense", "sparse"]),
-    "gpt_oss": lambda: transformers.GptOssConfig(**EXPERTS, sliding_window=7),
+    "glm4_moe": lambda: transformers.Glm4MoeConfig(
+        **{**LLAMA, **MIXED}, use_qk_norm=True, rope_parameters=dict(QUARTER_ROTARY)
+    ),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(**{**LLAMA, **DELTA, **MIXTURE}, mlp_only_layers=[0]),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**{**LLAMA, **DELTA}),
+    "qwen3_5_moe": lambda: transformers.Qwen3_5MoeTextConfig(**{**LLAMA, **DELTA, **MIXTURE}),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        **{**LLAMA, "num_hidden_layers": 4},
+        layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"],
+        mamba_num_heads=4,
+        mamba_head_dim=8,
+        ssm_state_size=8,
+        n_groups=2,
+        chunk_size=16,
+    ),
+    "gpt_oss": lambda: transformers.GptOssConfig(**EXPERTS, sliding_window=7, rope_parameters=dict(YARN)),
     "gpt_oss-unbiased": lambda: transformers.GptOssConfig(
         **{**EXPERTS, "num_key_value_heads": 6},
         attention_bias=False,
@@ -220,7 +268,11 @@ def character_tokenizer(**special: str) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
 
 
-HYBRID = [name for name in CONFIGS if name.startswith(("lfm2", "gpt_oss", "deepseek", "glm4_moe"))]
+HYBRID = [
+    name
+    for name in CONFIGS
+    if name.startswith(("lfm2", "gpt_oss", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5", "nemotron_h"))
+]
 """Layers that lack a component, or attention of another kind: the family contract covers them."""
 PLAIN = [name for name in CONFIGS if name not in HYBRID]
 """QK, OV and MLP of plain matrices in every layer: what is tried on these holds for each of their maps."""

@@ -13,7 +13,7 @@ from trisect.errors import TrisectError
 from trisect.methods import METHODS
 from trisect.models import layer_views
 from trisect.pipeline.run import compress
-from trisect.pipeline.stored_moments import calibrate
+from trisect.pipeline.statistics import calibrate
 
 
 def relative_gap(model: torch.nn.Module, reference: torch.nn.Module, ids: Tensor) -> float:

@@ -24,7 +24,7 @@ from trisect.methods.method import Options, solve
 from trisect.models import layer_views, load_model, save_model, shape_of, zeros_of
 from trisect.pipeline import rank_search as ranks
 from trisect.pipeline.run import Compressed, compress
-from trisect.pipeline.stored_moments import calibrate
+from trisect.pipeline.statistics import calibrate
 from trisect.plan import apply_plan, budget_of, plan_for
 from trisect.records.parts import COMPONENTS
 from trisect.records.shapes import ModelShape
@@ -82,7 +82,7 @@ def test_parameters_removed_are_what_the_plan_promised(method: str, name: str) -
     if not record.linear:
         plan = plan_for(before, config)
     elif record.allocate == "uniform":
-        plan = ranks.linear_plan(before, record, config, None, options=Options(), progress=None)
+        plan = ranks.linear_plan(before, config)
     else:
         plan = result.plan  # only a search can tell
     promised = budget_of(apply_plan(before, plan))

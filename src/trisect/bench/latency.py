@@ -19,8 +19,7 @@ from trisect.config import DEFAULT_ALIGN
 from trisect.errors import TrisectError
 from trisect.kernels import rotate_qk
 from trisect.kernels.sdpa import sdpa
-from trisect.plan.budget import linear_sizes
-from trisect.plan.costs import REST, LatencyTable, key_of
+from trisect.plan.budget import REST, LatencyTable, key_of, linear_sizes
 from trisect.plan.problem import grid_of
 from trisect.records.shapes import LayerShape, ModelShape
 

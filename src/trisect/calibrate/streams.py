@@ -72,8 +72,8 @@ class TwoStreams:
         self.before = self.dense.hidden.copy()
         self.attention_out = States(place=self.before.place)
         self.mlp_out = States(place=self.before.place)
-        mlp = view.module("down") if "mlp" in view.components else None
-        with recording(view, accumulator), _keeping(view.mixer, self.attention_out), _keeping(mlp, self.mlp_out):
+        both = _keeping(view.mixer, self.attention_out), _keeping(view.mlp_output, self.mlp_out)
+        with recording(view, accumulator), both[0], both[1]:
             self.dense.advance(view, progress=progress, before=partial(self._announce, accumulator))
         found = accumulator.means(view.index)
         if "keys" in found and rates is not None and self.rotation is not None:
@@ -98,7 +98,8 @@ class TwoStreams:
             readings.append(PairGrams(view.pairs))
         accumulator = self._accumulator(view, names, readings)
         attended = States()
-        with recording(view, accumulator), _keeping(view.mixer, attended), _stopping(view, component != "mlp"):
+        attention_only = component in ("qk", "ov")
+        with recording(view, accumulator), _keeping(view.mixer, attended), _stopping(view, attention_only):
             for number, states in enumerate(self.narrow.hidden):
                 self._announce(accumulator, number)
                 attended.clear()

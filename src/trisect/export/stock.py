@@ -157,7 +157,9 @@ def stock_weights(model: Any, *, baked: bool = False) -> Stock:
             scale *= (turned / rotation.scaling) ** 2
         found = _norms(view, scale)
         found |= _qk(view.read_qk(), places, pairs, 1.0 if found else scale)
-        found |= _ov(view.read_ov(), 2 * pairs) | _mlp(view.read_mlp(), max(widths))
+        mlp = view.read_mlp()
+        assert isinstance(mlp, MLP)  # check_exportable knows no family with experts
+        found |= _ov(view.read_ov(), 2 * pairs) | _mlp(mlp, max(widths))
         tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in found.items()}
     return Stock(head_width=2 * pairs, mlp_widths=widths, rates=rotation.slots, tensors=tensors)
 

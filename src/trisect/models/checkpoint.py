@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from trisect.bundle import write_bundle, write_card
-from trisect.data.hub import hub_answers, short_patience
-from trisect.data.registry import REGISTRY_MODELS, fetch_model
+from trisect.data.catalogue import REGISTRY_MODELS, fetch_model
+from trisect.data.read import hub_answers, short_patience
 from trisect.errors import TrisectError
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
 from trisect.models.families import BUILT_IN, PREFIX, WRAPPERS, family_for
@@ -190,7 +190,13 @@ def original_shape(model: Any) -> ModelShape:
     """The shape before any compression."""
     now = shape_of(model)
     layers = tuple(
-        replace(shape, qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp, shared_output=False, linears=())
+        replace(
+            shape.with_widths(qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp),
+            experts=shape.experts + shape.dropped_experts,
+            dropped_experts=0,
+            shared_output=False,
+            linears=(),
+        )
         for shape, w in zip(now.layers, original_widths(model), strict=True)
     )
     return replace(now, layers=layers)

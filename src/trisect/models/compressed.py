@@ -123,7 +123,8 @@ def original_widths(model: Any) -> list[LayerWidths]:
 
 
 def _layer_entry(shape: LayerShape) -> dict[str, Any]:
-    flags = {name: True for name in ("shared_output", "folded") if getattr(shape, name)}
+    names = ("shared_output", "folded", "dropped_experts")
+    flags = {name: getattr(shape, name) for name in names if getattr(shape, name)}
     linears = {"linears": [asdict(linear) for linear in shape.linears]} if shape.linears else {}
     return {**asdict(widths_of(shape)), **flags, **linears}
 

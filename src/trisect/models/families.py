@@ -26,6 +26,21 @@ class Latent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertPaths:
+    """Where a layer that has a mixture of experts keeps them; other layers of the family have one MLP."""
+
+    routed: str = "mlp.experts"
+    """The module with the routed experts' weights, one 3-D tensor each; the module around it is the whole MLP."""
+    router: str = "mlp.gate"
+    shared: str | None = None
+    """The MLP that every token passes, its maps named as in the family's other MLPs."""
+    shared_gate: str | None = None
+    """A map to one number, whose sigmoid the shared expert's output is multiplied with."""
+    interleaved: bool = False
+    """Gate and up take turns in their tensor instead of lying side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """How the checkpoints of one architecture are laid out."""
 
@@ -44,6 +59,7 @@ class Family:
     gate: str | None = "mlp.gate_proj"
     """None without a gate; the same path as `up` when one projection holds [gate | up]."""
     down: str = "mlp.down_proj"
+    experts: ExpertPaths | None = None
     rotary: Literal["half", "adjacent"] | None = "half"
     """Which channels make a rotation pair: (i, i + n) of the rotated 2n, or (2i, 2i + 1)."""
     rotates: str | None = None
@@ -54,6 +70,9 @@ class Family:
     """Multi-head latent attention; config.rope_interleave, where there is one, decides about `rotary`."""
     norms: tuple[str, str] | None = None
     """Query and key RMS-norms between projection and rotation."""
+    whole: tuple[tuple[str, str], ...] = ()
+    """Components that the family's mathematics does not let narrow, each with the reason; where those are QK and
+    OV, attention stays the stock one."""
     mixer: str | None = None
     """What a layer without attention has in its place (Mamba, convolution, linear attention)."""
     scale: str = "scaling"
@@ -94,6 +113,14 @@ _RECORDS = (
     replace(LLAMA, name="helium", model="HeliumForCausalLM", rotary="adjacent"),
     replace(
         LLAMA, name="phi3", model="Phi3ForCausalLM", qkv=("qkv_proj",), up="mlp.gate_up_proj", gate="mlp.gate_up_proj"
+    ),
+    replace(LLAMA, name="mixtral", model="MixtralForCausalLM", experts=ExpertPaths()),
+    replace(LLAMA, name="qwen3_moe", model="Qwen3MoeForCausalLM", norms=("q_norm", "k_norm"), experts=ExpertPaths()),
+    replace(
+        LLAMA,
+        name="qwen2_moe",
+        model="Qwen2MoeForCausalLM",
+        experts=ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
     ),
     Family(
         name="mpt",
@@ -165,13 +192,73 @@ _RECORDS = (
         down="feed_forward.w2",
         dropout=None,
     ),
-    replace(LLAMA, name="gpt_oss", model="GptOssForCausalLM", sinks="sinks", short_table=True),
-    replace(LLAMA, name="deepseek_v2", model="DeepseekV2ForCausalLM", latent=Latent(), rotary="adjacent"),
-    replace(LLAMA, name="deepseek_v3", model="DeepseekV3ForCausalLM", latent=Latent()),
-    replace(LLAMA, name="glm4_moe_lite", model="Glm4MoeLiteForCausalLM", latent=Latent()),
+    replace(
+        LLAMA,
+        name="gpt_oss",
+        model="GptOssForCausalLM",
+        sinks="sinks",
+        short_table=True,
+        experts=ExpertPaths(router="mlp.router", interleaved=True),
+    ),
+    replace(
+        LLAMA,
+        name="deepseek_v2",
+        model="DeepseekV2ForCausalLM",
+        latent=Latent(),
+        rotary="adjacent",
+        experts=ExpertPaths(shared="mlp.shared_experts"),
+    ),
+    replace(
+        LLAMA,
+        name="deepseek_v3",
+        model="DeepseekV3ForCausalLM",
+        latent=Latent(),
+        experts=ExpertPaths(shared="mlp.shared_experts"),
+    ),
+    replace(
+        LLAMA,
+        name="glm4_moe_lite",
+        model="Glm4MoeLiteForCausalLM",
+        latent=Latent(),
+        experts=ExpertPaths(shared="mlp.shared_experts"),
+    ),
 )
 
-FAMILIES: dict[str, Family] = {record.name: record for record in _RECORDS}
+_GATED = replace(
+    LLAMA,
+    name="qwen3_next",
+    model="Qwen3NextForCausalLM",
+    mixer="linear_attn",
+    norms=("q_norm", "k_norm"),
+    whole=(("qk", "a norm over channels that do not rotate"), ("ov", "a gate on every channel in front of W_o")),
+    experts=ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
+)
+
+_HYBRIDS = (
+    _GATED,
+    replace(_GATED, name="qwen3_5_text", model="Qwen3_5ForCausalLM", experts=None),
+    replace(_GATED, name="qwen3_5_moe_text", model="Qwen3_5MoeForCausalLM"),
+    replace(
+        LLAMA,
+        name="glm4_moe",
+        model="Glm4MoeForCausalLM",
+        norms=("q_norm", "k_norm"),
+        experts=ExpertPaths(shared="mlp.shared_experts"),
+    ),
+    replace(
+        LLAMA,
+        name="nemotron_h",
+        model="NemotronHForCausalLM",
+        last_norm="norm_f",
+        attention="mixer",
+        up="mixer.up_proj",
+        gate=None,
+        down="mixer.down_proj",
+        rotary=None,
+    ),
+)
+
+FAMILIES: dict[str, Family] = {record.name: record for record in (*_RECORDS, *_HYBRIDS)}
 BUILT_IN = frozenset(FAMILIES)
 """Those of this table, and not of `register_family`."""
 

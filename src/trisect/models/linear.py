@@ -214,6 +214,13 @@ def weight_of(linear: Any) -> Tensor:
     return linear.weight.detach() if _stores_inputs_first(linear) else linear.weight.detach().T
 
 
+def matrices_of(module: Any) -> list[Tensor]:
+    """The weights of a projection, or of all routed experts; empty for modules that only hold others."""
+    if isinstance(getattr(module, "weight", None), Tensor):
+        return [module.weight] if module.weight.ndim > 1 else []
+    return [parameter for parameter in module.parameters(recurse=False) if parameter.ndim > 2]
+
+
 def bias_of(linear: Any) -> Tensor | None:
     return None if linear.bias is None else linear.bias.detach()
 

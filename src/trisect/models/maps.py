@@ -6,12 +6,14 @@ some. Modules are replaced, never changed inside, so that whoever holds the old 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.attention import Attention, latent_query, layout_of, own
+from trisect.models.experts import ExpertView
 from trisect.models.families import Family
 from trisect.models.linear import (
     QKV,
@@ -23,6 +25,7 @@ from trisect.models.linear import (
     factored_from,
     fused,
     gradient_of,
+    matrices_of,
     weight_of,
 )
 from trisect.records.parts import COMPONENTS, LINEARS, Factored, Linear
@@ -66,10 +69,14 @@ class LayerMaps:
 
     def why_whole(self, component: str) -> str | None:
         """Why a component is not narrowed in this layer; None where it is."""
-        if component == "mlp":
+        if component == "mlp" and self.experts is None:
             return None if self._find(self.family.down) is not None else "no MLP of plain matrices"
+        if component == "mlp":
+            return None
         if self.attention_module is None:
             return "no attention"
+        if component in dict(self.family.whole):
+            return dict(self.family.whole)[component]
         if component == "qk" and self.family.norms is not None and 2 * self.heads.pairs != self.heads.qk:
             return "a norm over channels that do not rotate"
         return None
@@ -80,6 +87,17 @@ class LayerMaps:
             return None if path is None else self.layer.get_submodule(path)
         except AttributeError:
             return None
+
+    @cached_property
+    def experts(self) -> ExpertView | None:
+        """The layer's mixture of experts; None where it has one MLP."""
+        paths = self.family.experts
+        return None if paths is None or self._find(paths.routed) is None else ExpertView(self.layer, paths)
+
+    @property
+    def mlp_output(self) -> nn.Module | None:
+        """The module whose output is what the MLP adds to the residual stream."""
+        return self._find(self.family.down) if self.experts is None else self.experts.block
 
     @property
     def attention_module(self) -> Any:
@@ -100,9 +118,13 @@ class LayerMaps:
         return module
 
     def own(self) -> Attention | None:
-        """Put the owned forward in place of the stock one: for recording, rewriting and decoding."""
+        """Put the owned forward in place of the stock one: for recording, rewriting and decoding.
+
+        None where there is no attention, or none that anything is done to.
+        """
         module = self.attention_module
-        return None if module is None else own(module, self.family, self.config)
+        stays = {"qk", "ov"} <= set(dict(self.family.whole))
+        return None if module is None or stays else own(module, self.family, self.config)
 
     @property
     def heads(self) -> HeadLayout:
@@ -121,8 +143,9 @@ class LayerMaps:
         return getattr(self.attention_module, "shared_output", False)
 
     def linears(self) -> tuple[str, ...]:
-        """Names of the maps this layer has."""
-        names = [name for component in self.components for name in LINEARS[component]]
+        """Names of the maps this layer has as modules; those of experts are none."""
+        components = [name for name in self.components if name != "mlp" or self.experts is None]
+        names = [name for component in components for name in LINEARS[component]]
         return tuple(name for name in names if name != "gate" or self.family.gate is not None)
 
     def linear(self, name: str) -> Linear:
@@ -152,10 +175,13 @@ class LayerMaps:
         return module.get_submodule(name) if isinstance(module, SplitLinear) else module
 
     def projections(self) -> list[Any]:
-        """The modules whose `weight` belongs to a linear map; a factored map has two."""
+        """The modules that hold the components' weights and nothing else; a factored map has two."""
         paths = dict.fromkeys(self._place(name).path for name in self.linears())
         inside = [module for path in paths for module in self.layer.get_submodule(path).modules()]
-        return [module for module in inside if isinstance(getattr(module, "weight", None), Tensor)]
+        if self.experts is not None:
+            shared = () if self.experts.shared is None else self.experts.shared.children()
+            inside += [self.experts.module, *shared]
+        return [module for module in inside if matrices_of(module)]
 
     def dense(self, name: str) -> Dense:
         """Weight and bias of a map that is not factored."""

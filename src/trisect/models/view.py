@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.models.families import family_for
-from trisect.models.linear import bias_of, refuse_nan, sizes_of
+from trisect.models.linear import bias_of, matrices_of, refuse_nan, sizes_of
 from trisect.models.maps import Dense, LayerMaps
 from trisect.models.rotary import HeadNorm, eps_of, from_canonical, loaded_rates, stored_rates, to_canonical
-from trisect.records.parts import COMPONENTS, MLP, OV, QK, Factored, Linear, Masked, Part, Solution
+from trisect.records.parts import COMPONENTS, MLP, OV, QK, Experts, Factored, Linear, Masked, Part, Solution
 from trisect.records.shapes import LayerShape, LinearShape
 
 log = logging.getLogger(__name__)
@@ -39,11 +39,10 @@ class LayerView(LayerMaps):
             whole=self._whole(),
             d_model=self.config.hidden_size,
             **self._latents(),
-            mlp=sizes_of(self.module("down"))[0] if "mlp" in self.components else 0,
             **sizes,
-            gated=self.family.gate is not None,
+            **self._mlp_sizes(),
             qk_bias="q" in biased,
-            **{f"{name}_bias": name in biased for name in ("v", "o", "up", "down")},
+            **{f"{name}_bias": name in biased for name in ("v", "o")},
             qk_norm=self.family.norms is not None,
             shared_output=self.shared_output,
             folded=getattr(self.attention_module, "rotary_rates", None) is not None,
@@ -57,9 +56,28 @@ class LayerView(LayerMaps):
         inputs = {"q_in": sizes_of(self.module("q"))[0], "kv_in": sizes_of(self.module("k"))[0]}
         return {**inputs, "rotated": self.heads.rotated}
 
+    def _mlp_sizes(self) -> dict[str, Any]:
+        experts = self.experts
+        if experts is None:
+            there = "mlp" in self.components
+            biased = {f"{name}_bias": there and bias_of(self.module(name)) is not None for name in ("up", "down")}
+            inter = sizes_of(self.module("down"))[0] if there else 0
+            return {"mlp": inter, "gated": self.family.gate is not None, **biased}
+        shared = 0 if experts.shared is None else experts.shared.down_proj.in_features // experts.width
+        return {
+            "mlp": experts.width,
+            "gated": experts.gated,
+            "experts": experts.count,
+            "dropped_experts": experts.dropped,
+            "top_k": experts.top_k,
+            "shared": shared,
+            "up_bias": experts.biased,
+            "down_bias": experts.biased,
+        }
+
     def _whole(self) -> int:
         """Elements of matrices that are in no component."""
-        inside = {id(module.weight) for module in self.projections()}
+        inside = {id(weight) for module in self.projections() for weight in matrices_of(module)}
         matrices = [module for module in self.layer.modules() if not isinstance(module, HeadNorm)]
         elements = [p for module in matrices for p in module.parameters(recurse=False) if id(p) not in inside]
         return sum(p.numel() for p in elements if p.ndim > 1)
@@ -69,9 +87,10 @@ class LayerView(LayerMaps):
         self._check_there(name)
         read: Callable[[], Part] | None = getattr(self, f"read_{name}") if name in COMPONENTS else None
         part = self.linear(name) if read is None else read()
-        for field, tensor in vars(part).items():
-            if isinstance(tensor, Tensor):
-                refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
+        for one in (part,) if not isinstance(part, Experts) else part.routed:
+            for field, tensor in vars(one).items():
+                if isinstance(tensor, Tensor):
+                    refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
         return part
 
     def _check_there(self, name: str) -> None:
@@ -108,7 +127,10 @@ class LayerView(LayerMaps):
         W_o = W_o.unflatten(0, (1 if self.shared_output else heads.heads, -1))
         return OV(W_v=W_v, W_o=W_o, b_v=b_v, b_o=b_o, heads=heads.heads)
 
-    def read_mlp(self) -> MLP:
+    def read_mlp(self) -> MLP | Experts:
+        """Up, gate and down; those of every expert where there are several."""
+        if self.experts is not None:
+            return self.experts.read()
         (W_up, b_up), (W_down, b_down) = self.dense("up"), self.dense("down")
         W_gate, b_gate = self.dense("gate") if "gate" in self.linears() else (None, None)
         return MLP(W_up=W_up, W_gate=W_gate, W_down=W_down, b_up=b_up, b_gate=b_gate, b_down=b_down)
@@ -132,6 +154,9 @@ class LayerView(LayerMaps):
             self._write_ov(part)
         elif isinstance(part, Linear):
             self.write_linear(part)
+        elif isinstance(part, Experts):
+            assert self.experts is not None
+            self.experts.write(part)
         else:
             maps: dict[str, Dense] = {"up": (part.W_up, part.b_up), "down": (part.W_down, part.b_down)}
             self.write_dense(maps if part.W_gate is None else {**maps, "gate": (part.W_gate, part.b_gate)})
@@ -151,11 +176,8 @@ class LayerView(LayerMaps):
                 W_o = torch.empty(1 if shape.shared_output else shape.heads, shape.vo, shape.d_model)
                 W_v, b_v = _resized(ov.W_v, shape.vo), _resized(ov.b_v, shape.vo)
                 self.write(replace(ov, W_v=W_v, b_v=b_v, W_o=W_o))
-            if shape.mlp != now.mlp:
-                mlp = self.read_mlp()
-                wide = ("W_up", "W_gate", "b_up", "b_gate")
-                changes = {name: _resized(getattr(mlp, name), shape.mlp) for name in wide}
-                self.write(replace(mlp, **changes, W_down=_resized(mlp.W_down, shape.mlp, dim=0)))
+            if (shape.mlp, shape.dropped_experts) != (now.mlp, now.dropped_experts):
+                self.write(self._blank_mlp(shape.mlp, dropped=shape.dropped_experts))
             for linear in shape.linears:
                 if linear not in now.linears:
                     self.check_factors(linear)
@@ -171,17 +193,34 @@ class LayerView(LayerMaps):
             rates=torch.empty(pairs) if shape.folded else None,
         )
 
+    def _blank_mlp(self, width: int, *, dropped: int) -> MLP | Experts:
+        if self.experts is not None:
+            return self.experts.blank(width, dropped=dropped)
+        mlp = self.read_mlp()
+        assert isinstance(mlp, MLP)
+        wide = ("W_up", "W_gate", "b_up", "b_gate")
+        changes = {name: _resized(getattr(mlp, name), width) for name in wide}
+        return replace(mlp, **changes, W_down=_resized(mlp.W_down, width, dim=0))
+
     def _blank_factors(self, linear: LinearShape) -> Factored:
         whole, groups, rank = self.linear(linear.name), linear.groups, linear.rank
         d_in, d_out = whole.W.shape
         A, B = torch.empty(d_in, groups * rank), torch.empty(groups, rank, d_out // groups)
         return Factored(name=linear.name, A=A, B=B, b=whole.b, cached=linear.cached, loss=0.0, total=0.0)
 
+    def _mlp_paths(self) -> list[str]:
+        """Modules of the MLP that writing replaces."""
+        f = self.family
+        if self.experts is None:
+            return [path for path in (f.gate, f.up, f.down) if path is not None]
+        paths = self.experts.paths
+        return [path for path in (paths.routed, paths.router, paths.shared) if path is not None]
+
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Whatever is written to the layer inside is taken back at the end."""
         attention = self.attention_module
-        before = {path: self._find(path) for path in (self.family.gate, self.family.up, self.family.down)}
+        before = {path: self._find(path) for path in self._mlp_paths()}
         kind, state = type(attention), {} if attention is None else dict(vars(attention))
         held = {name: dict(state[name]) for name in ("_modules", "_buffers", "_parameters") if name in state}
         try:
@@ -264,14 +303,15 @@ def left_whole(views: Sequence[LayerView], parts: Sequence[str] = COMPONENTS) ->
                 reasons.setdefault(reason, []).append(view.index)
         for reason, layers in reasons.items():
             found.setdefault((reason, tuple(layers)), []).append(part)
-    return [f"{', '.join(names)} of layers {_ranges(layers)}: {reason}" for (reason, layers), names in found.items()]
+    return [f"{', '.join(names)} of {_ranges(layers)}: {reason}" for (reason, layers), names in found.items()]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """E.g. "0-2, 5"."""
+    """E.g. "layers 0-2, 5"."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True))
+    spans = ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True))
+    return f"layer {spans}" if len(numbers) == 1 else f"layers {spans}"
 
 
 def _heads(dense: Dense, heads: int) -> Dense:
