@@ -194,7 +194,9 @@ def character_tokenizer(**special: str) -> Any:
 
 HYBRID = {"lfm2"}
 """Layers that lack a component, or attention of another kind: the family contract covers them."""
-PLAIN = [name for name in CONFIGS if name not in HYBRID]
+MIXTURES = {"mixtral", "qwen3_moe", "qwen2_moe"}
+"""Experts in place of one MLP."""
+PLAIN = [name for name in CONFIGS if name not in HYBRID | MIXTURES]
 """QK, OV and MLP of plain matrices in every layer: what is tried on these holds for each of their maps."""
 
 # MPT's stock attention has no SDPA path to compare with.
