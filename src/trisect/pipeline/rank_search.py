@@ -164,9 +164,13 @@ def linear_plan(
 
 
 def maps_of(method: LinearMethod, layer: LayerShape, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """The linear maps of a layer that a method changes, within the parts asked for."""
+    """The linear maps of a layer that a method changes, within the parts asked for.
+
+    Not those behind a latent: their inputs are not the hidden states that moments are of.
+    """
     names = [name for part in COMPONENTS if part in parts for name in linears_of(layer, part)]
-    return tuple(name for name in names if name in method.solvers)
+    behind = ("q", "k", "v") if layer.kv_in else ()
+    return tuple(name for name in names if name in method.solvers and name not in behind)
 
 
 def _ratio(method: LinearMethod, config: CompressConfig) -> float:

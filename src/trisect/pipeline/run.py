@@ -266,6 +266,11 @@ def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     if run.method.linear:
         return linear_plan(run.model, run.config, run.tokens, progress=run.progress, kept=curves)
     check_parts(run.method, run.config.parts)
+    if "qk" in run.config.parts and "x_energy" in run.method.reads["qk"] and any(x.kv_in for x in run.shape.layers):
+        raise TrisectError(
+            f"{run.method.name} weighs queries and keys by the hidden states, and here they are made of latents; "
+            "use --method a3, or --parts mlp."
+        )
     found = curves_for(run.model, run.config, run.tokens, path=curves, progress=run.progress)
     return plan_for(shape_of(run.model), run.config, found)
 

@@ -69,6 +69,12 @@ class LayerShape:
     # Not in the repr, which a model's fingerprint is made of: those of files that exist stay as they are.
     components: tuple[str, ...] = field(default=COMPONENTS, repr=False)
     """Those that can be narrowed; whatever else a layer has is left whole, and its widths are 0 or stay."""
+    rotated: int = field(default=0, repr=False)
+    """Rotated channels of a query head beside the `qk` ones, left whole; their key is shared by all heads (MLA)."""
+    q_in: int = field(default=0, repr=False)
+    """Channels that queries are made of where those are a latent; 0 where it is the model's width."""
+    kv_in: int = field(default=0, repr=False)
+    """The same for keys and values; the cache then holds this latent and the shared rotated key."""
     whole: int = field(default=0, repr=False)
     """Elements of the layer's matrices that are in no component; `other_parameters` counts them."""
 
