@@ -12,6 +12,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from torch import Tensor, nn
 
+from trisect.models import family_for
+
 VOCAB = 97
 SIZES = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 LLAMA = {
@@ -63,7 +65,7 @@ LATENT = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
-MIXED = {
+SPARSE = {
     name: LATENT[name]
     for name in (
         "first_k_dense_replace",
@@ -75,7 +77,7 @@ MIXED = {
         "topk_group",
     )
 }
-QUARTER_ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+HALF_ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_conv_kernel_dim": 2,
@@ -186,7 +188,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "deepseek_v2": lambda: transformers.DeepseekV2Config(**LATENT),
     "glm4_moe_lite": lambda: transformers.Glm4MoeLiteConfig(**LATENT, mlp_layer_types=["dense", "sparse"]),
     "glm4_moe": lambda: transformers.Glm4MoeConfig(
-        **{**LLAMA, **MIXED}, use_qk_norm=True, rope_parameters=dict(QUARTER_ROTARY)
+        **{**LLAMA, **SPARSE}, use_qk_norm=True, rope_parameters=dict(HALF_ROTARY)
     ),
     "qwen3_next": lambda: transformers.Qwen3NextConfig(**{**LLAMA, **DELTA, **MIXTURE}, mlp_only_layers=[0]),
     "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**{**LLAMA, **DELTA}),
@@ -274,7 +276,9 @@ HYBRID = [
     if name.startswith(("lfm2", "gpt_oss", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5", "nemotron_h"))
 ]
 """Layers that lack a component, or attention of another kind: the family contract covers them."""
-PLAIN = [name for name in CONFIGS if name not in HYBRID]
+MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is not None]
+"""Experts in place of one MLP."""
+PLAIN = [name for name in CONFIGS if name not in (*HYBRID, *MIXTURES)]
 """QK, OV and MLP of plain matrices in every layer: what is tried on these holds for each of their maps."""
 
 # MPT's and gpt-oss's stock attention have no SDPA path to compare with.

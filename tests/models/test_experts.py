@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tiny_models import logits, tiny, tokens
+from tiny_models import MIXTURES, logits, tiny, tokens
 from tolerances import assert_same_but_for_rounding, steps_of
 from trisect.calibrate import TwoStreams, collect
 from trisect.config import CompressConfig
@@ -23,7 +23,6 @@ from trisect.pipeline.run import compress
 from trisect.plan import budget_of
 from trisect.records.parts import MLP, Experts
 
-MIXTURES = ("mixtral", "qwen3_moe", "qwen2_moe")
 ROUNDING = {"rtol": 1e-4, "atol": 1e-7}  # norms and routers compute in float32 whatever the model is
 
 
@@ -96,19 +95,21 @@ def test_every_experts_target_and_rows_add_up_to_the_layers_own_regression(mixtu
         torch.testing.assert_close(found["mlp_target"] * count, cross, **ROUNDING)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", [name for name in MIXTURES if name != "deepseek_v3-plain-q"])  # all layers dense
 def test_each_expert_is_solved_as_the_mlp_it_is(name: str) -> None:
     model, ids = tiny(name), tokens(4, 40)
-    view, moments = next(collect(model, ids, lambda layer: frozenset({"mlp"})))
+    layers = collect(model, ids, lambda layer: frozenset({"mlp"}))
+    view, moments = next((view, moments) for view, moments in layers if view.experts is not None)
     part = view.part("mlp")
     assert isinstance(part, Experts)
-    found = solve_experts(a3.solve_mlp, part, moments, 16, Options()).part
+    width = part.width // 2
+    found = solve_experts(a3.solve_mlp, part, moments, width, Options()).part
     for number, (mlp, narrow) in enumerate(zip(part.routed, found.routed, strict=True)):
-        wanted = a3.solve_mlp(mlp, moments_of(moments, f"expert{number}"), 16, Options()).part
+        wanted = a3.solve_mlp(mlp, moments_of(moments, f"expert{number}"), width, Options()).part
         torch.testing.assert_close(narrow.W_down, wanted.W_down, rtol=0, atol=0)
     if part.shared is not None:
         assert found.shared is not None
-        assert found.shared.width * part.width == 16 * part.shared.width
+        assert found.shared.width * part.width == width * part.shared.width
 
 
 def test_an_expert_that_saw_nothing_is_chosen_by_its_weights_and_named() -> None:
@@ -149,7 +150,7 @@ def test_experts_are_dropped_exactly_where_the_objective_loses_least(mixture: An
     assert lost(solution.part.numbers) == pytest.approx(min(map(lost, possible)))
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "qwen2_moe"])
 def test_a_dropped_expert_is_one_that_the_router_never_chooses(name: str) -> None:
     """Reference: the stock model, whose router sees minus infinity for the same expert."""
     stock, model, ids = tiny(name), tiny(name), tokens(2, 20)

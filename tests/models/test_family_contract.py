@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BloomConfig
 
 from narrow_models import narrow
-from tiny_models import CONFIGS, SDPA, left_padded, logits, tiny, tokens
+from tiny_models import CONFIGS, MIXTURES, SDPA, left_padded, logits, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
 from trisect.calibrate import collect
 from trisect.methods import METHODS
@@ -88,7 +88,9 @@ def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None
             solver = METHODS["a3"].solvers[component]
             solver = partial(solve_experts, solver) if isinstance(part, Experts) else solver
             view.write(solver(part, moments, part.width, Options()).part)
-    torch.testing.assert_close(logits(model, ids), before, rtol=1e-7, atol=1e-7)
+    # Routers compute in float32 whatever the model is, and so their weights round.
+    tolerance = 1e-7 if name not in MIXTURES else 1e-5
+    torch.testing.assert_close(logits(model, ids), before, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", MIXABLE)

@@ -11,21 +11,6 @@ from trisect.errors import unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latent:
-    """Names inside attention whose keys and values come out of one latent per token (MLA)."""
-
-    q: tuple[str, str, str] = ("q_a_proj", "q_a_layernorm", "q_b_proj")
-    """To the queries' latent, its norm, and from there to the heads."""
-    plain_q: str = "q_proj"
-    """Instead of those, where queries have no latent."""
-    compress: str = "kv_a_proj_with_mqa"
-    """To [latent of keys and values | the rotated key that all heads share]."""
-    norm: str = "kv_a_layernorm"
-    kv: str = "kv_b_proj"
-    """From the latent to [key | value] of every head."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExpertPaths:
     """Where a layer that has a mixture of experts keeps them; other layers of the family have one MLP."""
 
@@ -38,6 +23,21 @@ class ExpertPaths:
     """A map to one number, whose sigmoid the shared expert's output is multiplied with."""
     interleaved: bool = False
     """Gate and up take turns in their tensor instead of lying side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Names inside attention whose keys and values come out of one latent per token (MLA)."""
+
+    q: tuple[str, str, str] = ("q_a_proj", "q_a_layernorm", "q_b_proj")
+    """To the queries' latent, its norm, and from there to the heads."""
+    plain_q: str = "q_proj"
+    """Instead of those, where queries have no latent."""
+    compress: str = "kv_a_proj_with_mqa"
+    """To [latent of keys and values | the rotated key that all heads share]."""
+    norm: str = "kv_a_layernorm"
+    kv: str = "kv_b_proj"
+    """From the latent to [key | value] of every head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,7 @@ class Wrapper:
     layers: str
 
 
+WITH_SHARED = ExpertPaths(shared="mlp.shared_experts")
 LLAMA = Family(name="llama", model="LlamaForCausalLM")
 
 _RECORDS = (
@@ -206,22 +207,10 @@ _RECORDS = (
         model="DeepseekV2ForCausalLM",
         latent=Latent(),
         rotary="adjacent",
-        experts=ExpertPaths(shared="mlp.shared_experts"),
+        experts=WITH_SHARED,
     ),
-    replace(
-        LLAMA,
-        name="deepseek_v3",
-        model="DeepseekV3ForCausalLM",
-        latent=Latent(),
-        experts=ExpertPaths(shared="mlp.shared_experts"),
-    ),
-    replace(
-        LLAMA,
-        name="glm4_moe_lite",
-        model="Glm4MoeLiteForCausalLM",
-        latent=Latent(),
-        experts=ExpertPaths(shared="mlp.shared_experts"),
-    ),
+    replace(LLAMA, name="deepseek_v3", model="DeepseekV3ForCausalLM", latent=Latent(), experts=WITH_SHARED),
+    replace(LLAMA, name="glm4_moe_lite", model="Glm4MoeLiteForCausalLM", latent=Latent(), experts=WITH_SHARED),
 )
 
 _GATED = replace(
@@ -238,13 +227,7 @@ _HYBRIDS = (
     _GATED,
     replace(_GATED, name="qwen3_5_text", model="Qwen3_5ForCausalLM", experts=None),
     replace(_GATED, name="qwen3_5_moe_text", model="Qwen3_5MoeForCausalLM"),
-    replace(
-        LLAMA,
-        name="glm4_moe",
-        model="Glm4MoeForCausalLM",
-        norms=("q_norm", "k_norm"),
-        experts=ExpertPaths(shared="mlp.shared_experts"),
-    ),
+    replace(LLAMA, name="glm4_moe", model="Glm4MoeForCausalLM", norms=("q_norm", "k_norm"), experts=WITH_SHARED),
     replace(
         LLAMA,
         name="nemotron_h",

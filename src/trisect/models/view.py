@@ -49,13 +49,6 @@ class LayerView(LayerMaps):
             linears=self.factored(),
         )
 
-    def _latents(self) -> dict[str, Any]:
-        """Sizes that only latent attention has."""
-        if self.family.latent is None or self.attention_module is None:
-            return {}
-        inputs = {"q_in": sizes_of(self.module("q"))[0], "kv_in": sizes_of(self.module("k"))[0]}
-        return {**inputs, "rotated": self.heads.rotated}
-
     def _mlp_sizes(self) -> dict[str, Any]:
         experts = self.experts
         if experts is None:
@@ -74,6 +67,13 @@ class LayerView(LayerMaps):
             "up_bias": experts.biased,
             "down_bias": experts.biased,
         }
+
+    def _latents(self) -> dict[str, Any]:
+        """Sizes that only latent attention has."""
+        if self.family.latent is None or self.attention_module is None:
+            return {}
+        inputs = {"q_in": sizes_of(self.module("q"))[0], "kv_in": sizes_of(self.module("k"))[0]}
+        return {**inputs, "rotated": self.heads.rotated}
 
     def _whole(self) -> int:
         """Elements of matrices that are in no component."""
