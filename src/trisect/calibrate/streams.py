@@ -228,8 +228,10 @@ def scale_last_norm(norm: nn.Module | None, streams: TwoStreams) -> float:
         sums = all_reduce(sums)
     energy = sums["energy"].item()
     factor = sums["cross"].item() / energy if energy > 0 else 1.0
-    for parameter in norm.parameters():
-        parameter.data = parameter.data * factor
+    offset = streams.views[0].family.norm_offset
+    for name, parameter in norm.named_parameters():
+        more = offset if name == "weight" else 0.0
+        parameter.data = (parameter.data + more) * factor - more
     return factor
 
 

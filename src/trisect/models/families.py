@@ -71,8 +71,11 @@ class Family:
     norms: tuple[str, str] | None = None
     """Query and key RMS-norms between projection and rotation."""
     whole: tuple[tuple[str, str], ...] = ()
-    """Components that the family's mathematics does not let narrow, each with the reason; where those are QK and
-    OV, attention stays the stock one."""
+    """Components of attention that the family's mathematics does not let narrow, each with the reason."""
+    norm_offset: float = 0.0
+    """What is added to the weights of all norms of the model: 1 in Gemma, whose norms store w - 1."""
+    output_gate: bool = False
+    """The query projection has [q | gate] head by head; what heads put out is multiplied by sigmoid(gate)."""
     mixer: str | None = None
     """What a layer without attention has in its place (Mamba, convolution, linear attention)."""
     scale: str = "scaling"
@@ -219,7 +222,9 @@ _GATED = replace(
     model="Qwen3NextForCausalLM",
     mixer="linear_attn",
     norms=("q_norm", "k_norm"),
-    whole=(("qk", "a norm over channels that do not rotate"), ("ov", "a gate on every channel in front of W_o")),
+    whole=(("qk", "a norm over channels that do not rotate"),),
+    norm_offset=1.0,
+    output_gate=True,
     experts=ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
 )
 

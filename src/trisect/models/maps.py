@@ -49,6 +49,9 @@ class Place(NamedTuple):
 ROTATED = "rotated"
 """The map that makes a query's rotated channels where those are beside the others (MLA): it is in no component."""
 
+GATE = "output_gate"
+"""The map that makes the gate of what heads put out: it is narrowed with OV."""
+
 NO_HEADS = HeadLayout(heads=0, kv_heads=0, qk=0, vo=0, per_head=False, pairs=0)
 
 
@@ -118,13 +121,9 @@ class LayerMaps:
         return module
 
     def own(self) -> Attention | None:
-        """Put the owned forward in place of the stock one: for recording, rewriting and decoding.
-
-        None where there is no attention, or none that anything is done to.
-        """
+        """Put the owned forward in place of the stock one: for recording, rewriting and decoding."""
         module = self.attention_module
-        stays = {"qk", "ov"} <= set(dict(self.family.whole))
-        return None if module is None or stays else own(module, self.family, self.config)
+        return None if module is None else own(module, self.family, self.config)
 
     @property
     def heads(self) -> HeadLayout:
@@ -261,6 +260,9 @@ class LayerMaps:
         if f.latent:
             query = latent_query(self.attention_module, f.latent)
             heads = [Place(f"{a}.{query}", ("q", ROTATED), True), Place(f"{a}.{f.latent.kv}", ("k", "v"), True)]
+        elif f.output_gate:
+            q, k, v = (f"{a}.{path}" for path in f.qkv)
+            heads = [Place(q, ("q", GATE), True), Place(k, ("k",)), Place(v, ("v",))]
         elif len(f.qkv) == 1:
             heads = [Place(f"{a}.{f.qkv[0]}", QKV, f.per_head)]
         else:
@@ -289,7 +291,7 @@ class LayerMaps:
         if "up" in names:
             return x.chunk(len(names), dim=-1)[names.index(name)]
         h = self.heads
-        widths = {"q": h.qk, "k": h.qk, "v": h.vo, ROTATED: h.rotated}
+        widths = {"q": h.qk, "k": h.qk, "v": h.vo, ROTATED: h.rotated, GATE: h.vo}
         if per_head:
             columns = x.unflatten(-1, (h.heads, -1)).split([widths[n] for n in names], dim=-1)
             return columns[names.index(name)].flatten(-2)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trisect.errors import TrisectError
 from trisect.models.families import family_for
 from trisect.models.linear import bias_of, matrices_of, refuse_nan, sizes_of
-from trisect.models.maps import Dense, LayerMaps
+from trisect.models.maps import GATE, Dense, LayerMaps
 from trisect.models.rotary import HeadNorm, eps_of, from_canonical, loaded_rates, stored_rates, to_canonical
 from trisect.records.parts import COMPONENTS, MLP, OV, QK, Experts, Factored, Linear, Masked, Part, Solution
 from trisect.records.shapes import LayerShape, LinearShape
@@ -43,6 +43,7 @@ class LayerView(LayerMaps):
             **self._mlp_sizes(),
             qk_bias="q" in biased,
             **{f"{name}_bias": name in biased for name in ("v", "o")},
+            output_gate=self.family.output_gate,
             qk_norm=self.family.norms is not None,
             shared_output=self.shared_output,
             folded=getattr(self.attention_module, "rotary_rates", None) is not None,
@@ -125,7 +126,8 @@ class LayerView(LayerMaps):
         W_v, b_v = _heads(self.dense("v"), heads.kv_heads)
         W_o, b_o = self.dense("o")
         W_o = W_o.unflatten(0, (1 if self.shared_output else heads.heads, -1))
-        return OV(W_v=W_v, W_o=W_o, b_v=b_v, b_o=b_o, heads=heads.heads)
+        W_g, b_g = _heads(self.dense(GATE), heads.heads) if self.family.output_gate else (None, None)
+        return OV(W_v=W_v, W_o=W_o, b_v=b_v, b_o=b_o, W_g=W_g, b_g=b_g, heads=heads.heads)
 
     def read_mlp(self) -> MLP | Experts:
         """Up, gate and down; those of every expert where there are several."""
@@ -174,8 +176,8 @@ class LayerView(LayerMaps):
             if (shape.vo, shape.shared_output) != (now.vo, now.shared_output):
                 ov = self.read_ov()
                 W_o = torch.empty(1 if shape.shared_output else shape.heads, shape.vo, shape.d_model)
-                W_v, b_v = _resized(ov.W_v, shape.vo), _resized(ov.b_v, shape.vo)
-                self.write(replace(ov, W_v=W_v, b_v=b_v, W_o=W_o))
+                wide = {name: _resized(getattr(ov, name), shape.vo) for name in ("W_v", "b_v", "W_g", "b_g")}
+                self.write(replace(ov, **wide, W_o=W_o))
             if (shape.mlp, shape.dropped_experts) != (now.mlp, now.dropped_experts):
                 self.write(self._blank_mlp(shape.mlp, dropped=shape.dropped_experts))
             for linear in shape.linears:
@@ -264,6 +266,8 @@ class LayerView(LayerMaps):
             self._drop_clamp("values", a.clips_v)
             a.clips_v = None
         maps = {"v": _flat(part.W_v, part.b_v), "o": (part.W_o.flatten(0, 1), part.b_o)}
+        if part.W_g is not None:
+            maps[GATE] = _flat(part.W_g, part.b_g)
         self.write_dense(maps)
         a.layout, a.shared_output = replace(a.layout, vo=part.width), part.W_o.shape[0] != a.layout.heads
 
