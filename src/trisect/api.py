@@ -25,8 +25,8 @@ from trisect.pipeline import statistics
 from trisect.pipeline.job import Job, carry_out
 from trisect.pipeline.resume import Ledger
 from trisect.pipeline.run import Compressed, Run, Step, with_method_defaults
-from trisect.plan import Plan
-from trisect.report.summary import Summary, summarise
+from trisect.plan import Plan, budget_of
+from trisect.report.terminal import Summary
 from trisect.support.clock import timing
 from trisect.support.with_transformers import quiet_transformers
 
@@ -210,8 +210,11 @@ def perplexity(
 
 
 def summary(model: Any) -> Summary:
-    """Sizes before any compression and now; prints as a table, and shows as one in a notebook."""
-    return summarise(original_shape(model), shape_of(model), getattr(model.config, "trisect", None))
+    """Sizes before any compression and now; prints as a table."""
+    entry = getattr(model.config, "trisect", None) or {}
+    return Summary(
+        before=budget_of(original_shape(model)), after=budget_of(shape_of(model)), method=entry.get("method")
+    )
 
 
 def _config_for(given: dict[str, Any], config: CompressConfig | None) -> CompressConfig:
