@@ -10,7 +10,6 @@ from torch import Tensor
 
 from trisect.calibrate import Progress, collect, fisher_information
 from trisect.config import CompressConfig
-from trisect.config.goals import Floors
 from trisect.data import Tokens
 from trisect.data.tokens import content_hash
 from trisect.errors import TrisectError
@@ -170,7 +169,7 @@ def maps_of(method: LinearMethod, layer: LayerShape, parts: tuple[str, ...]) -> 
 
 
 def _ratio(method: LinearMethod, config: CompressConfig) -> float:
-    if config.floor != Floors():
+    if config.floor > 0:
         raise TrisectError(
             f"{method.name} gives linear maps ranks and leaves every width as it is, so there is nothing for "
             "a floor to hold; leave --floor out."
