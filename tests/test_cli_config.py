@@ -120,11 +120,10 @@ def test_lists_and_fractions_are_those_that_would_be_typed(parts: list[str], sha
 
     with TemporaryDirectory() as folder:
         file = Path(folder) / "run.yaml"
-        file.write_text(yaml.safe_dump({"parts": parts, "ratio": share, "floor": {"qk": share}}))
+        file.write_text(yaml.safe_dump({"parts": parts, "ratio": share}))
         found = parsed("plan", "m", "--config", str(file))
     assert found["parts"] == ",".join(parts)
     assert found["ratio"] == share
-    assert found["floor"] == f"qk={share}"
 
 
 @pytest.mark.parametrize(
