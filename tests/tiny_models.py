@@ -12,6 +12,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from torch import Tensor, nn
 
+from trisect.models import family_for
+
 VOCAB = 97
 SIZES = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 LLAMA = {
@@ -41,6 +43,27 @@ LONGROPE = {
     "original_max_position_embeddings": 16,
     "partial_rotary_factor": 0.75,
 }
+
+EXPERTS = {**LLAMA, "intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+LATENT = {
+    **{name: value for name, value in LLAMA.items() if name != "head_dim"},
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 
 def _mistral3() -> Any:
@@ -137,6 +160,21 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "lfm2": lambda: transformers.Lfm2Config(
         **{**LLAMA, "hidden_size": 96}, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
     ),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(**LATENT),
+    "deepseek_v3-plain-q": lambda: transformers.DeepseekV3Config(
+        **{**LATENT, "q_lora_rank": None, "first_k_dense_replace": 2},
+        rope_interleave=False,
+        attention_bias=True,
+        rope_parameters={**YARN, "mscale_all_dim": 1.0},
+    ),
+    "deepseek_v2": lambda: transformers.DeepseekV2Config(**LATENT),
+    "glm4_moe_lite": lambda: transformers.Glm4MoeLiteConfig(**LATENT, mlp_layer_types=["dense", "sparse"]),
+    "gpt_oss": lambda: transformers.GptOssConfig(**EXPERTS, sliding_window=7),
+    "gpt_oss-unbiased": lambda: transformers.GptOssConfig(
+        **{**EXPERTS, "num_key_value_heads": 6},
+        attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
 }
 
 
@@ -199,10 +237,12 @@ def character_tokenizer(**special: str) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
 
 
-HYBRID = {"lfm2"}
+HYBRID = [name for name in CONFIGS if name.startswith(("lfm2", "gpt_oss", "deepseek", "glm4_moe"))]
 """Layers that lack a component, or attention of another kind: the family contract covers them."""
-PLAIN = [name for name in CONFIGS if name not in HYBRID]
+MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is not None]
+"""Experts in place of one MLP."""
+PLAIN = [name for name in CONFIGS if name not in (*HYBRID, *MIXTURES)]
 """QK, OV and MLP of plain matrices in every layer: what is tried on these holds for each of their maps."""
 
-# MPT's stock attention has no SDPA path to compare with.
-SDPA = [name for name in CONFIGS if not name.startswith("mpt")]
+# MPT's and gpt-oss's stock attention have no SDPA path to compare with.
+SDPA = [name for name in CONFIGS if not name.startswith(("mpt", "gpt_oss"))]

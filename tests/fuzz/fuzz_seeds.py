@@ -62,8 +62,6 @@ RECIPE = {
     "evaluation": [{"name": "fox", "data": "text.txt", "length": 8, "windows": 2}],
     "tasks": {"names": ["piqa"], "limit": 2, "shots": 0},
     "kv": True,
-    "figures": [{"kind": "ratio", "evaluation": "fox"}, {"kind": "bars", "ratio": 0.25}, "diagnostic"],
-    "texts": [{"file": "made.txt", "from": "text.txt", "split": "w1", "every": 2, "start": 0}],
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BloomConfig
 
 from narrow_models import narrow
-from tiny_models import CONFIGS, SDPA, left_padded, logits, tiny, tokens
+from tiny_models import CONFIGS, MIXTURES, SDPA, left_padded, logits, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
 from trisect.calibrate import collect
 from trisect.methods import METHODS
@@ -87,7 +87,9 @@ def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None
             solver = METHODS["a3"].solvers[component]
             solver = partial(solve_experts, solver) if isinstance(part, Experts) else solver
             view.write(solver(part, moments, part.width, Options()).part)
-    torch.testing.assert_close(logits(model, ids), before, rtol=1e-7, atol=1e-7)
+    # Routers compute in float32 whatever the model is, and so their weights round.
+    tolerance = 1e-7 if name not in MIXTURES else 1e-5
+    torch.testing.assert_close(logits(model, ids), before, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", MIXABLE)
@@ -165,14 +167,15 @@ def test_generation_with_the_narrow_cache_equals_generation_without(name: str) -
     assert_same_text(model, static, without, mask)
 
 
-@pytest.mark.parametrize("name", SDPA)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if not name.startswith("mpt")])
 def test_eager_and_sdpa_agree_on_a_narrow_model(name: str) -> None:
-    model, ids = narrow(name, attention="sdpa"), tokens(2, 30)
+    model, ids, found = narrow(name), tokens(2, 30), {}
     mask = left_padded(ids)
-    fast = logits(model, ids, attention_mask=mask)
-    model.set_attn_implementation("eager")
-    slow, seen = logits(model, ids, attention_mask=mask), mask.bool()
-    assert_same_but_for_rounding(slow[seen], fast[seen], steps=steps_of(model))
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        seen = logits(model, ids, attention_mask=mask)[mask.bool()]
+        found[attention] = torch.cat([seen, logits(model, ids).flatten(0, 1), cached_logits(model, ids).flatten(0, 1)])
+    assert_same_but_for_rounding(found["eager"], found["sdpa"], steps=steps_of(model))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -171,11 +171,11 @@ class Accumulator:
         found.held = self.held
         return found
 
-    def __call__(self, tap: str, *observed: Tensor) -> None:
+    def __call__(self, tap: str, *observed: Any) -> None:
         with stage("grams"):
             self._observe(tap, *observed)
 
-    def _observe(self, tap: str, *observed: Tensor) -> None:
+    def _observe(self, tap: str, *observed: Any) -> None:
         if tap == "rotated":
             if self.sampler is not None:
                 found, count = self.sampler(*observed)
@@ -184,7 +184,7 @@ class Accumulator:
                     self._add(f"{name}{suffix}", total, count)
                 self._add(f"scores_tokens{suffix}", torch.tensor(float(count), dtype=torch.float64), 0)
             return
-        x = observed[0]
+        x: Tensor = observed[0]
         tokens = x.shape[0] * x.shape[1] if x.ndim == 4 else x.numel() // x.shape[-1]
         for name in self.readings:
             if READINGS[name].tap == tap:
@@ -291,7 +291,7 @@ def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
 
 
 def observe_experts(view: ExpertView, accumulator: Accumulator) -> list[Any]:
-    """Hooks that show every expert's own accumulator what its tokens make of it.          [math.md X-1, X-2]"""
+    """Hooks that show every expert's own accumulator what its tokens make of it.          [math.md G-1, G-2]"""
     noted: dict[str, Any] = {}
 
     def note(name: str) -> Callable[..., None]:

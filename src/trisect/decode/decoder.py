@@ -365,7 +365,7 @@ class Decoder:
             and wants_decode_kernel(probe)
             and all(
                 view.attention.prepared
-                and view.attention.config._attn_implementation == "sdpa"
+                and view.attention.has_kernel
                 and not any(linear.cached for linear in view.shape().linears)
                 for view in self._views
             )

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts stay, and each of them solved by whatever solves an MLP.   docs/math.md, 11
+"""Mixtures of experts: which experts stay, and each of them solved by whatever solves an MLP.   docs/math.md, 9
 
 E = routed experts, I = their width, r = new width
 """
@@ -22,7 +22,7 @@ FEW = 32
 
 
 def solve_experts(solver: Callable[..., Any], part: Experts, moments: Moments, width: int, options: Any) -> Shrunk:
-    """Every expert on the tokens routed to it, all to one width.                               [math.md X-1]"""
+    """Every expert on the tokens routed to it, all to one width.                               [math.md G-1]"""
     mlps = {f"expert{number}": mlp for number, mlp in zip(part.numbers, part.routed, strict=True)}
     if part.shared is not None:
         mlps["shared"] = part.shared
@@ -44,7 +44,7 @@ def solve_experts(solver: Callable[..., Any], part: Experts, moments: Moments, w
 
 
 def choose_experts(part: Experts, moments: Moments, width: int, options: Any) -> Shrunk:
-    """Drop whole experts as long as that costs A3's objective less than a narrower cut.          [math.md X-3]
+    """Drop whole experts as long as that costs A3's objective less than a narrower cut.          [math.md G-3]
 
     As many neurons stay as in all experts at `width`: with fewer experts, those that stay keep more of theirs.
     """
@@ -68,7 +68,7 @@ def choose_experts(part: Experts, moments: Moments, width: int, options: Any) ->
 
 
 def drop_experts(part: Experts, moments: Moments, width: int, options: Any) -> Shrunk:
-    """REAP: the experts whose router-weighted output is largest over the tokens they see.      [math.md X-4]"""
+    """REAP: the experts whose router-weighted output is largest over the tokens they see.      [math.md G-4]"""
     seen = [moments_of(moments, f"expert{number}") for number in part.numbers]
     saliency = torch.stack([found["out_norm"].reshape(()) for found in seen])
     kept, lost = top(saliency, max(1, round(len(seen) * width / part.width)))

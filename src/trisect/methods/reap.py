@@ -1,4 +1,4 @@
-"""REAP, a rival: whole experts go, by what their output counts for the router.             docs/math.md, 11"""
+"""REAP, a rival: whole experts go, by what their output counts for the router.             docs/math.md, 9"""
 
 from trisect.errors import TrisectError
 from trisect.methods.experts import drop_experts

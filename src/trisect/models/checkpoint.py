@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from trisect.bundle import write_bundle, write_card
-from trisect.data.hub import hub_answers, short_patience
-from trisect.data.registry import REGISTRY_MODELS, fetch_model
+from trisect.data.catalogue import REGISTRY_MODELS, fetch_model
+from trisect.data.read import hub_answers, short_patience
 from trisect.errors import TrisectError
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
 from trisect.models.families import BUILT_IN, PREFIX, WRAPPERS, family_for

@@ -64,7 +64,7 @@ class ExpertView:
     @property
     def top_k(self) -> int:
         """Experts that a token is routed to."""
-        return int(self.router.top_k)
+        return int(self.module.config.num_experts_per_tok)
 
     @property
     def gated(self) -> bool:
@@ -155,7 +155,7 @@ class ExpertView:
 
     def check_droppable(self) -> None:
         """Refuse to take experts from a router that chooses among groups of them."""
-        if getattr(self.router, "n_group", 1) not in (None, 1):
+        if any((getattr(self.router, name, 1) or 1) > 1 for name in ("num_group", "n_group")):
             raise TrisectError(
                 "This router chooses groups of experts first, which must all be as large as each other: no expert "
                 "can be dropped. Leave out --drop-experts."

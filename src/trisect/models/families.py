@@ -30,6 +30,21 @@ class ExpertPaths:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Names inside attention whose keys and values come out of one latent per token (MLA)."""
+
+    q: tuple[str, str, str] = ("q_a_proj", "q_a_layernorm", "q_b_proj")
+    """To the queries' latent, its norm, and from there to the heads."""
+    plain_q: str = "q_proj"
+    """Instead of those, where queries have no latent."""
+    compress: str = "kv_a_proj_with_mqa"
+    """To [latent of keys and values | the rotated key that all heads share]."""
+    norm: str = "kv_a_layernorm"
+    kv: str = "kv_b_proj"
+    """From the latent to [key | value] of every head."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """How the checkpoints of one architecture are laid out."""
 
@@ -55,6 +70,8 @@ class Family:
     """Attention attribute that says whether this layer rotates at all; None means every layer does."""
     last_norm: str = "norm"
     """The norm in front of the head: its name in the module that holds the layers."""
+    latent: Latent | None = None
+    """Multi-head latent attention; config.rope_interleave, where there is one, decides about `rotary`."""
     norms: tuple[str, str] | None = None
     """Query and key RMS-norms between projection and rotation."""
     mixer: str | None = None
@@ -68,6 +85,10 @@ class Family:
     """Attention attribute with the bound that projections are clamped to."""
     tuple_output: bool = False
     """The decoder layer returns (hidden states, attention weights)."""
+    sinks: str | None = None
+    """Attention parameter with a logit per head that joins the softmax and adds nothing to its output."""
+    short_table: bool = False
+    """The model's rotation table has every frequency once, where others have it twice."""
     position_scale: bool = False
     """Queries are scaled by position after rotation (Llama 4's attention temperature)."""
 
@@ -81,6 +102,7 @@ class Wrapper:
     layers: str
 
 
+WITH_SHARED = ExpertPaths(shared="mlp.shared_experts")
 LLAMA = Family(name="llama", model="LlamaForCausalLM")
 
 _RECORDS = (
@@ -176,6 +198,24 @@ _RECORDS = (
         down="feed_forward.w2",
         dropout=None,
     ),
+    replace(
+        LLAMA,
+        name="gpt_oss",
+        model="GptOssForCausalLM",
+        sinks="sinks",
+        short_table=True,
+        experts=ExpertPaths(router="mlp.router", interleaved=True),
+    ),
+    replace(
+        LLAMA,
+        name="deepseek_v2",
+        model="DeepseekV2ForCausalLM",
+        latent=Latent(),
+        rotary="adjacent",
+        experts=WITH_SHARED,
+    ),
+    replace(LLAMA, name="deepseek_v3", model="DeepseekV3ForCausalLM", latent=Latent(), experts=WITH_SHARED),
+    replace(LLAMA, name="glm4_moe_lite", model="Glm4MoeLiteForCausalLM", latent=Latent(), experts=WITH_SHARED),
 )
 
 FAMILIES: dict[str, Family] = {record.name: record for record in _RECORDS}

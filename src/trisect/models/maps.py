@@ -7,12 +7,12 @@ some. Modules are replaced, never changed inside, so that whoever holds the old 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.models.attention import Attention, layout_of, own
+from trisect.models.attention import Attention, latent_query, layout_of, own
 from trisect.models.experts import ExpertView
 from trisect.models.families import Family
 from trisect.models.linear import (
@@ -28,14 +28,26 @@ from trisect.models.linear import (
     matrices_of,
     weight_of,
 )
-from trisect.records.parts import COMPONENTS, INPUTS, LINEARS, Factored, Linear
+from trisect.records.parts import COMPONENTS, LINEARS, Factored, Linear
 from trisect.records.shapes import LinearShape
 
 Dense = tuple[Tensor, Tensor | None]
 """Weight (in, out) and bias (out,) of one map, heads side by side in stored channel order."""
 
-Place = tuple[str, tuple[str, ...]]
-"""Path of a module inside the layer, and the maps it holds in order: one, or those fused there."""
+
+class Place(NamedTuple):
+    """Where maps are stored."""
+
+    path: str
+    """Of the module, inside the layer."""
+    maps: tuple[str, ...]
+    """What it holds, in order: one map, or those fused there."""
+    per_head: bool = False
+    """Its maps lie head by head instead of side by side."""
+
+
+ROTATED = "rotated"
+"""The map that makes a query's rotated channels where those are beside the others (MLA): it is in no component."""
 
 NO_HEADS = HeadLayout(heads=0, kv_heads=0, qk=0, vo=0, per_head=False, pairs=0)
 
@@ -153,12 +165,12 @@ class LayerMaps:
 
     def module(self, name: str) -> nn.Module:
         """The module that computes a map: its own, or the one it is fused into."""
-        module = self.layer.get_submodule(self._place(name)[0])
+        module = self.layer.get_submodule(self._place(name).path)
         return module.get_submodule(name) if isinstance(module, SplitLinear) else module
 
     def projections(self) -> list[Any]:
         """The modules that hold the components' weights and nothing else; a factored map has two."""
-        paths = dict.fromkeys(self._place(name)[0] for name in self.linears())
+        paths = dict.fromkeys(self._place(name).path for name in self.linears())
         inside = [module for path in paths for module in self.layer.get_submodule(path).modules()]
         if self.experts is not None:
             shared = () if self.experts.shared is None else self.experts.shared.children()
@@ -171,17 +183,16 @@ class LayerMaps:
         bias = bias_of(module)
         return self._columns(name, weight_of(module)), None if bias is None else self._columns(name, bias)
 
-    def write_dense(self, new: Mapping[str, Dense], *, layout: HeadLayout | None = None) -> None:
-        """Replace weights and biases; `layout` says how heads lie afterwards, if not as before."""
-        layout = layout or self.heads
+    def write_dense(self, new: Mapping[str, Dense]) -> None:
+        """Replace weights and biases, of any width."""
         for name in new:
             self._unfactored(name)
-        for path, names in dict.fromkeys(map(self._place, new)):
+        for path, names, per_head in dict.fromkeys(map(self._place, new)):
             old = self.layer.get_submodule(path)
-            heads = layout if names == QKV else None
+            heads = self.heads.heads if per_head else None
             if isinstance(old, SplitLinear):
                 built = {name: built_from(self.module(name), *new[name]) for name in names if name in new}
-                module: nn.Module = SplitLinear({**dict(old.named_children()), **built}, layout=heads)
+                module: nn.Module = SplitLinear({**dict(old.named_children()), **built}, heads=heads)
             else:
                 maps = [new[name] if name in new else self.dense(name) for name in names]
                 module = built_from(old, *_joined(maps, heads))
@@ -209,12 +220,12 @@ class LayerMaps:
                 f"Layer {self.index}: {name} is a {tuple(W.shape)} map {_with_bias(b)}, but factors "
                 f"{tuple(solution.A.shape)} and {tuple(solution.B.shape)} {_with_bias(solution.b)} are not."
             )
-        path, names = self._place(name)
+        path, names, per_head = self._place(name)
         module: nn.Module = factored_from(self.module(name), solution)
         if len(names) > 1:
             old = self.layer.get_submodule(path)
             others = dict(old.named_children()) if isinstance(old, SplitLinear) else self._split(old, names)
-            module = SplitLinear({**others, name: module}, layout=self.heads if names == QKV else None)
+            module = SplitLinear({**others, name: module}, heads=self.heads.heads if per_head else None)
         self.layer.set_submodule(path, module)
 
     def check_factors(self, linear: LinearShape) -> None:
@@ -238,17 +249,25 @@ class LayerMaps:
             for name, (W, b) in dense.items()
         }
 
+    def _places(self) -> list[Place]:
+        """Where this family has its maps."""
+        f, a = self.family, self.family.attention
+        if f.latent:
+            query = latent_query(self.attention_module, f.latent)
+            heads = [Place(f"{a}.{query}", ("q", ROTATED), True), Place(f"{a}.{f.latent.kv}", ("k", "v"), True)]
+        elif len(f.qkv) == 1:
+            heads = [Place(f"{a}.{f.qkv[0]}", QKV, f.per_head)]
+        else:
+            heads = [Place(f"{a}.{path}", (name,)) for name, path in zip(QKV, f.qkv, strict=True)]
+        gate = [] if f.gate is None else [Place(f.gate, ("gate",)), Place(f.up, ("up",))]
+        inner = [Place(f.up, ("gate", "up"))] if f.gate == f.up else gate or [Place(f.up, ("up",))]
+        return [*heads, Place(f"{a}.{f.o}", ("o",)), *inner, Place(f.down, ("down",))]
+
     def _place(self, name: str) -> Place:
-        f = self.family
-        if name not in INPUTS or (name == "gate" and f.gate is None):
-            raise unknown_name("linear map", name, self.linears())
-        if name in QKV and len(f.qkv) == 1:
-            return f"{f.attention}.{f.qkv[0]}", QKV
-        if name in ("gate", "up") and f.gate == f.up:
-            return f.up, ("gate", "up")
-        if name in QKV:
-            return f"{f.attention}.{f.qkv[QKV.index(name)]}", (name,)
-        return f"{f.attention}.{f.o}" if name == "o" else getattr(f, name), (name,)
+        for place in self._places():
+            if name in place.maps:
+                return place
+        raise unknown_name("linear map", name, self.linears())
 
     def _unfactored(self, name: str) -> nn.Module:
         module = self.module(name)
@@ -258,21 +277,27 @@ class LayerMaps:
 
     def _columns(self, name: str, x: Tensor) -> Tensor:
         """The map's own columns of (..., out) of the module that computes it."""
-        path, names = self._place(name)
+        path, names, per_head = self._place(name)
         if len(names) == 1 or isinstance(self.layer.get_submodule(path), SplitLinear):
             return x
-        if names == QKV:
-            return self.heads.split([x])[names.index(name)].flatten(-2)
-        return x.chunk(len(names), dim=-1)[names.index(name)]
+        if "up" in names:
+            return x.chunk(len(names), dim=-1)[names.index(name)]
+        h = self.heads
+        widths = {"q": h.qk, "k": h.qk, "v": h.vo, ROTATED: h.rotated}
+        if per_head:
+            columns = x.unflatten(-1, (h.heads, -1)).split([widths[n] for n in names], dim=-1)
+            return columns[names.index(name)].flatten(-2)
+        counts = {"q": h.heads, "k": h.kv_heads, "v": h.kv_heads}
+        return x.split([counts[n] * widths[n] for n in names], dim=-1)[names.index(name)]
 
 
 def _with_bias(b: Tensor | None) -> str:
     return "without bias" if b is None else "with bias"
 
 
-def _joined(maps: Sequence[Dense], layout: HeadLayout | None) -> Dense:
+def _joined(maps: Sequence[Dense], heads: int | None) -> Dense:
     """Maps of one input as the one matrix that holds them all."""
     if len(maps) == 1:
         return maps[0]
     biases = [b for _, b in maps if b is not None]
-    return fused([W for W, _ in maps], layout), fused(biases, layout) if biases else None
+    return fused([W for W, _ in maps], heads), fused(biases, heads) if biases else None

@@ -38,6 +38,7 @@ class LayerView(LayerMaps):
             components=self.components,
             whole=self._whole(),
             d_model=self.config.hidden_size,
+            **self._latents(),
             **sizes,
             **self._mlp_sizes(),
             qk_bias="q" in biased,
@@ -66,6 +67,13 @@ class LayerView(LayerMaps):
             "up_bias": experts.biased,
             "down_bias": experts.biased,
         }
+
+    def _latents(self) -> dict[str, Any]:
+        """Sizes that only latent attention has."""
+        if self.family.latent is None or self.attention_module is None:
+            return {}
+        inputs = {"q_in": sizes_of(self.module("q"))[0], "kv_in": sizes_of(self.module("k"))[0]}
+        return {**inputs, "rotated": self.heads.rotated}
 
     def _whole(self) -> int:
         """Elements of matrices that are in no component."""
@@ -233,9 +241,8 @@ class LayerView(LayerMaps):
         b_q, b_k = (None if b is None else from_canonical(b, part.num_pairs, rotary) for b in (part.b_q, part.b_k))
         narrowed = (part.width, part.num_pairs) != (a.layout.qk, a.num_pairs)
         narrowed = narrowed or part.rates is not None or a.rotary_index is not None
-        layout = replace(a.layout, qk=part.width, pairs=part.num_pairs)
-        self.write_dense({"q": _flat(W_q, b_q), "k": _flat(W_k, b_k)}, layout=layout)
-        a.layout = layout
+        self.write_dense({"q": _flat(W_q, b_q), "k": _flat(W_k, b_k)})
+        a.layout = replace(a.layout, qk=part.width, pairs=part.num_pairs)
         if not narrowed:
             return
         if (2 * part.num_pairs != part.width or part.rates is not None) and a.clips_qk is not None:
@@ -257,9 +264,8 @@ class LayerView(LayerMaps):
             self._drop_clamp("values", a.clips_v)
             a.clips_v = None
         maps = {"v": _flat(part.W_v, part.b_v), "o": (part.W_o.flatten(0, 1), part.b_o)}
-        layout = replace(a.layout, vo=part.width)
-        self.write_dense(maps, layout=layout)
-        a.layout, a.shared_output = layout, part.W_o.shape[0] != layout.heads
+        self.write_dense(maps)
+        a.layout, a.shared_output = replace(a.layout, vo=part.width), part.W_o.shape[0] != a.layout.heads
 
     def _frequencies(self) -> Tensor:
         index = getattr(self.attention_module, "rotary_index", None)

@@ -264,11 +264,14 @@ def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     """Widths for the components, or ranks for the linear maps, whichever the method works on."""
     check_plannable(run.config)
     if run.method.linear:
-        return linear_plan(
-            run.model, run.method, run.config, run.tokens, options=run.options, progress=run.progress, kept=curves
-        )
+        return linear_plan(run.model, run.config, run.tokens, progress=run.progress, kept=curves)
     check_parts(run.method, run.config.parts)
-    found = curves_for(run.model, run.config, run.tokens, options=run.options, path=curves, progress=run.progress)
+    if "qk" in run.config.parts and "x_energy" in run.method.reads["qk"] and any(x.kv_in for x in run.shape.layers):
+        raise TrisectError(
+            f"{run.method.name} weighs queries and keys by the hidden states, and here they are made of latents; "
+            "use --method a3, or --parts mlp."
+        )
+    found = curves_for(run.model, run.config, run.tokens, path=curves, progress=run.progress)
     return plan_for(shape_of(run.model), run.config, found)
 
 
@@ -276,7 +279,7 @@ def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | 
     """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
     method = get_method(config.method)
     if method.linear:
-        return linear_plan(shape, method, config, None, options=options_of(config), progress=None)
+        return linear_plan(shape, config)
     check_parts(method, config.parts)
     if not isinstance(config.goal, Increase):
         return plan_for(shape, config, curves)
@@ -359,8 +362,7 @@ def compress_within(
     check_model(model, config)
     config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
     solving, testing = _split(tokens)
-    options = options_of(config)
-    loss_curves = curves_for(model, config, tokens, options=options, path=curves, progress=progress)
+    loss_curves = curves_for(model, config, tokens, path=curves, progress=progress)
     shape = shape_of(model)
     problem = problem_for(shape, config)
     dense = perplexity(model, testing)
@@ -374,7 +376,7 @@ def compress_within(
             inside[:] = [trial]  # later trials inside the bound are smaller ones
         return rise
 
-    found = smallest_within(
+    _, trials = smallest_within(
         planner_for(problem, config.allocate, loss_curves),
         measure,
         bound=bound,
@@ -385,7 +387,7 @@ def compress_within(
     inside[0].receipt["target"] = {
         "max_ppl_increase": str(goal),
         "held_out": {"windows": len(testing.ids), "hash": testing.hash, "perplexity": dense.perplexity},
-        "trials": [trial.to_dict() for trial in found.trials],
+        "trials": [trial.to_dict() for trial in trials],
     }
     return inside[0]
 

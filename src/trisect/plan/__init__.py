@@ -5,21 +5,3 @@ from trisect.plan.budget import Budget, Change, LatencyTable, budget_of, compare
 from trisect.plan.curves import Curves, read_curves
 from trisect.plan.problem import Outlook, outlook
 from trisect.records.plan import Plan, apply_plan
-
-__all__ = [
-    "Budget",
-    "Change",
-    "Curves",
-    "LatencyTable",
-    "Outlook",
-    "Plan",
-    "apply_plan",
-    "budget_of",
-    "check_plannable",
-    "compare",
-    "flops_of",
-    "outlook",
-    "plan_for",
-    "read_curves",
-    "read_latency",
-]

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,13 +35,17 @@ C = TypeVar("C", bound=Choice)
 
 def least_cost(items: Sequence[Sequence[Choice]]) -> int:
     """The cost of the cheapest choices."""
-    return sum(min(choice.cost for choice in item) for item in items)
+    return sum(map(min, _costs(items)))
 
 
-def smallest_step(items: Sequence[Sequence[Choice]]) -> int:
-    """The least that a step from one choice to a narrower one saves."""
-    steps = [wide.cost - narrow.cost for item in items for narrow, wide in zip(item, item[1:], strict=False)]
+def smallest_step(costs: Iterable[Sequence[int]]) -> int:
+    """The least that a step to a narrower width saves; costs come narrowest first."""
+    steps = [wide - narrow for item in costs for narrow, wide in zip(item, item[1:], strict=False)]
     return min((step for step in steps if step > 0), default=0)
+
+
+def _costs(items: Iterable[Sequence[Choice]]) -> list[list[int]]:
+    return [[choice.cost for choice in item] for item in items]
 
 
 def spend(items: Sequence[Sequence[C]], *, budget: int, at_least: bool = False, table: int = TABLE) -> list[C]:
@@ -153,7 +157,7 @@ def balanced_planner(problem: Problem, curves: Curves) -> Planner:
         widths = [choice.width for choice in spend(items, budget=budget, at_least=problem.at_least)]
         return problem.plan(dict(zip(problem.keys, widths, strict=True)))
 
-    return Planner(least=least_cost(items), smallest=smallest_step(items), at=at, curved=True)
+    return Planner(least=least_cost(items), smallest=smallest_step(_costs(items)), at=at, curved=True)
 
 
 def choices_of(problem: Problem, curves: Curves, key: Key) -> list[Choice]:
@@ -161,7 +165,7 @@ def choices_of(problem: Problem, curves: Curves, key: Key) -> list[Choice]:
     layer, part = key
     shape = problem.shape.layers[layer]
     grid = grid_of(shape, part, align=problem.align or FINEST_ALIGN)
-    first = max(grid.at_least(problem.floors.of(part)), grid.up(curves.floor(layer, part)))
+    first = max(grid.at_least(problem.config.floor.of(part)), grid.up(curves.floor(layer, part)))
     return [
         Choice(width=width, cost=problem.costs.of(layer, part, width), loss=curves.loss_at(layer, part, width))
         for width in [*range(first, grid.width, grid.step), grid.width]
@@ -190,8 +194,7 @@ def search_planner(problem: Problem, curves: Curves) -> Planner:
         widths = dict(width for choice in picked for width in choice.widths)
         return problem.plan(_last_steps(problem, curves, single, widths, budget))
 
-    smallest = smallest_step(list(single.values()))
-    return Planner(least=least_cost(items), smallest=smallest, at=at, curved=True)
+    return Planner(least=least_cost(items), smallest=smallest_step(_costs(single.values())), at=at, curved=True)
 
 
 def _last_steps(
@@ -286,12 +289,6 @@ class Group:
         """Steps until everything is at its narrowest."""
         return len(self.units) * len(self.costs) * (len(self.widths) - 1)
 
-    @property
-    def smallest(self) -> int:
-        """What the smallest step saves that saves anything; 0 if none does."""
-        steps = [a - b for costs in self.costs for a, b in zip(costs, costs[1:], strict=False)]
-        return min((step for step in steps if step > 0), default=0)
-
     def cost(self, steps: int) -> int:
         return sum(costs[level] * count for costs, level, count in self._counts(steps))
 
@@ -385,7 +382,7 @@ BISECTIONS = 40
 def uniform_planner(problem: Problem) -> Planner:
     """The largest common share that fits, then single steps until no other one does."""
     groups = groups_of(problem)
-    smallest = min((group.smallest for group in groups if group.smallest), default=0)
+    smallest = smallest_step(costs[::-1] for group in groups for costs in group.costs)
 
     def at(budget: int) -> Plan:
         widths = _common(problem, budget, smallest)

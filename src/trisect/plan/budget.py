@@ -143,9 +143,9 @@ def linear_sizes(layer: LayerShape, name: str) -> tuple[int, int]:
     D = layer.d_model
     output_heads = 1 if layer.shared_output else layer.heads
     return {
-        "q": (D, layer.heads * layer.qk),
-        "k": (D, layer.kv_heads * layer.qk),
-        "v": (D, layer.kv_heads * layer.vo),
+        "q": (layer.q_in or D, layer.heads * (layer.qk + layer.rotated)),
+        "k": (layer.kv_in or D, layer.kv_heads * layer.qk),
+        "v": (layer.kv_in or D, layer.kv_heads * layer.vo),
         "o": (output_heads * layer.vo, D),
         "gate": (D, layer.mlp),
         "up": (D, layer.mlp),
@@ -161,6 +161,8 @@ def linear_heads(layer: LayerShape, name: str) -> int:
 
 def cached_channels(layer: LayerShape) -> int:
     """Numbers the KV cache holds per token; a key is cached narrow only where nothing rotates or norms it."""
+    if layer.kv_in:
+        return layer.kv_in + layer.rotated
     channels = {"k": layer.kv_heads * layer.qk, "v": layer.kv_heads * layer.vo}
     plain_keys = layer.pairs == 0 and not layer.qk_norm
     for linear in layer.linears:
@@ -195,7 +197,7 @@ def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> 
     rows = batch * tokens
     return Flops(
         projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov") + layer.whole),
-        scores=2 * rows * context * layer.heads * (layer.qk + layer.vo),
+        scores=2 * rows * context * layer.heads * (layer.qk + layer.rotated + layer.vo),
         softmax=rows * context * layer.heads,
         mlp=2 * rows * matrix_parameters(layer, "mlp") // layer.mlps * layer.active_mlps,
         norms=2 * rows * layer.d_model,
@@ -262,18 +264,9 @@ class LatencyTable:
 
     def to_dict(self) -> dict[str, Any]:
         """One row per point, ready for JSON; `read_latency` reads it."""
-        rows = [
-            {
-                "component": component,
-                "d_model": d_model,
-                "heads": heads,
-                "kv_heads": kv_heads,
-                "width": width,
-                "seconds": seconds,
-            }
-            for (component, d_model, heads, kv_heads), points in self.seconds.items()
-            for width, seconds in points.items()
-        ]
+        names = ("component", "d_model", "heads", "kv_heads", "width", "seconds")
+        tables = self.seconds.items()
+        rows = [dict(zip(names, (*key, *point), strict=True)) for key, points in tables for point in points.items()]
         header = {"device": self.device, "dtype": self.dtype, "workload": dict(self.workload)}
         return {**header, "entries": rows}
 

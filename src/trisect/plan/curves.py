@@ -10,19 +10,29 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
+
 from trisect.config import Increase
 from trisect.errors import TrisectError
 from trisect.plan.problem import Planner, Problem
 from trisect.records.parts import COMPONENTS
 from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape
-from trisect.support.checks import read_json, shown
+from trisect.support.checks import read_json, validated
 
-ROW = ("layer", "component", "width", "loss")
 TEXTS = {"fingerprint": None, "token_hash": None, "method": "a3+"}
 """What curves were measured on and with, and what files that do not say it mean."""
 HIGHEST_LOSS = 500
 """Nats per token: a model that gives every token of the largest vocabulary the same chance has 17."""
+
+
+class Point(BaseModel, strict=True):
+    """A row of a file of curves."""
+
+    layer: NonNegativeInt
+    component: str
+    width: PositiveInt
+    loss: float = Field(gt=-HIGHEST_LOSS, lt=HIGHEST_LOSS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +98,9 @@ class Curves:
 
     def to_dict(self) -> dict[str, Any]:
         """One row per point, ready for JSON; `read_curves` reads it."""
-        rows = [
-            {"layer": layer, "component": component, "width": width, "loss": loss}
-            for (layer, component), curve in self.points.items()
-            for width, loss in curve.items()
-        ]
-        return {
-            "fingerprint": self.fingerprint,
-            "token_hash": self.token_hash,
-            "method": self.method,
-            "dense_loss": self.dense_loss,
-            "points": rows,
-        }
+        points = [(*key, *point) for key, curve in self.points.items() for point in curve.items()]
+        rows = [dict(zip(Point.model_fields, point, strict=True)) for point in points]
+        return {**{name: getattr(self, name) for name in (*TEXTS, "dense_loss")}, "points": rows}
 
 
 def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
@@ -110,11 +111,12 @@ def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
         raise TrisectError(f"Cannot read loss curves from {path}: there is no list of points in it.")
     points: dict[tuple[int, str], dict[int, float]] = {}
     for number, row in enumerate(rows):
-        layer, component, width, loss = _checked_row(row, where=f"{path}, point {number}")
-        points.setdefault((layer, component), {})[width] = loss
+        point = validated(Point, row, where=f"{path}, point {number}")
+        points.setdefault((point.layer, point.component), {})[point.width] = point.loss
     texts = {key: data.get(key, default) for key, default in TEXTS.items()}
     dense = data.get("dense_loss")
-    if not all(isinstance(text, str) for text in texts.values()) or not (dense is None or _is_loss(dense)):
+    lossy = dense is None or (type(dense) in (int, float) and abs(dense) < HIGHEST_LOSS)
+    if not lossy or not all(isinstance(text, str) for text in texts.values()):
         raise TrisectError(
             f"Cannot read loss curves from {path}: {', '.join(TEXTS)} must be text, and dense_loss a number."
         )
@@ -122,23 +124,6 @@ def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
     if fingerprint not in (None, curves.fingerprint):
         raise TrisectError(f"{path} holds the curves of another model; name a new file with --curves.")
     return curves
-
-
-def _checked_row(row: Any, *, where: str) -> tuple[int, str, int, float]:
-    """Layer, component, width and loss of a point, all of them possible."""
-    values: list[Any] = [row.get(key) for key in ROW] if isinstance(row, dict) else [None] * len(ROW)
-    layer, component, width, loss = values
-    counted = type(layer) is int and layer >= 0 and type(width) is int and width > 0
-    if not counted or not isinstance(component, str) or not _is_loss(loss):
-        raise TrisectError(
-            f"{where}: a curve's points have {', '.join(ROW)}: a count, a name, a count above 0 and a loss "
-            f"below {HIGHEST_LOSS}, not {shown(row)}."
-        )
-    return layer, component, width, float(loss)
-
-
-def _is_loss(value: Any) -> bool:
-    return type(value) in (int, float) and -HIGHEST_LOSS < value < HIGHEST_LOSS
 
 
 TRIES = 6
@@ -167,14 +152,6 @@ class Trial:
         return {"budget": self.budget, "ratio": self.plan.ratio, "rise": self.rise, "inside": self.inside}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The smallest plan measured inside the bound, and everything that was tried for it."""
-
-    best: Trial
-    trials: tuple[Trial, ...]
-
-
 def smallest_within(
     planner: Planner,
     measure: Callable[[Plan], float],
@@ -183,8 +160,8 @@ def smallest_within(
     most: int,
     predict: Callable[[Plan], float] | None = None,
     tries: int = TRIES,
-) -> Found:
-    """Bisect the budget between `planner.least` and `most`, the cost of the dense parts.
+) -> tuple[Trial, list[Trial]]:
+    """Bisect the budget between `planner.least` and `most`, the cost of the dense parts; gives best and all trials.
 
     `measure` says what a plan loses and `predict` what it is expected to; only the shape of the prediction
     matters, every trial corrects its size. The answer is a plan that was measured: a noisy measurement can
@@ -216,7 +193,7 @@ def smallest_within(
             inside = budget
         else:
             outside = budget
-    return Found(best=_best(trials), trials=tuple(trials))
+    return _best(trials), trials
 
 
 def predicted_within(problem: Problem, planner: Planner, curves: Curves) -> Plan:
@@ -232,7 +209,8 @@ def predicted_within(problem: Problem, planner: Planner, curves: Curves) -> Plan
     def rise(plan: Plan) -> float:
         return curves.rise(problem.shape, plan)
 
-    return smallest_within(planner, rise, bound=bound, most=problem.full, predict=rise, tries=20).best.plan
+    best, _ = smallest_within(planner, rise, bound=bound, most=problem.full, predict=rise, tries=20)
+    return best.plan
 
 
 def _aimed(expected: Callable[[int], float], target: float, outside: int, inside: int) -> int:

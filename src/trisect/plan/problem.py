@@ -1,17 +1,16 @@
-"""What an allocator is given: which widths it may choose, what they cost, and how much there is to spend;
-and what a plan comes to, against what was asked for."""
+"""What an allocator is given: widths, costs and a budget; and what a plan comes to, against what was asked for."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from trisect.config import CompressConfig, Floors, Goal, Increase, Limit, Share, layer_out_of_range
+from trisect.config import CompressConfig, Goal, Increase, Limit, Share, layer_out_of_range
 from trisect.errors import TrisectError
 from trisect.plan.budget import Costs, budget_of, compare, linear_parameters, linear_sizes, read_latency
 from trisect.records.parts import COMPONENTS, LINEARS
 from trisect.records.plan import Plan, apply_plan
-from trisect.records.shapes import LayerShape, LayerWidths, ModelShape, widths_of
+from trisect.records.shapes import WIDTH_FIELDS, LayerShape, ModelShape, widths_of
 
 MLP_STEPS = {8: 64, 16: 128, 32: 256}
 """Head step -> MLP step: what an MLP's GEMM tiles need beside heads of that step."""
@@ -53,16 +52,13 @@ class Grid:
         """The narrowest point of the grid that is not below `width`."""
         return min(self.width, -(-width // self.step) * self.step)
 
-    def holds(self, ratio: float) -> bool:
-        """Whether the width at this ratio is one that a model can have."""
-        return self.width_at(ratio) >= self.minimum
-
 
 def grid_of(layer: LayerShape, component: str, *, align: int | None) -> Grid:
     """The widths `component` may take in this layer."""
     width = layer.width(component)
     if component == "mlp" and layer.experts:
-        step = EXPERT_STEPS[align]
+        # Eight points or more: small experts would have nowhere to go on a grid made for large ones.
+        step = min(EXPERT_STEPS[align], max(EXPERT_STEPS[None], 1 << (width // 8).bit_length() - 1))
         return Grid(width=width, step=step, minimum=min(step, width), nearest=True)
     if align is None:
         rotary = component == "qk" and layer.pairs > 0
@@ -95,17 +91,30 @@ class Problem:
     """
 
     shape: ModelShape
+    config: CompressConfig
     keys: tuple[Key, ...]
     costs: Costs
-    goal: Goal
     fixed: int
     """What the goal counts but no width changes."""
     budget: int
-    align: int | None
-    method: str
-    floors: Floors = field(default_factory=Floors)
-    tied: tuple[tuple[str, ...], ...] = ()
-    """Components that have one width in all layers, by those that share it."""
+
+    @property
+    def goal(self) -> Goal:
+        return self.config.goal
+
+    @property
+    def align(self) -> int | None:
+        return self.config.align
+
+    @property
+    def tied(self) -> tuple[tuple[str, ...], ...]:
+        """Components that have one width in all layers, by those that share it.
+
+        Stock architectures have one width for heads, one for MLPs; shared frequencies need one for queries.
+        """
+        if self.config.portable:
+            return ("qk", "ov"), ("mlp",)
+        return (("qk",),) if self.config.rope_scope == "model" else ()
 
     @property
     def at_least(self) -> bool:
@@ -131,7 +140,7 @@ class Problem:
 
     def lowest(self, key: Key) -> int:
         """The narrowest width the grid and the floors allow."""
-        return self.grid(key).at_least(self.floors.of(key[1]))
+        return self.grid(key).at_least(self.config.floor.of(key[1]))
 
     def cost(self, widths: Mapping[Key, int]) -> int:
         return sum(self.costs.of(*key, width) for key, width in widths.items())
@@ -140,8 +149,10 @@ class Problem:
         """The plan with these widths."""
         layers = list(map(widths_of, self.shape.layers))
         for (layer, part), width in widths.items():
-            layers[layer] = _with(layers[layer], self.shape.layers[layer], part, width)
-        plan = Plan(layers=tuple(layers), method=self.method, ratio=0.0, align=self.align)
+            layers[layer] = replace(layers[layer], **{WIDTH_FIELDS[part]: width})
+            if part == "qk":
+                layers[layer] = replace(layers[layer], pairs=pairs_at(self.shape.layers[layer], qk=width))
+        plan = Plan(layers=tuple(layers), method=self.config.method, ratio=0.0, align=self.align)
         if isinstance(self.goal, Share) and self.goal.budget == "params":
             return replace(plan, ratio=self.goal.removed)
         # Other goals ask for no ratio, so the one reached stands there.
@@ -215,42 +226,10 @@ def problem_for(shape: ModelShape, config: CompressConfig) -> Problem:
         # A ratio counts the decoder's matrices, as the paper does; a size counts everything there is.
         linear = goal.budget == "params" and not isinstance(goal, Limit)
         costs = Costs(shape=shape, unit="linear" if linear else goal.budget)
-    return pose(
-        costs,
-        goal=goal,
-        parts=config.parts,
-        layers=config.layers,
-        align=config.align,
-        method=config.method,
-        floors=config.floor,
-        tied=_tied(config),
-    )
-
-
-def _tied(config: CompressConfig) -> tuple[tuple[str, ...], ...]:
-    """Stock architectures have one width for heads, one for MLPs; shared frequencies need one for queries."""
-    if config.portable:
-        return ("qk", "ov"), ("mlp",)
-    return (("qk",),) if config.rope_scope == "model" else ()
-
-
-def pose(
-    costs: Costs,
-    *,
-    goal: Goal,
-    parts: Sequence[str],
-    layers: Sequence[int] | None,
-    align: int | None,
-    method: str,
-    floors: Floors | None = None,
-    tied: tuple[tuple[str, ...], ...] = (),
-) -> Problem:
-    """The problem of reaching `goal` in these parts of these layers (None: all)."""
-    shape = costs.shape
-    chosen = chosen_layers(layers, num_layers=len(shape.layers))
-    keys = tuple((layer, part) for layer in chosen for part in shape.layers[layer].components if part in parts)
+    chosen = chosen_layers(config.layers, num_layers=len(shape.layers))
+    keys = tuple((layer, part) for layer in chosen for part in shape.layers[layer].components if part in config.parts)
     if not keys:
-        raise TrisectError(f"None of the layers has {' or '.join(parts)} to narrow; name others with --parts.")
+        raise TrisectError(f"None of the layers has {' or '.join(config.parts)} to narrow; name others with --parts.")
     full = sum(costs.full(*key) for key in keys)
     if isinstance(goal, Limit):
         fixed = costs.whole() - full
@@ -258,18 +237,7 @@ def pose(
     else:
         fixed = sum(costs.fixed(layer) for layer in chosen)
         budget = full if isinstance(goal, Increase) else goal.keeps(full + fixed) - fixed
-    return Problem(
-        shape=shape,
-        keys=keys,
-        costs=costs,
-        goal=goal,
-        fixed=fixed,
-        budget=budget,
-        align=align,
-        method=method,
-        floors=floors or Floors(),
-        tied=tied,
-    )
+    return Problem(shape=shape, config=config, keys=keys, costs=costs, fixed=fixed, budget=budget)
 
 
 def chosen_layers(layers: Sequence[int] | None, *, num_layers: int) -> list[int]:
@@ -278,16 +246,6 @@ def chosen_layers(layers: Sequence[int] | None, *, num_layers: int) -> list[int]
         if not 0 <= layer < num_layers:
             raise layer_out_of_range(layer, num_layers=num_layers)
     return list(range(num_layers)) if layers is None else sorted(set(layers))
-
-
-def _with(widths: LayerWidths, layer: LayerShape, component: str, width: int) -> LayerWidths:
-    qk = width if component == "qk" else widths.qk
-    return LayerWidths(
-        qk=qk,
-        pairs=pairs_at(layer, qk=qk),
-        vo=width if component == "ov" else widths.vo,
-        mlp=width if component == "mlp" else widths.mlp,
-    )
 
 
 UNITS = {

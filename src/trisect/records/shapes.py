@@ -11,6 +11,8 @@ INPUTS = {"q": "x", "k": "x", "v": "x", "o": "a", "gate": "up", "up": "up", "dow
 """Linear map -> its input's name in the moments: x attention, a heads' outputs, up MLP, down neurons."""
 
 
+STRICT = {"strict": True, "extra": "forbid"}
+"""How pydantic reads a record from a file: no text for a number, nothing besides its fields."""
 WIDTH_FIELDS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
 """Component -> the field that holds its width in the records below."""
 
@@ -19,6 +21,7 @@ WIDTH_FIELDS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
 class LinearShape:
     """A linear map that was replaced by two."""
 
+    __pydantic_config__ = STRICT
     name: str
     rank: int
     """Per group."""
@@ -66,6 +69,12 @@ class LayerShape:
     # Not in the repr, which a model's fingerprint is made of: those of files that exist stay as they are.
     components: tuple[str, ...] = field(default=COMPONENTS, repr=False)
     """Those that can be narrowed; whatever else a layer has is left whole, and its widths are 0 or stay."""
+    rotated: int = field(default=0, repr=False)
+    """Rotated channels of a query head beside the `qk` ones, left whole; their key is shared by all heads (MLA)."""
+    q_in: int = field(default=0, repr=False)
+    """Channels that queries are made of where those are a latent; 0 where it is the model's width."""
+    kv_in: int = field(default=0, repr=False)
+    """The same for keys and values; the cache then holds this latent and the shared rotated key."""
     whole: int = field(default=0, repr=False)
     """Elements of the layer's matrices that are in no component; `other_parameters` counts them."""
 
@@ -102,6 +111,7 @@ class ModelShape:
 class LayerWidths:
     """The inner widths a layer is to have (or has)."""
 
+    __pydantic_config__ = STRICT
     qk: int
     pairs: int
     vo: int
