@@ -67,6 +67,7 @@ def test_the_preset_is_the_same_from_python_from_a_file_and_after_a_round_trip()
         ({"method": "a3"}, "means --method a3+"),
         ({"allocate": "balanced"}, "--allocate balanced was given"),
         ({"layers": "1-2"}, "means every layer"),
+        ({"drop_experts": True}, "means every expert"),
         ({"align": "8"}, "--align 16 or 32"),
         ({"align": "none"}, "--align none was given"),
         ({"parts": "qk,mlp"}, "qk and ov together"),

@@ -204,7 +204,7 @@ class Accumulator:
         assert self.goal is not None
         tap = REGRESSIONS[name]
         root = self._root(tap)
-        x, y = (x * root).to(x.dtype), self.goal.target(tap).flatten(0, -2) * root
+        x, y = (x * root).to(x.dtype), rows(self.goal.target(tap)) * root
         suffix = "_held" if self.held else ""
         self._add(f"{name}_gram{suffix}", input_gram(x), tokens)
         self._add(f"{name}_target{suffix}", products(x, y), tokens)

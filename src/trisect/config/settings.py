@@ -384,8 +384,9 @@ class CompressConfig:
         return cls(**(_with_preset(data) if data.get("portable") is True else data))
 
 
-PRESET = {"method": "a3+", "rope_scope": "model", "allocate": "uniform", "layers": None}
+PRESET = {"method": "a3+", "rope_scope": "model", "allocate": "uniform", "layers": None, "drop_experts": False}
 """What --portable means, besides a head width that kernels know."""
+_MEANS = {"layers": "every layer", "drop_experts": "every expert"}
 STEPS = (16, 32)
 """Head steps that kernels know; 32 also suits quantised KV caches, and its MLP step of 256 K-quants."""
 
@@ -395,7 +396,7 @@ def _with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     given = {**given, "layers": _layers(given.get("layers")), "align": parse_align(given.get("align", STEPS[0]))}
     for name, value in PRESET.items():
         if given.get(name, value) != value:
-            raise _contradiction(name, given[name], f"{option_name(name)} {value}" if value else "every layer")
+            raise _contradiction(name, given[name], _MEANS.get(name, f"{option_name(name)} {value}"))
     if given["align"] not in STEPS:
         raise _contradiction("align", given["align"] or "none", "--align 16 or 32")
     parts = parse_parts(given.get("parts", COMPONENTS))
