@@ -193,7 +193,7 @@ class Accumulator:
             self._add(VALUES, head_grams(x * self._root("a").reshape(*x.shape[:2], 1, 1)), tokens)
         for name in self.regressed:
             if REGRESSIONS[name] == tap:
-                self._regress(name, rows(x), tokens)  # an expert may have none
+                self._regress(name, rows(x), tokens)
 
     def _root(self, tap: str) -> Tensor:
         """What rows are multiplied with so that their squares count by their weights: (n, 1)."""

@@ -1,6 +1,6 @@
 """A GGUF file for llama.cpp, written tensor by tensor and read back before it gets its name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,47 @@ from torch.nn.functional import pad
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.export.check import Exported, check_in_llama_cpp, check_same, difference, probe
-from trisect.export.hf import built, stock_config
+from trisect.export.hf import built, padding_notes, stock_config
 from trisect.export.rotation import SAME, listed_rope, stock_factors
-from trisect.export.stock import GGUF, Stock, check_exportable, plain_config, stock_weights
+from trisect.export.stock import Stock, check_exportable, plain_config, stock_weights
 from trisect.export.vocabulary import split_digits, vocabulary_of
 from trisect.models import family_for
 from trisect.support.files import check_disk_space, check_writable, new_file
 
 FACTORS = "rope_freqs.weight"
-HALVED = ("qwen3",)
-"""Architectures whose channels llama.cpp pairs as Hugging Face does."""
 BLOCK = 32
 """Weights that share one scale in q8_0: a row must be a whole number of them."""
+ROUTER = "ffn_gate_inp"
+"""Stays float32 as llama.cpp's own converter has it: a rounded router sends tokens elsewhere."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What llama.cpp computes under one name."""
+
+    name: str
+    halved: bool = False
+    """Its channels are paired as in Hugging Face, and it reads no list of frequencies."""
+    square: bool = False
+    """Its heads are together as wide as the residual stream."""
+    normalised: bool | None = None
+    """Whether the weights of a token's experts are made to add up to one; None without experts."""
+
+
+ARCHITECTURES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "phi3"), Architecture("llama")),
+    "qwen3": Architecture("qwen3", halved=True),
+    "mixtral": Architecture("llama", normalised=True),
+    "qwen3_moe": Architecture("qwen3moe", halved=True, normalised=True),
+    "qwen2_moe": Architecture("qwen2moe", halved=True, square=True, normalised=False),
+}
+"""By family."""
+WIDTHS = {
+    "intermediate_size": "feed_forward_length",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+"""Widths by their names in a config -> in llama.cpp's file."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +89,7 @@ def export_gguf(
     architecture = _architecture(config, stock)
     expected = probe(model)
     apart = check_same(probe(built(stock_config(config, stock), stock.tensors)), expected, "The stock model")
+    stock = replace(stock, tensors=parted(stock.tensors))
     check_disk_space(path, int(1.1 * sum(4 * t.numel() for t in stock.tensors.values())))
     with new_file(path) as partial:
         writer = gguf.GGUFWriter(partial, architecture)
@@ -70,10 +100,10 @@ def export_gguf(
         check_tensors(tensors, stock.tensors, kind)
         # A GGUF file knows no sliding window, and is for texts inside one; the check is not.
         said |= {"max_position_embeddings": config.max_position_embeddings}
-        found = probe(built(plain_config(config, said), tensors))
+        found = probe(built(plain_config(config, said), joined(tensors)))
         if kind == "f32":
             check_same(found, expected, "What was written")
-        nats = check_in_llama_cpp(partial, model, kind, longest=_longest(config))
+        nats = check_in_llama_cpp(partial, model, kind, longest=_longest(config), mixture=bool(stock.mixtures))
     return Exported(
         path=path,
         architecture=architecture,
@@ -98,17 +128,38 @@ def _file(out: Path, kind: str) -> Path:
 def _architecture(config: Any, stock: Stock) -> str:
     """llama.cpp's name for what is to be computed, or the reason why it has none."""
     family = family_for(config).name
-    if family not in GGUF:
-        raise TrisectError(f"trisect writes no GGUF files of {family} models, only of {', '.join(GGUF)}; use --to hf.")
+    if family not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise TrisectError(f"trisect writes no GGUF files of {family} models, only of {known}; use --to hf.")
     if config.hidden_act != "silu":
         raise TrisectError(f"llama.cpp computes {config.hidden_act!r} MLPs as silu; use --to hf.")
-    if family == "qwen3":
-        if rotation_factors(config, stock) is not None:
-            raise TrisectError(
-                "llama.cpp takes no list of frequencies for qwen3, and this model's are scaled; use --to hf."
-            )
-        return "qwen3"
-    return "deci" if needs_deci(stock) else "llama"
+    found = ARCHITECTURES[family]
+    if found.halved and rotation_factors(config, stock) is not None:
+        raise TrisectError(
+            f"llama.cpp takes no list of frequencies for {found.name}, and this model's are scaled; use --to hf."
+        )
+    if found.square and stock.head_width * config.num_attention_heads != config.hidden_size:
+        raise TrisectError(
+            f"llama.cpp's {found.name} has heads that are together as wide as the residual stream; use --to hf."
+        )
+    if found.normalised is not None:
+        _check_mixture(config, stock, found)
+    return "deci" if needs_deci(stock) else found.name
+
+
+def _check_mixture(config: Any, stock: Stock, found: Architecture) -> None:
+    """Refuse experts that llama.cpp routes otherwise, or does not have in some layers."""
+    dense = set(range(config.num_hidden_layers)) - stock.mixtures
+    if dense:
+        raise TrisectError(
+            f"llama.cpp's {found.name} has experts in every layer, and layer {min(dense)} of this model has one "
+            "MLP; use --to hf."
+        )
+    if getattr(config, "norm_topk_prob", found.normalised) != found.normalised:
+        raise TrisectError(
+            f"llama.cpp's {found.name} {'makes' if found.normalised else 'does not make'} the weights of a token's "
+            f"experts add up to one, and norm_topk_prob is {config.norm_topk_prob} here; use --to hf."
+        )
 
 
 def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -126,7 +177,7 @@ def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dic
         "context_length": _longest(config),
         "embedding_length": config.hidden_size,
         "block_count": layers,
-        "feed_forward_length": list(stock.mlp_widths) if per_layer else stock.mlp_width,
+        **_widths(config, stock, per_layer=per_layer),
         "head_count": [heads] * layers if per_layer else heads,
         "head_count_kv": [kv_heads] * layers if per_layer else kv_heads,
         "key_length": stock.head_width,
@@ -135,6 +186,17 @@ def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dic
         "rope_dimension_count": stock.head_width,
         "rope_freq_base": float(config.rope_parameters["rope_theta"]),
     }
+
+
+def _widths(config: Any, stock: Stock, *, per_layer: bool) -> dict[str, Any]:
+    """Widths of MLPs, and how many experts there are of them."""
+    if per_layer:
+        return {"feed_forward_length": list(stock.mlp_widths)}
+    widths = {"intermediate_size": config.intermediate_size, **stock.widths}
+    found = {WIDTHS[name]: width for name, width in widths.items()}
+    if stock.mixtures:
+        found |= {"expert_count": stock.experts, "expert_used_count": config.num_experts_per_tok}
+    return found
 
 
 def _longest(config: Any) -> int:
@@ -160,6 +222,8 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
         notes.append(f"{kept} matrices stay f16: their rows are no multiple of {BLOCK}, as q8_0 needs")
     if stock.head_width % BLOCK:
         notes.append(f"head width {stock.head_width} is no multiple of {BLOCK}: the KV cache cannot be quantised")
+    if not needs_deci(stock):
+        notes += padding_notes(stock)
     if rotation_factors(config, stock) is not None:
         notes.append("transformers ignores rope_freqs when it loads GGUF; for transformers, export --to hf")
     return tuple(notes)
@@ -167,14 +231,16 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
 
 def names_of(config: Any, stock: Stock) -> dict[str, str]:
     """Name in the checkpoint -> llama.cpp's name, in the order in which tensors are written."""
-    # The names are the same for all our architectures, and this one has every tensor that any of them has.
-    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    # The names are the same for all our architectures, and these two have every tensor that any of them has.
+    both, layers = (gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.QWEN2MOE), config.num_hidden_layers
+    tables = [gguf.get_tensor_name_map(architecture, layers) for architecture in both]
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    return {
-        name: str(table.get_name(name, try_suffixes=(".weight", ".bias")))
-        for name in stock.tensors
-        if name not in tied
-    }
+    names = {}
+    for name in stock.tensors:
+        found = [table.get_name(name, try_suffixes=(".weight", ".bias")) for table in tables]
+        if name not in tied:
+            names[name] = str(found[0] or found[1])
+    return names
 
 
 def _write_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
@@ -191,7 +257,7 @@ def _write_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
     for theirs in ours:
         shape = tuple(native(theirs).shape)
         fits = kind != "q8_0" or shape[-1] % BLOCK == 0
-        kinds[theirs] = "f32" if len(shape) == 1 else kind if fits else "f16"
+        kinds[theirs] = "f32" if len(shape) == 1 or ROUTER in theirs else kind if fits else "f16"
     for theirs, chosen in kinds.items():  # all are listed before the first is written
         shape, dtype = tuple(native(theirs).shape), np.dtype(KINDS[chosen].dtype)
         if chosen == "q8_0":
@@ -218,19 +284,48 @@ def rotation_factors(config: Any, stock: Stock) -> list[float] | None:
 def needs_deci(stock: Stock) -> bool:
     """llama.cpp reads MLP widths per layer for this architecture; its biases are sized for whole heads."""
     special = any(name.endswith(".bias") or "_norm." in name for name in stock.tensors)
-    return len(set(stock.mlp_widths)) > 1 and not special
+    return len(set(stock.mlp_widths)) > 1 and not special and not stock.mixtures
 
 
 def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
     """A tensor in llama.cpp's order of channels, and no wider than its layer needs."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     kind = name.split(".")[-2]
-    if kind in heads and family_for(config).name not in HALVED:
+    if kind in heads and not ARCHITECTURES[family_for(config).name].halved:
         return interleaved(tensor, heads[kind])
     if ".mlp." in name and needs_deci(stock):
         width = stock.mlp_widths[int(name.split(".")[2])]
         return tensor[:, :width] if ".down_proj." in name else tensor[:width]
     return tensor
+
+
+GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
+
+
+def parted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gate and up of all experts of a layer (E, 2 I, D) as tensors of their own; what has no experts as it is."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(GATE_UP):
+            prefix, halves = name.removesuffix(GATE_UP), tensor.chunk(2, dim=1)
+            found |= {
+                f"{prefix}experts.{which}_proj.weight": x for which, x in zip(("gate", "up"), halves, strict=True)
+            }
+        else:
+            found[f"{name}.weight" if name.endswith(DOWN) else name] = tensor
+    return found
+
+
+def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Undo `parted`."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_proj.weight"):
+            up = tensors[name.replace("gate_proj.weight", "up_proj.weight")]
+            found[name.replace("gate_proj.weight", "gate_up_proj")] = torch.cat([tensor, up], dim=1)
+        elif not name.endswith("experts.up_proj.weight"):
+            found[name.removesuffix(".weight") if name.endswith(f"{DOWN}.weight") else name] = tensor
+    return found
 
 
 def interleaved(x: Tensor, heads: int) -> Tensor:
@@ -262,7 +357,8 @@ def read_file(path: Path, names: dict[str, str]) -> tuple[dict[str, Any], dict[s
         said["rope_parameters"] = listed_rope(factors, base, said["max_position_embeddings"])
     said["tie_word_embeddings"] = "output.weight" not in found
     heads = {"attn_q": said["num_attention_heads"], "attn_k": said["num_key_value_heads"]}
-    if reader.fields["general.architecture"].contents() in HALVED:
+    architecture = reader.fields["general.architecture"].contents()
+    if any(each.halved for each in ARCHITECTURES.values() if each.name == architecture):
         heads = {}
     ours = {theirs: name for name, theirs in names.items()}
     tensors = {}
@@ -293,7 +389,7 @@ def _said(reader: Any) -> dict[str, Any]:
         "max_position_embeddings": value("context_length"),
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count"),
-        "intermediate_size": value("feed_forward_length"),
+        **{ours: value(theirs) for ours, theirs in WIDTHS.items() if f"{arch}.{theirs}" in reader.fields},
         "num_attention_heads": value("attention.head_count"),
         "num_key_value_heads": value("attention.head_count_kv"),
         "head_dim": value("attention.key_length"),
