@@ -74,8 +74,6 @@ class Family:
     """Multi-head latent attention; config.rope_interleave, where there is one, decides about `rotary`."""
     norms: tuple[str, str] | None = None
     """Query and key RMS-norms between projection and rotation."""
-    whole: tuple[tuple[str, str], ...] = ()
-    """Components of attention that the family's mathematics does not let narrow, each with the reason."""
     norm_offset: float = 0.0
     """What is added to the weights of all norms of the model: 1 in Gemma, whose norms store w - 1."""
     output_gate: bool = False
@@ -230,7 +228,6 @@ _GATED = replace(
     model="Qwen3NextForCausalLM",
     mixer="linear_attn",
     norms=("q_norm", "k_norm"),
-    whole=(("qk", "a norm over channels that do not rotate"),),
     norm_offset=1.0,
     output_gate=True,
     experts=ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),

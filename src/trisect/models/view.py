@@ -103,7 +103,7 @@ class LayerView(LayerMaps):
         heads, module = self.heads, self.attention_module
         rates = getattr(module, "rotary_rates", None)
         (W_q, b_q), (W_k, b_k) = _heads(self.dense("q"), heads.heads), _heads(self.dense("k"), heads.kv_heads)
-        norms = [getattr(module, name).weight.detach() for name in self.family.norms or ()]
+        norms = [self._norm_weight(getattr(module, name)) for name in self.family.norms or ()]
         norm_q, norm_k = norms or (None, None)
 
         def canonical(x: Any) -> Any:
@@ -119,6 +119,12 @@ class LayerView(LayerMaps):
             norm_k=None if norm_k is None else canonical(norm_k.expand(heads.kv_heads, -1)),
             rates=None if rates is None else loaded_rates(rates).double(),
         )
+
+    def _norm_weight(self, norm: Any) -> Tensor:
+        """What a norm multiplies with, whatever it stores; one of ours stores just that."""
+        offset = 0.0 if isinstance(norm, HeadNorm) else self.family.norm_offset
+        weight: Tensor = norm.weight.detach()
+        return weight + offset if offset else weight
 
     def read_ov(self) -> OV:
         """Values and outputs, head by head."""
