@@ -189,8 +189,8 @@ class ExpertView:
             kept = self.count - (dropped - self.dropped)
             part = replace(part, routed=part.routed[:kept], numbers=part.numbers[:kept])
         factor = 0 if part.shared is None else part.shared.width // part.width
-        shared = None if part.shared is None else _resized(part.shared, factor * width)
-        return replace(part, routed=tuple(_resized(mlp, width) for mlp in part.routed), shared=shared)
+        shared = None if part.shared is None else _blank_mlp(part.shared, factor * width)
+        return replace(part, routed=tuple(_blank_mlp(mlp, width) for mlp in part.routed), shared=shared)
 
     def features(self, number: int, x: Tensor) -> Tensor:
         """What a routed expert's down projection reads of inputs (n, D): (n, I)."""
@@ -234,7 +234,7 @@ def _written_shared(old: Any, part: MLP) -> nn.Module:
     return new
 
 
-def _resized(mlp: MLP, width: int) -> MLP:
+def _blank_mlp(mlp: MLP, width: int) -> MLP:
     def columns(x: Tensor | None) -> Any:
         return None if x is None else x.new_empty(*x.shape[:-1], width)
 
