@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, option
-from trisect.commands.plan import show_plan
+from trisect.commands.plan import plan
 from trisect.config import CompressConfig
 from trisect.config.settings import RUNNING
 from trisect.errors import TrisectError
@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Narrow a model to a goal, usually --ratio, and save it as a Hugging Face folder."""
     if dry_run:
-        show_plan(model, settings, loading, curves=curves, json=json)
+        plan(model, settings, loading, curves=curves, json=json)
         return
     if out is None:
         raise TrisectError("No output was named; add -o OUT (or --dry-run to see the plan only).")

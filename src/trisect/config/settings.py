@@ -49,6 +49,7 @@ def record(cls: type[T]) -> type[T]:
     def checked_init(self: Any, **given: Any) -> None:
         try:
             init(self, **given)
+            _check_choices(self)
         except ValidationError as error:
             raise refusal(made, error) from None
 
@@ -70,7 +71,7 @@ def refusal(cls: type, error: ValidationError) -> TrisectError:
     return TrisectError(f"{name} must be {first['msg'].removeprefix('Input should be ')}, not {first['input']!r}.")
 
 
-def check_choices(self: Any) -> None:
+def _check_choices(self: Any) -> None:
     """Refuse a value that is none of its setting's choices."""
     for name, about in options_of_record(type(self)).items():
         value = getattr(self, name)
@@ -242,7 +243,6 @@ class CalibrationConfig:
     )
 
     def __post_init__(self) -> None:
-        check_choices(self)
         if (self.samples or 1) * (self.length or 1) > MOST_TOKENS:
             raise TrisectError(f"{self.samples} windows of {self.length} are over {MOST_TOKENS:,} tokens.")
 
@@ -349,7 +349,6 @@ class CompressConfig:
         return ArgsKwargs((), values)
 
     def __post_init__(self) -> None:
-        check_choices(self)
         check_latency_table(self.goal.budget, self.latency_table)
 
     @property

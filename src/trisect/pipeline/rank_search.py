@@ -10,16 +10,13 @@ from torch import Tensor
 
 from trisect.calibrate import Progress, collect, fisher_information
 from trisect.config import CompressConfig
-from trisect.data import Tokens
-from trisect.data.tokens import content_hash
+from trisect.data import Tokens, content_hash
 from trisect.errors import TrisectError
 from trisect.methods import get_method
 from trisect.methods.method import LinearMethod, options_of, solve
 from trisect.models import fingerprint, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
-from trisect.plan import Plan
-from trisect.plan.budget import linear_heads, linear_sizes, linears_of
-from trisect.plan.problem import chosen_layers
+from trisect.plan import Plan, chosen_layers, linear_heads, linear_sizes, linears_of
 from trisect.plan.ranks import (
     Curve,
     Key,
