@@ -51,7 +51,7 @@ def sliced(name: str) -> Any:
     model = tiny(name)
     original = original_widths(model)
     for view in layer_views(model):
-        for part in map(view.part, COMPONENTS):
+        for part in [view.part(component) for component in COMPONENTS if component not in view.fixed]:
             view.write(_cut(part, seed=view.index))
     return mark_compressed(model, original=original, method="none", ratio=0.3)
 

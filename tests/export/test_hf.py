@@ -39,6 +39,8 @@ CASES = [
     ("phi3", "whole-qk"),
     ("qwen3", "whole-qk"),
     ("smollm3", "whole-qk"),
+    *((name, "whole-qk") for name in ("gemma3", "gemma2", "olmo2", "olmo3", "exaone4", "hunyuan", "seed_oss")),
+    ("granite", "model-rates"),
 ]
 PROMPT = tokens(2, 60, seed=9)
 

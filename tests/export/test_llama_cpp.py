@@ -33,6 +33,9 @@ CASES = [
     ("llama-gqa", "some-layers", "deci"),
     ("phi3", "model-rates", "llama"),
     ("qwen3", "whole-qk", "qwen3"),
+    ("olmo2", "whole-qk", "olmo2"),
+    ("granite", "model-rates", "granite"),
+    ("gemma3-local", "whole-qk", "gemma3"),
 ]
 
 

@@ -78,7 +78,7 @@ def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None
     before = logits(model, ids)
     reads = frozenset().union(*METHODS["a3"].reads.values())
     for view, moments in collect(model, ids, lambda layer: reads):
-        for component in COMPONENTS:
+        for component in [c for c in COMPONENTS if c not in view.fixed]:
             part = view.part(component)
             solver = METHODS["a3"].solvers[component]
             view.write(solver(part, moments, part.width, Options()).part)

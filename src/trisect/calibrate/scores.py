@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trisect.models.attention import softcapped
 from trisect.records.parts import Slots
 
 # Sampled queries per layer over all windows; more settle the Gram, fewer save time.
@@ -53,8 +54,9 @@ class Reading(Protocol):
 class QuerySampler:
     """Random queries of every window: the same for the same seed, whoever runs it, in whatever batch."""
 
-    def __init__(self, readings: Sequence[Reading], *, per_window: int, seed: int):
+    def __init__(self, readings: Sequence[Reading], *, per_window: int, seed: int, softcap: float | None = None):
         self.readings = readings
+        self.softcap = softcap
         self.per_window = per_window
         self.seed = seed
         self.numbers: Sequence[int] | None = None
@@ -98,6 +100,7 @@ class QuerySampler:
             query, key = q[:, some], k[:, some]
             seen = (query.flatten(2, 3) @ key.mT).unflatten(2, query.shape[2:4])  # (b, k, g, q, t)
             unseen = hidden[:, None, None]
+            seen = softcapped(seen, self.softcap)
             weights = seen.masked_fill(unseen, float("-inf")).softmax(dim=-1)
             anywhere = (~unseen).to(weights.dtype) / (~unseen).sum(dim=-1, keepdim=True)
             weights = weights.lerp(anywhere, AWAKE)

@@ -14,14 +14,53 @@ from trisect.errors import TrisectError, unknown_name
 from trisect.export.check import Exported, check_in_llama_cpp, check_same, difference, probe
 from trisect.export.hf import built, stock_config
 from trisect.export.rotation import SAME, listed_rope, stock_factors
-from trisect.export.stock import GGUF, Stock, check_exportable, plain_config, stock_weights
+from trisect.export.stock import Stock, check_exportable, plain_config, stock_weights
 from trisect.export.vocabulary import split_digits, vocabulary_of
 from trisect.models import family_for
 from trisect.support.files import check_disk_space, check_writable, new_file
 
 FACTORS = "rope_freqs.weight"
-HALVED = ("qwen3",)
-"""Architectures whose channels llama.cpp pairs as Hugging Face does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What llama.cpp computes under one name."""
+
+    name: str
+    halved: bool = False
+    """Channels are paired as Hugging Face does it, and frequencies cannot be listed."""
+    activation: str = "silu"
+    windows: bool = False
+    """It knows sliding windows, and two rotations."""
+    numbers: tuple[tuple[str, str], ...] = ()
+    """More entries of the file: GGUFWriter's name, the config's."""
+
+
+_LLAMA = Architecture(name="llama")
+ARCHITECTURES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "phi3"), _LLAMA),
+    "qwen3": Architecture(name="qwen3", halved=True),
+    "olmo2": Architecture(name="olmo2", halved=True),
+    "granite": Architecture(
+        name="granite",
+        numbers=(
+            ("attention_scale", "attention_multiplier"),
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("logit_scale", "logits_scaling"),
+        ),
+    ),
+    "gemma3_text": Architecture(
+        name="gemma3",
+        halved=True,
+        activation="gelu_pytorch_tanh",
+        windows=True,
+        numbers=(("sliding_window", "sliding_window"),),
+    ),
+}
+"""Family -> what its models are written as."""
+LOCAL_BASE, PATTERN = 10_000.0, 6
+"""What llama.cpp takes for granted of Gemma 3: the base of local rotations; every sixth layer looks at all."""
 BLOCK = 32
 """Weights that share one scale in q8_0: a row must be a whole number of them."""
 
@@ -56,7 +95,8 @@ def export_gguf(
     config = model.config
     tokenizer, notes = split_digits(tokenizer)
     vocabulary = vocabulary_of(tokenizer, config.vocab_size)
-    stock = stock_weights(model, baked=True)
+    known = _known(config)
+    stock = stock_weights(model, baked=not known.windows)
     architecture = _architecture(config, stock)
     expected = probe(model)
     apart = check_same(probe(built(stock_config(config, stock), stock.tensors)), expected, "The stock model")
@@ -66,10 +106,11 @@ def export_gguf(
         for name, value in (_facts(config, stock, receipt or {}, kind) | vocabulary).items():
             getattr(writer, f"add_{name}")(value)
         kept = _write_tensors(writer, config, stock, kind)
-        said, tensors = read_file(partial, names_of(config, stock))
+        said, tensors = read_file(partial, names_of(config, stock), offset=family_for(config).norm_offset)
         check_tensors(tensors, stock.tensors, kind)
         # A GGUF file knows no sliding window, and is for texts inside one; the check is not.
         said |= {"max_position_embeddings": config.max_position_embeddings}
+        said = {key: value for key, value in said.items() if key != "rope_parameters" or not known.windows}
         found = probe(built(plain_config(config, said), tensors))
         if kind == "f32":
             check_same(found, expected, "What was written")
@@ -97,18 +138,39 @@ def _file(out: Path, kind: str) -> Path:
 
 def _architecture(config: Any, stock: Stock) -> str:
     """llama.cpp's name for what is to be computed, or the reason why it has none."""
+    known = _known(config)
+    activation = getattr(config, "hidden_act", None) or config.hidden_activation
+    if activation != known.activation:
+        raise TrisectError(f"llama.cpp computes {activation!r} MLPs as {known.activation}; use --to hf.")
+    if known.halved and rotation_factors(config, stock) is not None:
+        raise TrisectError(
+            f"llama.cpp takes no list of frequencies for {known.name}, and this model's are scaled; use --to hf."
+        )
+    if known.windows:
+        _check_windows(config)
+    return "deci" if needs_deci(stock) and known is _LLAMA else known.name
+
+
+def _known(config: Any) -> Architecture:
     family = family_for(config).name
-    if family not in GGUF:
-        raise TrisectError(f"trisect writes no GGUF files of {family} models, only of {', '.join(GGUF)}; use --to hf.")
-    if config.hidden_act != "silu":
-        raise TrisectError(f"llama.cpp computes {config.hidden_act!r} MLPs as silu; use --to hf.")
-    if family == "qwen3":
-        if rotation_factors(config, stock) is not None:
-            raise TrisectError(
-                "llama.cpp takes no list of frequencies for qwen3, and this model's are scaled; use --to hf."
-            )
-        return "qwen3"
-    return "deci" if needs_deci(stock) else "llama"
+    if family not in ARCHITECTURES:
+        raise TrisectError(
+            f"trisect writes no GGUF files of {family} models, only of {', '.join(ARCHITECTURES)}; use --to hf."
+        )
+    return ARCHITECTURES[family]
+
+
+def _check_windows(config: Any) -> None:
+    """Refuse what llama.cpp's Gemma 3 does not read from the file but takes for granted."""
+    whole = [(number + 1) % PATTERN == 0 for number in range(len(config.layer_types))]
+    pattern = [kind == "full_attention" for kind in config.layer_types] == whole
+    plain = all(rope.get("rope_type") == "default" for rope in config.rope_parameters.values())
+    local = config.rope_parameters["sliding_attention"]["rope_theta"] == LOCAL_BASE
+    if not (pattern and plain and local and config.query_pre_attn_scalar == config.head_dim):
+        raise TrisectError(
+            "llama.cpp's gemma3 has every sixth layer looking at everything, local rotations to the base 10000, none "
+            "of them scaled, and scores over the root of the head width; this model differs. Use --to hf."
+        )
 
 
 def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -133,8 +195,15 @@ def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dic
         "value_length": stock.head_width,
         "layer_norm_rms_eps": config.rms_norm_eps,
         "rope_dimension_count": stock.head_width,
-        "rope_freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope_freq_base": _base(config),
+        **{name: getattr(config, setting) for name, setting in _known(config).numbers},
     }
+
+
+def _base(config: Any) -> float:
+    """Of the rotation; of the layers that look at everything, where there are two."""
+    rope = config.rope_parameters
+    return float(rope.get("full_attention", rope)["rope_theta"])
 
 
 def _longest(config: Any) -> int:
@@ -145,7 +214,7 @@ def _longest(config: Any) -> int:
 def _window(config: Any) -> int | None:
     """Tokens that attention looks back over, where not all layers look at everything."""
     types = getattr(config, "layer_types", None)
-    if types is not None and "sliding_attention" not in types:
+    if _known(config).windows or (types is not None and "sliding_attention" not in types):
         return None
     window = getattr(config, "sliding_window", None)
     return None if window is None else int(window)
@@ -167,8 +236,10 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
 
 def names_of(config: Any, stock: Stock) -> dict[str, str]:
     """Name in the checkpoint -> llama.cpp's name, in the order in which tensors are written."""
-    # The names are the same for all our architectures, and this one has every tensor that any of them has.
-    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)
+    # Llama's names are those of an architecture that has norms between, too.
+    known = {title: arch for arch, title in gguf.MODEL_ARCH_NAMES.items()}[_known(config).name]
+    arch = gguf.MODEL_ARCH.QWEN3 if known == gguf.MODEL_ARCH.LLAMA else known
+    table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     return {
         name: str(table.get_name(name, try_suffixes=(".weight", ".bias")))
@@ -210,8 +281,9 @@ def _write_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
 
 def rotation_factors(config: Any, stock: Stock) -> list[float] | None:
     """Divisors of llama.cpp's own frequencies, None where those are the model's."""
-    assert stock.rates is not None
-    factors = stock_factors(stock.rates, float(config.rope_parameters["rope_theta"]))
+    if stock.rates is None:
+        return None
+    factors = stock_factors(stock.rates, _base(config))
     return None if max(abs(factor - 1) for factor in factors) <= SAME else factors
 
 
@@ -225,7 +297,9 @@ def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
     """A tensor in llama.cpp's order of channels, and no wider than its layer needs."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     kind = name.split(".")[-2]
-    if kind in heads and family_for(config).name not in HALVED:
+    if kind.endswith("norm"):
+        return tensor + family_for(config).norm_offset
+    if kind in heads and not _known(config).halved:
         return interleaved(tensor, heads[kind])
     if ".mlp." in name and needs_deci(stock):
         width = stock.mlp_widths[int(name.split(".")[2])]
@@ -243,10 +317,10 @@ def halved(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def read_file(path: Path, names: dict[str, str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_file(path: Path, names: dict[str, str], *, offset: float = 0.0) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What the file says, in a config's words, and its tensors in float32, MLPs padded to one width.
 
-    `names` are those of a checkpoint, with llama.cpp's.
+    `names` are those of a checkpoint, with llama.cpp's; the checkpoint's norms hold their weights less `offset`.
     """
     reader = gguf.GGUFReader(path)
     said = _said(reader)
@@ -262,13 +336,15 @@ def read_file(path: Path, names: dict[str, str]) -> tuple[dict[str, Any], dict[s
         said["rope_parameters"] = listed_rope(factors, base, said["max_position_embeddings"])
     said["tie_word_embeddings"] = "output.weight" not in found
     heads = {"attn_q": said["num_attention_heads"], "attn_k": said["num_key_value_heads"]}
-    if reader.fields["general.architecture"].contents() in HALVED:
+    if reader.fields["general.architecture"].contents() in {a.name for a in ARCHITECTURES.values() if a.halved}:
         heads = {}
     ours = {theirs: name for name, theirs in names.items()}
     tensors = {}
     for name, tensor in found.items():
         kind, more = name.split(".")[-2], said["intermediate_size"]
-        if kind in heads:
+        if kind.endswith("norm"):
+            tensor = tensor - offset
+        elif kind in heads:
             tensor = halved(tensor, heads[kind])
         elif kind in ("ffn_up", "ffn_gate"):
             tensor = pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, more - tensor.shape[0]))

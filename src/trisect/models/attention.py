@@ -20,7 +20,7 @@ from trisect.kernels import rotate_qk, wants_decode_kernel
 from trisect.kernels.sdpa import padded, sdpa
 from trisect.models.families import Family
 from trisect.models.linear import QKV, FactoredLinear, FusedMaps, HeadLayout, SplitLinear, fused_maps
-from trisect.models.rotary import to_canonical
+from trisect.models.rotary import HeadNorm, rope_of, to_canonical
 
 Attended = tuple[Tensor, Tensor | None]
 """Head outputs (b, t, h, vo), and the attention weights where the function has them."""
@@ -28,11 +28,11 @@ Attend = Callable[..., Attended]
 """(module, query, key, value, mask, scaling=, dropout=, ...), as transformers calls attention functions."""
 
 
-def interface(name: str, *, device: torch.device) -> Attend:
+def interface(name: str, *, device: torch.device, capped: bool = False) -> Attend:
     """The attention function transformers has under a name, or ours where that one is slow or wrong."""
     found: Attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
-    if found is sdpa_attention_forward and device.type in ("cpu", "cuda"):
-        return _sdpa
+    if found is sdpa_attention_forward and (capped or device.type in ("cpu", "cuda")):
+        return eager if capped else _sdpa  # torch's fused attention cannot bound its scores
     return partial(_flash, found) if "flash" in name else found
 
 
@@ -53,12 +53,20 @@ def eager(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **k
     """Attention spelt out, for `attn_implementation="eager"`: the reference for every other kernel."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = q @ k.mT * kwargs["scaling"]
+    scores = softcapped(q @ k.mT * kwargs["scaling"], kwargs.get("softcap"))
+    if mask is None and module.is_causal and q.shape[-2] > 1:  # what SDPA knows by itself
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(k.shape[-2] - q.shape[-2])
     if mask is not None:
-        scores = scores + mask[..., : k.shape[-2]]
+        mask = mask[..., : k.shape[-2]]
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
     weights = nn.functional.dropout(weights, p=kwargs.get("dropout", 0.0), training=module.training)
     return (weights @ v).transpose(1, 2).contiguous(), weights
+
+
+def softcapped(scores: Tensor, bound: float | None) -> Tensor:
+    """Scores between -bound and bound: c tanh(score / c)."""
+    return scores if bound is None else torch.tanh(scores / bound) * bound
 
 
 def clamped(x: Tensor, bound: float | None) -> Tensor:
@@ -112,8 +120,9 @@ class Attention(nn.Module):
         latent = self._latent_maps(cache)
         q, k, v = self._project(hidden_states, latent)
         if self.tap is not None:
-            self.tap("q", self._canonical(q))
-            self.tap("k", self._canonical(self._as_heads("k", k.flatten(2), latent)))
+            if not self.norm_last:
+                self.tap("q", self._canonical(q))
+                self.tap("k", self._canonical(self._as_heads("k", k.flatten(2), latent)))
             self.tap("v", self._as_heads("v", v.flatten(2), latent))
         if position_bias is None and not latent and self._decodes(cache, q):
             return self._put_out(self._decode(q, k, v, position_embeddings, position_ids)), None
@@ -125,12 +134,17 @@ class Attention(nn.Module):
                 k,
                 pairs=self.num_pairs,
                 layout=self.family.rotary,
-                table=position_embeddings,
+                table=self._table(position_embeddings),
                 index=self.rotary_index,
                 rates=self.rotary_rates,
                 positions=position_ids,
                 in_place=self.prepared and self.tap is None,
             )
+        if self.norm_last:
+            q, k = self._normalise(q, k)
+            if self.tap is not None:
+                self.tap("q", self._canonical(q))
+                self.tap("k", self._canonical(k))
         if self.family.position_scale:
             q = q * self._position_scale(position_ids, q.dtype)
         # Scores approximate those of the original head, so they keep the original head's scale.
@@ -146,7 +160,9 @@ class Attention(nn.Module):
             k, v = self.live.update(k, v) if live else cache.update(k, v, self.layer_idx)
         if position_bias is not None:
             attention_mask = _biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
-        out, weights = interface(self.config._attn_implementation, device=q.device)(
+        softcap = self.softcap
+        capped = {} if softcap is None else {"softcap": softcap}
+        out, weights = interface(self.config._attn_implementation, device=q.device, capped=softcap is not None)(
             self,
             q,
             k,
@@ -156,6 +172,7 @@ class Attention(nn.Module):
             scaling=scale,
             sliding_window=self.window,
             position_ids=position_ids,
+            **capped,
             **kwargs,
         )
         return self._put_out(out[..., : self.layout.vo]), weights
@@ -167,7 +184,8 @@ class Attention(nn.Module):
         out = out.sum(dim=2) if self.shared_output else out.flatten(2)
         out = getattr(self, self.family.o)(out.contiguous())
         if self.family.output_dropout is not None:
-            out = getattr(self, self.family.output_dropout)(out)
+            share = getattr(self, self.family.output_dropout)
+            out = nn.functional.dropout(out, p=getattr(share, "p", share), training=self.training)
         return out
 
     def _project(self, x: Tensor, latent: Maps) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,13 +204,26 @@ class Attention(nn.Module):
         q = clamped(q, self.clips_qk)
         k = k if "k" in latent else clamped(k, self.clips_qk)
         v = v if "v" in latent else clamped(v, self.clips_v)
-        if self.family.norms is not None:
-            if self.tap is not None:
-                self.tap("q_raw", self._canonical(q))
-                self.tap("k_raw", self._canonical(k))
-            q_norm, k_norm = self.family.norms
-            q, k = getattr(self, q_norm)(q), getattr(self, k_norm)(k)
-        return q, k, v
+        return (q, k, v) if self.norm_last else (*self._normalise(q, k), v)
+
+    def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys (b, t, heads, qk) behind their norms, where they have any."""
+        norms = norms_of(self, self.family)
+        if not norms:
+            return q, k
+        if self.tap is not None:
+            for name, raw in (("q_raw", self._canonical(q)), ("k_raw", self._canonical(k))):
+                # A norm over all heads sees one head of all channels.
+                self.tap(name, raw.flatten(2).unsqueeze(2) if self.family.norm_over == "heads" else raw)
+        normed = [self._normed(norm, heads) for norm, heads in zip(norms, (q, k), strict=True)]
+        return normed[0], normed[1]
+
+    def _normed(self, norm: nn.Module, heads: Tensor) -> Tensor:
+        """(b, t, heads, width) as the norm's module wants them, and back."""
+        over: str = "head" if isinstance(norm, HeadNorm) else self.family.norm_over
+        if over == "heads":
+            return norm(heads.flatten(2)).view_as(heads)
+        return norm(heads) if over == "head" else norm(heads.transpose(1, 2)).transpose(1, 2)
 
     def _columns(self, x: Tensor) -> list[Tensor]:
         """What the projections put out, or all of it at once."""
@@ -203,7 +234,7 @@ class Attention(nn.Module):
 
     def _latent_maps(self, cache: Any) -> Maps:
         """The maps whose narrow side the cache holds: not keys behind a norm or a rotation."""
-        plain_keys = not self.num_pairs and self.family.norms is None
+        plain_keys = not self.num_pairs and not norms_of(self, self.family)
         names = () if cache is None else ("k", "v") if plain_keys else ("v",)
         maps = {name: self._map(name) for name in names}
         return {name: m for name, m in maps.items() if isinstance(m, FactoredLinear) and m.cached}
@@ -229,13 +260,14 @@ class Attention(nn.Module):
         ours = getattr(cache, "clock", None) is self.live.clock
         single = q.shape[1] == 1 and not self.live.clock.prompt
         plain = self.tap is None and self.config._attn_implementation == "sdpa"
+        plain = plain and self.softcap is None and not self.norm_last
         return ours and single and plain and wants_decode_kernel(q)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, table: Table | None, positions: Tensor | None) -> Tensor:
         """One new token per text (b, 1, heads, width): into the cache, and its attention (b, 1, h, vo)."""
         live, clock = self.live, self.live.clock
         if self.num_pairs:
-            cos, sin = (None, None) if table is None or self.rotary_rates is not None else table
+            cos, sin = (None, None) if table is None or self.rotary_rates is not None else self._table(table)
             angles = cos, sin, self.rotary_index, self.rotary_rates, positions
             adjacent = self.family.rotary == "adjacent"
             torch.ops.trisect.rotate_write_(
@@ -272,8 +304,27 @@ class Attention(nn.Module):
         module: nn.Module = getattr(self, names[QKV.index(name) if len(names) > 1 else 0])
         return module.get_submodule(name) if isinstance(module, SplitLinear) else module
 
+    def _table(self, table: Table) -> Table:
+        """Cosines and sines with the columns [all frequencies | all again]."""
+        if not self.family.paired_table:
+            return table
+        cos, sin = (torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) for x in table)
+        return cos, sin
+
+    @property
+    def norm_last(self) -> bool:
+        """Whether queries and keys are normalised behind the rotation."""
+        return self.family.norm_last and bool(norms_of(self, self.family))
+
+    @property
+    def softcap(self) -> float | None:
+        """The bound that scores have."""
+        return None if self.family.softcap is None else getattr(self, self.family.softcap)
+
     @property
     def window(self) -> int | None:
+        if not getattr(self, "is_sliding", True):
+            return None
         return getattr(self, "sliding_window", getattr(self.config, "sliding_window", None))
 
     @property
@@ -298,16 +349,28 @@ def layout_of(module: nn.Module, family: Family, config: Any) -> HeadLayout:
         return module.layout
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    rotates = family.rotary is not None and (family.rotates is None or bool(getattr(module, family.rotates)))
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope_of(config, getattr(module, "layer_idx", 0))
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return HeadLayout(
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=kv_heads if family.kv_heads is None else getattr(module, family.kv_heads),
         qk=width,
         vo=width,
         per_head=family.per_head,
-        pairs=int(width * rope.get("partial_rotary_factor", 1.0)) // 2 if rotates else 0,
+        pairs=int(width * rope.get("partial_rotary_factor", 1.0)) // 2 if _rotates(module, family, config) else 0,
     )
+
+
+def _rotates(module: Any, family: Family, config: Any) -> bool:
+    """Whether a layer's heads rotate."""
+    if family.rotates_windows and getattr(config, "sliding_window", None) is not None:
+        return bool(config.layer_types[module.layer_idx] == "sliding_attention")
+    return family.rotary is not None and (family.rotates is None or bool(getattr(module, family.rotates)))
+
+
+def norms_of(module: Any, family: Family) -> tuple[nn.Module, ...]:
+    """The norms of queries and keys; none in a model that goes without."""
+    return tuple(getattr(module, name) for name in family.norms or () if hasattr(module, name))
 
 
 def own(module: nn.Module, family: Family, config: Any) -> Attention:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.models.linear import refuse_nan
+from trisect.models.quantized import is_linear
 from trisect.models.view import LayerView, layer_views
 from trisect.records.shapes import ModelShape
 
@@ -61,7 +62,7 @@ def fingerprint(model: nn.Module) -> str:
 def _corner(model: Any, view: LayerView, module: Any) -> Tensor:
     """The first elements of a weight in (in, out) order, without touching the rest."""
     weight = module.weight
-    transposed = type(module) is nn.Linear  # others are stored as (in, out), or in groups
+    transposed = is_linear(module)  # others are stored as (in, out), or in groups
     rows = -(-SAMPLE // (weight.shape[0] if transposed else weight[0].numel()))
     key: Any = (slice(None), slice(rows)) if transposed else slice(rows)
     if weight.is_meta:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.models.attention import Attention, layout_of, own
+from trisect.models.attention import Attention, layout_of, norms_of, own
 from trisect.models.families import Family, family_for
 from trisect.models.linear import (
     QKV,
@@ -33,7 +33,16 @@ from trisect.models.linear import (
     sizes_of,
     weight_of,
 )
-from trisect.models.rotary import HeadNorm, eps_of, from_canonical, loaded_rates, stored_rates, to_canonical
+from trisect.models.rotary import (
+    HeadNorm,
+    eps_of,
+    from_canonical,
+    loaded_rates,
+    norm_weights,
+    stored_rates,
+    to_canonical,
+)
+from trisect.models.units import in_units
 from trisect.records.parts import COMPONENTS, LINEARS, MLP, OV, QK, Factored, Linear, Masked, Part, Solution
 from trisect.records.shapes import LayerShape, LinearShape
 
@@ -79,6 +88,19 @@ class LayerView:
         return layout_of(self.attention_module, self.family, self.config)
 
     @property
+    def norms(self) -> tuple[nn.Module, ...]:
+        """The norms of queries and keys, if there are any."""
+        return norms_of(self.attention_module, self.family)
+
+    @property
+    def fixed(self) -> dict[str, str]:
+        """Components that keep their width, and why."""
+        if not self.norms or (2 * self.heads.pairs == self.heads.qk and not self.family.norm_centred):
+            return {}
+        kind = "LayerNorm" if self.family.norm_centred else "norm over channels that do not all rotate"
+        return {"qk": f"a {kind} stands between projection and score, and narrow heads have no such form of it"}
+
+    @property
     def shared_output(self) -> bool:
         """One output projection for all heads."""
         return getattr(self.attention_module, "shared_output", False)
@@ -99,7 +121,9 @@ class LayerView:
             gated=self.family.gate is not None,
             qk_bias=biased["q"],
             **{f"{name}_bias": biased[name] for name in ("v", "o", "up", "down")},
-            qk_norm=self.family.norms is not None,
+            qk_norm=bool(self.norms),
+            norm_together=self.family.norm_over == "heads",
+            fixed=tuple(self.fixed),
             shared_output=self.shared_output,
             folded=getattr(self.attention_module, "rotary_rates", None) is not None,
             linears=self.factored(),
@@ -108,7 +132,7 @@ class LayerView:
     def part(self, name: str) -> Part:
         """A component in canonical layout, or a single linear map; checked to be finite."""
         read: Callable[[], Part] | None = getattr(self, f"read_{name}") if name in COMPONENTS else None
-        part = self.linear(name) if read is None else read()
+        part = in_units(self.linear(name) if read is None else read(), self.layer, self.family)
         for field, tensor in vars(part).items():
             if isinstance(tensor, Tensor):
                 refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
@@ -119,8 +143,11 @@ class LayerView:
         heads, module = self.heads, self.attention_module
         rates = getattr(module, "rotary_rates", None)
         (W_q, b_q), (W_k, b_k) = _heads(self.dense("q"), heads.heads), _heads(self.dense("k"), heads.kv_heads)
-        norms = [getattr(module, name).weight.detach() for name in self.family.norms or ()]
-        norm_q, norm_k = norms or (None, None)
+        weights: list[Any] = [
+            norm_weights(norm, heads=count, width=heads.qk, offset=self.family.norm_offset)
+            for norm, count in zip(self.norms, (heads.heads, heads.kv_heads), strict=False)
+        ]
+        norm_q, norm_k = weights or (None, None)
 
         def canonical(x: Any) -> Any:
             return None if x is None else to_canonical(x, heads.pairs, self.family.rotary)
@@ -131,8 +158,8 @@ class LayerView:
             b_q=canonical(b_q),
             b_k=canonical(b_k),
             frequencies=self._frequencies(),
-            norm_q=None if norm_q is None else canonical(norm_q.expand(heads.heads, -1)),
-            norm_k=None if norm_k is None else canonical(norm_k.expand(heads.kv_heads, -1)),
+            norm_q=canonical(norm_q),
+            norm_k=canonical(norm_k),
             rates=None if rates is None else loaded_rates(rates).double(),
         )
 
@@ -162,6 +189,7 @@ class LayerView:
     def write(self, part: Part) -> None:
         """Replace the weights of a component, whose widths follow from the part, or of a linear map."""
         self.own()
+        part = in_units(part, self.layer, self.family, inverse=True)
         if isinstance(part, QK):
             self._write_qk(part)
         elif isinstance(part, OV):
@@ -233,6 +261,8 @@ class LayerView:
         b_q, b_k = (None if b is None else from_canonical(b, part.num_pairs, rotary) for b in (part.b_q, part.b_k))
         narrowed = (part.width, part.num_pairs) != (a.layout.qk, a.num_pairs)
         narrowed = narrowed or part.rates is not None or a.rotary_index is not None
+        if narrowed and "qk" in self.fixed:
+            raise TrisectError(f"Layer {self.index}: QK keeps its width, because {self.fixed['qk']}.")
         layout = replace(a.layout, qk=part.width, pairs=part.num_pairs)
         self.write_dense({"q": _flat(W_q, b_q), "k": _flat(W_k, b_k)}, layout=layout)
         a.layout = layout
@@ -243,10 +273,12 @@ class LayerView:
             a.clips_qk = None
         a.rotary_index = part.frequencies.to(torch.int16) if part.num_pairs else None
         a.rotary_rates = None if part.rates is None else stored_rates(part.rates)
-        for name, weight in zip(self.family.norms or (), (part.norm_q, part.norm_k), strict=False):
+        together = self.family.norm_over == "heads"
+        names = (self.family.norms or ()) if self.norms else ()
+        for name, weight in zip(names, (part.norm_q, part.norm_k), strict=False):
             assert weight is not None
             old = getattr(a, name)
-            new = HeadNorm(weight.shape[0], weight.shape[1], eps=eps_of(old))
+            new = HeadNorm(weight.shape[0], weight.shape[1], eps=eps_of(old), together=together)
             stored = from_canonical(weight, part.num_pairs, rotary).to(old.weight.dtype).contiguous()
             new.weight = nn.Parameter(stored, requires_grad=old.weight.requires_grad)
             setattr(a, name, new)

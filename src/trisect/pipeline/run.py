@@ -1,5 +1,6 @@
 """The whole flow on one screen: plan, then layer by layer gather -> solve -> apply -> keep."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,6 +31,8 @@ from trisect.records.shapes import ModelShape, widths_of
 from trisect.support import distributed
 from trisect.support.clock import stage, timing
 from trisect.support.receipt import build_receipt
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -302,9 +305,22 @@ def with_method_defaults(config: CompressConfig) -> CompressConfig:
 
 
 def check_model(model: Any, config: CompressConfig) -> None:
-    """Refuse weights that are not finite, and a model that cannot become portable."""
+    """Refuse weights that are not finite, and a model that cannot become portable; say what keeps its width."""
     check_finite(model)
+    say_what_stays(model, config.parts)
     if config.portable:
         from trisect.export.stock import check_portable
 
         check_portable(model, config.parts)
+
+
+def say_what_stays(model: Any, parts: tuple[str, ...]) -> None:
+    """One line for each reason that a component has to keep its width, with the layers it holds for."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for view in layer_views(model):
+        for component, reason in view.fixed.items():
+            if component in parts:
+                found.setdefault((component, reason), []).append(view.index)
+    for (component, reason), layers in found.items():
+        where = "all layers" if len(layers) == len(layer_views(model)) else f"layers {', '.join(map(str, layers))}"
+        log.warning("%s of %s keeps its width: %s", component.upper(), where, reason)

@@ -242,7 +242,10 @@ def pose(
     """The problem of reaching `goal` in these parts of these layers (None: all)."""
     shape = costs.shape
     chosen = chosen_layers(layers, num_layers=len(shape.layers))
-    keys = tuple((layer, part) for layer in chosen for part in COMPONENTS if part in parts)
+    movable = {layer: set(parts) - set(shape.layers[layer].fixed) for layer in chosen}
+    keys = tuple((layer, part) for layer in chosen for part in COMPONENTS if part in movable[layer])
+    if not keys:
+        raise TrisectError(f"None of the layers has {' or '.join(parts)} to narrow; name others with --parts.")
     full = sum(costs.full(*key) for key in keys)
     if isinstance(goal, Limit):
         fixed = costs.whole() - full

@@ -1,6 +1,6 @@
 """Sizes of a model's layers: integers only, enough to count parameters, cache bytes and FLOPs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 COMPONENTS = ("qk", "ov", "mlp")
 
@@ -54,6 +54,11 @@ class LayerShape:
     """Pairs turn at rates of their own instead of the model's frequencies."""
     linears: tuple[LinearShape, ...] = ()
     """The linear maps that became two; empty for dense and narrow layers."""
+    # Not in the repr, which a model's fingerprint is made of: they follow from what is.
+    norm_together: bool = field(default=False, repr=False)
+    """A QK-norm takes its mean over all heads."""
+    fixed: tuple[str, ...] = field(default=(), repr=False)
+    """Components that keep their width, because a narrow one could not compute what they do."""
 
     def width(self, component: str) -> int:
         """The width of a component as it is."""
