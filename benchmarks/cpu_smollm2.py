@@ -17,12 +17,13 @@ THREADS = 2
 os.environ["OMP_NUM_THREADS"] = str(THREADS)  # read when torch is loaded
 
 import torch  # noqa: E402
+from random_models import subject_of_model, variants_of  # noqa: E402
+from sweeps import Rows, run_sweep  # noqa: E402
 
 from trisect.bench import rows as tables  # noqa: E402
 from trisect.bench.measure import Effort  # noqa: E402
-from trisect.bench.random_models import subject_of_model, variants_of  # noqa: E402
-from trisect.bench.rows import PHASES, Rows, failures, notes_for, related  # noqa: E402
-from trisect.bench.sweep import Sweep, run_sweep  # noqa: E402
+from trisect.bench.rows import PHASES, failures, notes_for, related  # noqa: E402
+from trisect.bench.sweep import Sweep  # noqa: E402
 from trisect.support.files import write_json  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parents[1] / "experiments" / "results"

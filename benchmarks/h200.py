@@ -16,8 +16,8 @@ Without the first line torch's allocator may give every matrix up to 1 MiB more 
 memory in use.
 Needs torch, transformers and accelerate; neither typer nor rich nor matplotlib. Rows go to OUT/rows.json;
 where there are none yet, those of experiments/results/bench-h200.json are continued. `experiments/collect.py
---bench OUT` keeps what comes back there, and `trisect bench --no-run -o OUT` shows it. No row is begun once
-`--budget` seconds are over. Where a row took the whole process down, go on with --keep-errors.
+--bench OUT` keeps what comes back there. No row is begun once `--budget` seconds are over.
+Where a row took the whole process down, go on with --keep-errors.
 The rotary kernel has a script of its own, benchmarks/rotary.py.
 """
 
@@ -33,12 +33,14 @@ from typing import Any
 
 import torch
 import transformers
+from random_models import Subject, subject_of_shape, variants_of
+from sweeps import Rows, run_sweep
 
 from trisect.bench.latency import Workload, layer_seconds, measure_latency
 from trisect.bench.measure import Effort, laps_on
-from trisect.bench.random_models import Subject, subject_of_shape, variants_of
-from trisect.bench.rows import PHASES, TABLES, Rows, cells, failures, markdown
-from trisect.bench.sweep import DTYPES, Sweep, run_sweep
+from trisect.bench.rows import PHASES, TABLES, cells, failures, markdown
+from trisect.bench.sweep import Sweep
+from trisect.models.checkpoint import DTYPES
 from trisect.plan import read_latency
 from trisect.support.files import write_json
 

@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from random_models import Subject, build, subject_of_shape, variants_of
+from sweeps import use_attention
 
 from trisect.bench.measure import WARM_UP, device_name, is_cuda, random_tokens
-from trisect.bench.random_models import Subject, Variant, build, subject_of_shape, variants_of
-from trisect.bench.rows import markdown
-from trisect.bench.sweep import DTYPES, Sweep, cases_of, use_attention
+from trisect.bench.rows import Variant, markdown
+from trisect.bench.sweep import Sweep, cases_of
+from trisect.models.checkpoint import DTYPES
 from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt
 
@@ -110,7 +112,7 @@ def built(stand: Stand) -> list[tuple[Variant, Any]]:
 
 def measured(stand: Stand, models: Sequence[tuple[Variant, Any]], sweep: Sweep) -> list[dict[str, Any]]:
     """A row for every model, with prompts of one size."""
-    cases = [next(cases_of(stand.subject, variant, sweep)) for variant, _ in models]
+    cases = [next(cases_of(stand.subject.name, variant, sweep)) for variant, _ in models]
     works: dict[Model, Work] = {
         (case.kind, case.asked): prefill(model, random_tokens(model, case, SEED))
         for case, (_, model) in zip(cases, models, strict=True)
@@ -221,7 +223,7 @@ def _at_once() -> None:
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shape", default=SHAPE, help="as `trisect bench --shape` knows it")
+    parser.add_argument("--shape", default=SHAPE, help="a name in benchmarks/shapes.json")
     parser.add_argument("--laps", type=int, default=LAPS, help="an even number, as they go there and back")
     parser.add_argument("--tiny", action="store_true", help="two small layers, to try the script")
     parser.add_argument("--json", type=Path, help="write rows and a receipt to this file")

@@ -1,8 +1,9 @@
-"""One file of rows per experiment, from the folders that `trisect compare` and `trisect bench` leave.
+"""One file of rows per experiment, from the folders that `trisect compare` and benchmarks/h200.py leave.
 
     python experiments/collect.py                  # every recipe that has cells in experiments/results/NAME
     python experiments/collect.py --bench OUT      # rows of benchmarks/h200.py -> bench-h200.json
     python experiments/collect.py --tasks OUT --calibration wikitext-2   # OUT/METHOD.json of device_tasks.py
+    python experiments/collect.py --demo FILE      # what `trisect demo --json FILE` wrote -> demo.json
 
 Folders below experiments/results are not committed, the files beside them are; the documents read only those.
 """
@@ -14,10 +15,11 @@ from typing import Any
 
 from tables import RESULTS, ROOT, keep_row, write_rows
 
-from trisect.bench.rows import Rows, related
+from trisect.bench.rows import related
 from trisect.compare import Folder, load_recipe
-from trisect.compare.outcomes import outcomes_of
+from trisect.compare.results import outcomes_of
 from trisect.support.checks import read_json
+from trisect.support.files import write_json
 
 RECIPES = ROOT / "experiments" / "recipes"
 KEPT = ("seed", "token_hash", "date", "commit", "versions", "hardware")
@@ -29,11 +31,14 @@ def main() -> None:
     parser.add_argument("--bench", type=Path, metavar="OUT", help="folder with rows.json")
     parser.add_argument("--tasks", type=Path, metavar="OUT", help="folder with scores")
     parser.add_argument("--calibration", help="what the models with scores were calibrated on")
+    parser.add_argument("--demo", type=Path, metavar="FILE", help="the demo's measurement")
     given = parser.parse_args()
-    if given.bench:
-        raw = Rows.open(given.bench / "rows.json")
-        common = {key: value for key, value in raw.to_dict().items() if key != "rows"}
-        write_rows("bench-h200.json", related(raw.rows), **common)
+    if given.demo:
+        kept = {key: value for key, value in read_json(given.demo).items() if key not in ("plan", "losses")}
+        write_json(RESULTS / "demo.json", kept)
+    elif given.bench:
+        common = read_json(given.bench / "rows.json")
+        write_rows("bench-h200.json", related(common.pop("rows")), **common)
     elif given.tasks:
         for path in sorted(given.tasks.glob("*.json")):
             keep_row("tasks.json", _scores(path, given.calibration))

@@ -14,14 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tables import keep_row, known
+from texts import ASSETS, HALVES, ROOT, RUNS, split_stories
 
 from trisect.support.checks import read_json
-
-ROOT = Path(__file__).resolve().parents[1]
-# Relative to the repository, so that receipts do not name this machine.
-ASSETS = Path(os.path.relpath(os.environ.get("TRISECT_ASSETS") or ROOT.parent / "shared", ROOT))
-RUNS = Path("runs")
-HALVES = (RUNS / "stories-calibration.txt", RUNS / "stories-evaluation.txt")
 
 SMOLLM2 = ["smollm2-135m", "--calibration", ASSETS / "data/wikitext-2/valid.txt"]
 SMOLLM2 += ["--eval", ASSETS / "data/wikitext-2/test.txt", "--samples", 16, "--length", 1024]
@@ -72,15 +67,6 @@ def row(name: str, run: dict[str, Any]) -> dict[str, Any]:
         "reference": REFERENCE.get(name),
         "receipt": receipt,
     }
-
-
-def split_stories() -> None:
-    """One half of TinyStories calibrates, the other evaluates."""
-    text = (ASSETS / "data/tinystories/tinystories.txt").read_text(encoding="utf-8")
-    stories = [story.strip() for story in text.split("<|endoftext|>") if story.strip()]
-    RUNS.mkdir(exist_ok=True)
-    for number, path in enumerate(HALVES):
-        path.write_text("\n\n".join(stories[number::2]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trisect.data.hub import replaced
-from trisect.data.registry import Wheel, cache_folder, download_wheel, file_hash, scratch_inside
+from trisect.data.catalogue import Wheel, cache_folder, download_wheel, file_hash, scratch_inside
+from trisect.data.read import replaced
 from trisect.errors import TrisectError
 from trisect.evaluate.tasks import LoadedTask, Request, TaskResults, evaluate_tasks, load_task, parse_tasks
 

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from texts import HALVES, split_stories
 
-from trisect.compare import Folder, load_recipe, measure, run_recipe
+from trisect.compare import Folder, load_recipe, run_recipe, runner
 from trisect.compare.recipe import cells_of
 from trisect.plan import read_curves
 
@@ -46,7 +47,7 @@ class Worker:
         if torch.device(self.device).type == "cuda":
             _share_memory(given.workers)
         torch.set_float32_matmul_precision("high" if given.tf32 else "highest")
-        measure.load_model = functools.cache(measure.load_model)  # type: ignore[attr-defined]
+        runner.load_model = functools.cache(runner.load_model)  # type: ignore[attr-defined]
         Folder.claimed = _until(Folder.claimed, self.late)  # type: ignore[method-assign]
 
     def late(self) -> bool:
@@ -81,7 +82,7 @@ def give_curves(loaded: Any, folder: Folder, worker: Worker) -> None:
     for cell in cells_of(loaded):
         if cell.model.name == SMOLLM2 and cell.config is not None and cell.config.allocate == "balanced":
             folder.prepare()
-            run = measure.ModelRun(loaded, cell.model, folder=folder, device=worker.device, say=worker.say)
+            run = runner.ModelRun(loaded, cell.model, folder=folder, device=worker.device, say=worker.say)
             path = run.curves_path(cell.config, cell.calibration)
             mine = run.fingerprint, run.tokens(cell.calibration).hash
             if (curves.fingerprint, curves.token_hash) == mine and not path.exists():
@@ -191,6 +192,8 @@ def main() -> None:
     if given.worker is not None:
         work(given)
         return
+    if not all(path.exists() for path in HALVES):
+        split_stories()
     end = time.time() + given.seconds
     words = [sys.executable, __file__, *sys.argv[1:], "--end", str(end), "--worker"]
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // given.workers))}

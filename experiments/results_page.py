@@ -16,6 +16,7 @@ from pathlib import Path
 
 import accuracy_tables
 import comparison_tables
+import experts
 import machine_tables
 import quantise_tables
 import speed_tables
@@ -27,7 +28,7 @@ from trisect.support.files import atomic_write_text
 
 PICTURES = tables.ROOT / "docs" / "pictures" / "results"
 """A folder of its own, so that a figure whose receipt is gone is known and removed."""
-MODULES = (accuracy_tables, comparison_tables, machine_tables, quantise_tables, speed_tables)
+MODULES = (accuracy_tables, comparison_tables, experts, machine_tables, quantise_tables, speed_tables)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,6 +55,7 @@ def blocks() -> tables.Blocks:
         "headline": trust_tables.headline_table,
         "results-spread": trust_tables.spread_table,
         "calibration-texts": trust_tables.texts_table,
+        "few-tokens": trust_tables.few_table,
     }
     for module in MODULES:
         made |= module.TABLES

@@ -1,13 +1,15 @@
-"""Does a3+ give the same answer everywhere, and what should it be calibrated on? Two tables of rows.
+"""Does a3+ give the same answer everywhere, and what should it be calibrated on? Three tables of rows.
 
     .venv/bin/python experiments/trust.py spread                    # this CPU, every row that is missing
     .venv/bin/python experiments/trust.py spread --device cuda      # one GPU, in three precisions
     .venv/bin/python experiments/trust.py texts --device cuda       # calibration texts and window counts
+    .venv/bin/python experiments/trust.py few --device cuda         # a handful of tokens of another kind of text
     .venv/bin/python experiments/trust.py spread --model stories15m --workers 2 --seconds 500
     .venv/bin/python experiments/trust.py spread --again            # also what another CPU has measured
 
-Rows go to experiments/results/spread.json and calibration-texts.json, one file each; what is there is not run
-again. Each row is a process of its own, because instruction sets and threads are settled when torch starts.
+Rows go to experiments/results/spread.json, calibration-texts.json and few-tokens.json, one file each; what is
+there is not run again. Each row is a process of its own, because instruction sets and threads are settled when
+torch starts.
 Synthetic text is runs/synthetic.jsonl, written once on a GPU:
 `trisect sample smollm2-135m -o runs/synthetic.jsonl --samples 320 --batch-size 160`.
 SmolLM2-135M is dequantised from 4 bits. A quarter is removed, widths uniform and exact.
@@ -26,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
 ASSETS = Path(os.environ.get("TRISECT_ASSETS") or ROOT.parent / "shared")
-FILES = {"spread": "spread.json", "texts": "calibration-texts.json"}
+FILES = {"spread": "spread.json", "texts": "calibration-texts.json", "few": "few-tokens.json"}
 INSTRUCTIONS = {
     "native": {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
@@ -84,14 +86,29 @@ def text_cells(device: str) -> list[Cell]:
     wanted += [(["builtin"], 64), (["synthetic"], 64), (["builtin", "synthetic"], 64), (["synthetic"], 256)]
     wanted += [(["synthetic"], 16), (["builtin"], 32), (["builtin", "synthetic"], 32), (["synthetic"], 8)]
     wanted += [(["wikitext-2"], 64), (["wikitext-2"], 256), (["wikitext-2", "c4"], 64)]
-    wanted += [(["c4", "wikipedia"], 256)]
+    wanted += [(["c4", "wikipedia"], 256), (["c4"], 64), (["c4"], 256)]
     base = {"model": "smollm2-135m", "seed": 0, "length": 2048, "evaluate": evaluate, "device": device}
     cells = [{**base, "method": "dense", "windows": 0, "calibration": []}]
     for texts, windows in wanted:
         cells.append({**base, "method": "a3+", "windows": windows, "calibration": texts})
+    cells += [{**base, "method": "a3+", "windows": 256, "calibration": mixture, "seed": s} for s in (1, 2)]
     cells += [{**base, "method": "a3", "windows": n, "calibration": mixture} for n in (64, 256)]
     cells += [{**base, "method": "a3", "windows": 64, "calibration": [t]} for t in ("builtin", "wikitext-2")]
     return cells
+
+
+def few_cells(device: str) -> list[Cell]:
+    """SmolLM2 calibrated on next to nothing of one kind of text, and judged on others."""
+    evaluate = {name: [32, 512] for name in ("wikitext-2", "c4", "alpaca", "builtin")}
+    base = {"model": "smollm2-135m", "length": 512, "evaluate": evaluate, "device": device}
+    return [
+        {**base, "method": method, "windows": 4, "calibration": ["builtin"], "seed": seed}
+        for seed in range(3)
+        for method in ("a3", "a3+")
+    ]
+
+
+CELLS = {"spread": spread_cells, "texts": text_cells, "few": few_cells}
 
 
 def read_text(name: str, *, split: str) -> str:
@@ -210,7 +227,7 @@ def run_missing(table: str, given: argparse.Namespace) -> None:
 
     path = RESULTS / FILES[table]
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    cells = (spread_cells if table == "spread" else text_cells)(given.device)
+    cells = CELLS[table](given.device)
     cells = [c for c in cells if given.model in (None, c["model"])]
     mine = hardware()["cpu"]
     counted = [r for r in rows if not given.again or r["receipt"]["hardware"]["cpu"] == mine]

@@ -5,7 +5,7 @@ from statistics import geometric_mean
 
 from tables import Entry, found, provenance, read, table
 
-SPREAD, TEXTS = "spread.json", "calibration-texts.json"
+SPREAD, TEXTS, FEW = "spread.json", "calibration-texts.json", "few-tokens.json"
 SMOLLM2 = "smollm2-135m"
 UNUSED = ("lambada", "tinystories", "alpaca")
 """Texts that no row is calibrated on."""
@@ -92,15 +92,26 @@ def texts_table() -> str:
     return table(header, lines) + "\n\n" + provenance(rows)
 
 
-def _place(row: Entry) -> tuple[int, list[str], int]:
+def _place(row: Entry) -> tuple[int, list[str], int, int]:
     """The dense model, then a3+, then a3; the same texts together, few windows first."""
-    return ["dense", "a3+", "a3"].index(row["method"]), row["calibration"], row["windows"]
+    return ["dense", "a3+", "a3"].index(row["method"]), row["calibration"], row["windows"], row["seed"]
 
 
 def _label(row: Entry) -> str:
     if row["method"] == "dense":
         return "dense"
-    return f"{row['method']}, {row['windows']} windows of {', '.join(row['calibration'])}"
+    label = f"{row['method']}, {row['windows']} windows of {', '.join(row['calibration'])}"
+    return f"{label}, seed {row['seed']}" if row["seed"] else label
+
+
+def few_table() -> str:
+    """a3+ beside a3, each seed, where there is next to nothing to calibrate on."""
+    if not found(FEW):
+        return ""
+    rows = sorted(read(FEW)["rows"], key=lambda row: (row["seed"], row["method"]))
+    names = list(rows[0]["evaluate"])
+    lines = [[str(row["seed"]), row["method"], *(f"{row['perplexity'][name]:.1f}" for name in names)] for row in rows]
+    return table(["seed", "method", *names], lines) + "\n\n" + provenance(rows)
 
 
 def headline_table() -> str:

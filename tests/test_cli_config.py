@@ -13,7 +13,7 @@ from typer.main import get_command
 from tiny_models import save_tiny
 from trisect.cli import main
 from trisect.commands import build_app, verbs
-from trisect.commands._config import by_key, is_flag, takes_many
+from trisect.commands._options import by_key, is_flag, takes_many
 
 VERBS = sorted(verbs())
 GROUP: Any = get_command(build_app())

@@ -105,7 +105,7 @@ def test_a_cache_that_cannot_be_written_is_a_problem(cache: Path) -> None:
 
 @pytest.mark.parametrize(("answers", "state"), [(True, "ok"), (False, "note")])
 def test_a_hub_out_of_reach_is_a_note(answers: bool, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trisect.data.hub.hub_answers", lambda: answers)
+    monkeypatch.setattr("trisect.data.read.hub_answers", lambda: answers)
     (finding,) = doctor.check_hub()
     assert finding.state == state
     assert bool(finding.fix) == (not answers)

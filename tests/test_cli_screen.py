@@ -5,11 +5,11 @@ import logging
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,8 +17,7 @@ from typer.main import get_command
 
 from command_line import run
 from tiny_models import save_tiny
-from trisect.commands import build_app, verbs, words
-from trisect.commands import inspect as inspect_verb
+from trisect.commands import build_app, verbs
 
 GROUP: Any = get_command(build_app())
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7])(;[0-9]+)*m")
@@ -56,7 +55,7 @@ def test_every_hint_can_be_typed_and_quiet_leaves_it_out(
         found = hints(capsys.readouterr().out)
         assert found, command[0]
         for line in found:
-            verb, *arguments = words(line.partition(",")[0])
+            _, verb, *arguments = shlex.split(line.partition(",")[0])
             assert GROUP.commands[verb].make_context(verb, arguments).params
     for command in (commands[0], commands[1], commands[4]):
         assert run(*command, "--quiet") == 0
@@ -65,15 +64,16 @@ def test_every_hint_can_be_typed_and_quiet_leaves_it_out(
         assert streams.err == ""
 
 
-@pytest.mark.parametrize("verb", verbs().values(), ids=verbs())
+@pytest.mark.parametrize("name", verbs())
 def test_ctrl_c_is_one_line_and_code_130(
-    verb: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    verb = verbs()[name]
+
     @functools.wraps(verb.run)
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    name = verb.__name__.rpartition(".")[2]
     needed = [entry for entry in GROUP.commands[name].params if entry.required]
     monkeypatch.setattr(verb, "run", interrupted)
     arguments = [word for entry in needed for word in (*_option(entry), "x")]
@@ -90,11 +90,11 @@ def _option(parameter: Any) -> list[str]:
 def test_the_real_signal_does_the_same() -> None:
     code = """
 import sys, time
-from trisect.commands import ls
+from trisect.commands import start
 def entries(kind):
     print("ready", flush=True)
     time.sleep(300)
-ls.entries = entries
+start.entries = entries
 from trisect.cli import main
 sys.exit(main(["ls", "data"]))
 """
@@ -167,10 +167,12 @@ def test_verbose_adds_time_memory_and_tracebacks_and_is_over_afterwards(
 def test_a_measurement_that_cannot_be_written_is_refused_before_the_work(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @functools.wraps(inspect_verb.run)
+    verb = verbs()["inspect"]
+
+    @functools.wraps(verb.run)
     def started(**_: object) -> None:
         raise AssertionError("the work was begun")
 
-    monkeypatch.setattr(inspect_verb, "run", started)
+    monkeypatch.setattr(verb, "run", started)
     assert run("inspect", home / "model", "--json", home / "text.txt" / "i.json") == 2
     assert "is a file, not a folder" in capsys.readouterr().err

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from trisect.config.settings import (
     CalibrationConfig,
     CompressConfig,
-    load_config,
     parse_align,
     parse_layers,
     parse_parts,
+    read_mapping,
 )
 from trisect.errors import TrisectError
 
@@ -56,7 +56,7 @@ def test_a_ratio_outside_zero_and_one_is_refused(ratio):
         ({"parts": ("qk", "qk")}, "twice"),
         ({"parts": ("vo",)}, "Unknown part 'vo'"),
         ({"layers": ()}, "No layers"),
-        ({"layers": (-1,)}, "layer index"),
+        ({"layers": (-1,)}, "layers must"),
         ({"align": 12}, "Cannot align"),
         ({"qk_norm_tolerance": -1}, "qk_norm_tolerance"),
         ({"rope_scope": "heads"}, "Did you mean head"),
@@ -94,7 +94,7 @@ def test_no_ratio_is_an_error_that_shows_one():
 def test_a_file_may_use_the_command_lines_spellings(tmp_path: Path):
     path = tmp_path / "run.yaml"
     path.write_text("ratio: 0.3\nparts: mlp,qk\nlayers: 1-3\nalign: none\n")
-    config = load_config(path)
+    config = CompressConfig.from_dict(read_mapping(path))
     assert config.parts == ("qk", "mlp")
     assert config.layers == (1, 2, 3)
     assert config.align is None
@@ -105,12 +105,12 @@ def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str):
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(TrisectError, match=r"run\.yaml"):
-        load_config(path)
+        read_mapping(path)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path):
     with pytest.raises(TrisectError, match="Cannot read"):
-        load_config(tmp_path / "none.yaml")
+        read_mapping(tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
-from trisect.methods.method import Options
 from trisect.pipeline.loss_curves import SHARES, curves_for, measure_curves
 from trisect.pipeline.run import compress
 from trisect.plan import Curves, read_curves
@@ -23,7 +22,7 @@ CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))
 
 def measured(path: Path | None, *, model: object = None, calibration=CALIBRATION, **settings: object) -> Curves:
     config = CompressConfig(**{"ratio": 0.3, "allocate": "balanced", "align": 8, **settings})  # type: ignore[arg-type]
-    curves = curves_for(model or tiny("llama-gqa"), config, calibration, options=Options(), path=path, progress=None)
+    curves = curves_for(model or tiny("llama-gqa"), config, calibration, path=path, progress=None)
     assert curves is not None
     return curves
 

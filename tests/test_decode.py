@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from narrow_models import narrow
-from tiny_models import CONFIGS, left_padded, tiny, tokens
+from tiny_models import PLAIN, left_padded, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
 from trisect.decode import Decoder, decode, prepare_for_inference
 from trisect.decode.prepare import compile_layers
@@ -33,7 +33,7 @@ def generated(model: Any, ids: Tensor, mask: Tensor | None = None, new: int = NE
 
 
 @pytest.mark.parametrize("operators", [False, True])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", PLAIN)
 def test_every_family_decodes_what_generate_generates(name: str, operators: bool) -> None:
     """With torch's attention in buckets, and with the operators that a GPU has kernels for."""
     model, ids = narrow(name), tokens(3, 8)

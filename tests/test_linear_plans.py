@@ -10,7 +10,6 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
-from trisect.methods.method import Options
 from trisect.models import layer_views, shape_of, zeros_of
 from trisect.pipeline.rank_search import linear_plan, maps_of
 from trisect.pipeline.run import compress
@@ -22,8 +21,7 @@ CALIBRATION = tokens_from_tensor(tokens(4, 30, seed=5))
 
 
 def planned(shape: ModelShape, config: CompressConfig) -> Plan:
-    method = METHODS[config.method]
-    return linear_plan(shape, method, config, None, options=Options(), progress=None)
+    return linear_plan(shape, config)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -10,8 +10,6 @@ from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
-from trisect.methods import get_method
-from trisect.methods.method import Options
 from trisect.pipeline import rank_search as ranks
 from trisect.plan import Plan
 
@@ -21,9 +19,7 @@ CALIBRATION = tokens_from_tensor(tokens(6, 20, seed=5))
 def planned(path: Path | None, ratio: float = 0.2, **settings: Any) -> Plan:
     model, calibration = settings.pop("model", None) or tiny("gpt2"), settings.pop("text", CALIBRATION)
     config = CompressConfig(method="asvd", ratio=ratio, align=None, allocate="search", **settings)
-    return ranks.linear_plan(
-        model, get_method("asvd"), config, calibration, options=Options(), progress=None, kept=path
-    )
+    return ranks.linear_plan(model, config, calibration, kept=path)
 
 
 def test_another_ratio_measures_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

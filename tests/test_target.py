@@ -13,9 +13,8 @@ from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import perplexity
 from trisect.models import shape_of
-from trisect.pipeline.bounds import compress_within
 from trisect.pipeline.loss_curves import held_out
-from trisect.pipeline.run import compress
+from trisect.pipeline.run import compress, compress_within
 from trisect.plan import budget_of
 
 CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))

@@ -12,6 +12,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from torch import Tensor, nn
 
+from trisect.models import family_for
+
 VOCAB = 97
 SIZES = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 LLAMA = {
@@ -36,6 +38,7 @@ FALCON = {
     "max_position_embeddings": 128,
 }
 KINDS = ["sliding_attention", "full_attention"]
+MIXTURE = {"num_experts_per_tok": 2}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -52,6 +55,27 @@ LONGROPE = {
     "original_max_position_embeddings": 16,
     "partial_rotary_factor": 0.75,
 }
+
+EXPERTS = {**LLAMA, "intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+LATENT = {
+    **{name: value for name, value in LLAMA.items() if name != "head_dim"},
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 
 def _mistral3() -> Any:
@@ -89,6 +113,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **{**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 1},
         original_max_position_embeddings=16,
         rope_parameters={k: list(v) if isinstance(v, list) else v for k, v in LONGROPE.items()},
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(**LLAMA, **MIXTURE, num_local_experts=4),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **LLAMA, **MIXTURE, num_experts=4, moe_intermediate_size=24, mlp_only_layers=[1]
+    ),
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+        **LLAMA, **MIXTURE, num_experts=4, moe_intermediate_size=24, shared_expert_intermediate_size=48
     ),
     "mpt": lambda: transformers.MptConfig(vocab_size=VOCAB, d_model=48, n_layers=2, n_heads=3, max_seq_len=128),
     "mpt-clip": lambda: transformers.MptConfig(
@@ -189,6 +220,24 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "falcon": lambda: transformers.FalconConfig(**FALCON),
     "falcon-grouped": lambda: transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2),
     "falcon-heads": lambda: transformers.FalconConfig(**FALCON, multi_query=False, parallel_attn=False, bias=True),
+    "lfm2": lambda: transformers.Lfm2Config(
+        **{**LLAMA, "hidden_size": 96}, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
+    ),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(**LATENT),
+    "deepseek_v3-plain-q": lambda: transformers.DeepseekV3Config(
+        **{**LATENT, "q_lora_rank": None, "first_k_dense_replace": 2},
+        rope_interleave=False,
+        attention_bias=True,
+        rope_parameters={**YARN, "mscale_all_dim": 1.0},
+    ),
+    "deepseek_v2": lambda: transformers.DeepseekV2Config(**LATENT),
+    "glm4_moe_lite": lambda: transformers.Glm4MoeLiteConfig(**LATENT, mlp_layer_types=["dense", "sparse"]),
+    "gpt_oss": lambda: transformers.GptOssConfig(**EXPERTS, sliding_window=7),
+    "gpt_oss-unbiased": lambda: transformers.GptOssConfig(
+        **{**EXPERTS, "num_key_value_heads": 6},
+        attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
 }
 
 
@@ -257,8 +306,14 @@ def character_tokenizer(**special: str) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
 
 
-FIXED_QK = ("cohere-norms", "phi-norms", "stablelm-parallel")
-"""Their queries and keys keep their width."""
+FIXED_QK = ("cohere-norms", "phi-norms", "stablelm-parallel", "exaone4")
+"""Their queries and keys keep their width, in some layers at least."""
+HYBRID = [name for name in CONFIGS if name in FIXED_QK or name.startswith(("lfm2", "gpt_oss", "deepseek", "glm4_moe"))]
+"""Layers that lack a component, or attention of another kind: the family contract covers them."""
+MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is not None]
+"""Experts in place of one MLP."""
+PLAIN = [name for name in CONFIGS if name not in (*HYBRID, *MIXTURES)]
+"""QK, OV and MLP of plain matrices in every layer: what is tried on these holds for each of their maps."""
 
 # The stock attention of these has no SDPA path to compare with.
-SDPA = [name for name in CONFIGS if not name.startswith(("mpt", "gemma2"))]
+SDPA = [name for name in CONFIGS if not name.startswith(("mpt", "gpt_oss", "gemma2"))]

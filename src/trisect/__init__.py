@@ -12,8 +12,7 @@ Neither torch nor transformers is imported before something needs it: `trisect -
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trisect.support import quiet as _quiet  # noqa: F401
-from trisect.support.register import register_with_transformers
+from trisect.support.with_transformers import register_with_transformers
 
 if TYPE_CHECKING:
     from trisect.api import compress, load, save

@@ -21,24 +21,15 @@ from trisect.evaluate.perplexity import Perplexity
 from trisect.methods import get_method
 from trisect.models import load_model, original_shape, original_widths, save_model, shape_of
 from trisect.models.checkpoint import starting_texts
-from trisect.pipeline import stored_moments as moment_files
+from trisect.pipeline import run as flow
+from trisect.pipeline import statistics
 from trisect.pipeline.job import Job, carry_out
 from trisect.pipeline.resume import Ledger
-from trisect.pipeline.run import (
-    Compressed,
-    Run,
-    Step,
-    finish,
-    make_plan,
-    open_run,
-    solve_layers,
-    with_method_defaults,
-    with_receipt,
-)
+from trisect.pipeline.run import Compressed, Run, Step, with_method_defaults
 from trisect.plan import Plan
 from trisect.report.summary import Summary, summarise
 from trisect.support.clock import timing
-from trisect.support.quiet import quiet_transformers
+from trisect.support.with_transformers import quiet_transformers
 
 Calibration = str | Sequence[str] | CalibrationConfig | Tensor | Tokens
 """A name or a text file, or several; a record with more settings; or token ids (windows, length)."""
@@ -127,9 +118,9 @@ def calibrate(
     Text comes from `config.calibration`, or is there already as `tokens` (windows, length). For methods that
     read the dense model alone: a3 does, a3+ does not. Gives what the file says of itself.
     """
-    moment_files.refuse_stored_moments(get_method(config.method))
+    statistics.refuse_stored_moments(get_method(config.method))
     config, found = _with_tokens(model, config, tokens, tokenizer, progress)
-    return moment_files.calibrate(model, config, out, tokens=found, progress=progress)
+    return statistics.calibrate(model, config, out, tokens=found, progress=progress)
 
 
 def plan(
@@ -149,7 +140,7 @@ def plan(
     config, found = with_method_defaults(config), None
     if config.allocate != "uniform":
         config, found = _with_tokens(model, config, tokens, tokenizer, progress)
-    return make_plan(Run(model=model, config=config, tokens=found, progress=progress), curves=curves)
+    return flow.make_plan(Run(model=model, config=config, tokens=found, progress=progress), curves=curves)
 
 
 def solve(
@@ -168,7 +159,7 @@ def solve(
     model changes only when `rewrite` puts a step in. Methods such as a3+ solve each part behind those before
     it: their steps have to be put in as they come.
     """
-    run = open_run(
+    run = flow.open_run(
         model,
         config,
         tokenizer=_tokenizer(model, tokenizer),
@@ -178,7 +169,7 @@ def solve(
         progress=progress,
     )
     run.ledger = Ledger(getattr(model, "layer_store", None))
-    return solve_layers(run)
+    return flow.solve_layers(run)
 
 
 def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step]) -> Compressed:
@@ -195,9 +186,9 @@ def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step
             losses.append(step.entry())
             config = replace(config, calibration=step.calibration)
             hashes.add(step.token_hash)
-        plan = finish(Run(model=model, config=config, tokens=None, plan=plan), original)
+        plan = flow.finish(Run(model=model, config=config, tokens=None, plan=plan), original)
     token_hash = hashes.pop() if len(hashes) == 1 else None
-    return with_receipt(model, config, plan, losses, token_hash=token_hash, seconds=clock.seconds())
+    return flow.with_receipt(model, config, plan, losses, token_hash=token_hash, seconds=clock.seconds())
 
 
 def perplexity(
@@ -268,22 +259,5 @@ def _with_tokens(
     return with_tokens(model, config, given, tokenizer=_tokenizer(model, tokenizer), progress=progress)
 
 
-__all__ = [
-    "Calibration",
-    "Compressed",
-    "MomentsInfo",
-    "Perplexity",
-    "Plan",
-    "Progress",
-    "Step",
-    "Summary",
-    "calibrate",
-    "compress",
-    "load",
-    "perplexity",
-    "plan",
-    "rewrite",
-    "save",
-    "solve",
-    "summary",
-]
+__all__ = ["Calibration", "Compressed", "MomentsInfo", "Perplexity", "Plan", "Progress", "Step", "Summary"]
+__all__ += ["calibrate", "compress", "load", "perplexity", "plan", "rewrite", "save", "solve", "summary"]

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from trisect.commands import Interrupted, build_app
-from trisect.commands._config import blame
+from trisect.commands._options import blame
 from trisect.commands._screen import one_command
 from trisect.errors import TrisectError
 

@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from random_models import Subject, variants_of
+from sweeps import Rows, Tally, run_sweep
 from torch.utils.flop_counter import FlopCounterMode
 
 from tiny_models import CONFIGS
 from trisect.bench.measure import Ceilings, Effort
-from trisect.bench.random_models import Subject, Variant, variants_of
-from trisect.bench.rows import Rows
-from trisect.bench.sweep import Sweep, Tally, run_sweep
+from trisect.bench.rows import Variant
+from trisect.bench.sweep import Sweep
 
 CEILINGS = Ceilings(flops=1e9, copy_bytes=1e9, read_bytes=1e8, matrix=1)
 KINDS = ("dense", "owned", "trisect", "svd-llm")

@@ -6,11 +6,7 @@ import pytest
 import torch
 import transformers
 from bench_help import FAMILIES, KINDS, subject, tiny_variants
-
-from tiny_models import tiny
-from trisect.bench.measure import OwnStepper, StockStepper
-from trisect.bench.random_models import (
-    Variant,
+from random_models import (
     build,
     narrow_shape,
     random_pairs,
@@ -19,6 +15,10 @@ from trisect.bench.random_models import (
     subject_of_shape,
     variants_of,
 )
+
+from tiny_models import tiny
+from trisect.bench.measure import OwnStepper, StockStepper
+from trisect.bench.rows import Variant
 from trisect.config import CompressConfig
 from trisect.data.tokens import tokens_from_tensor
 from trisect.errors import TrisectError

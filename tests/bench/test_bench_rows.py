@@ -1,20 +1,19 @@
 """Sweeps: every case has a row, failures too; rows that are there stay; slices stand for wholes."""
 
-import csv
-import io
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sweeps
 import torch
 from bench_help import CEILINGS, KINDS, flop_laps, measured, subject, tiny_variants
+from sweeps import Rows, whole_from
 
-from trisect.bench import sweep as bench_run
-from trisect.bench.measure import Effort, PeakMemory, laps_on, measure_ceilings, whole_from
-from trisect.bench.rows import Case, Rows, related, to_csv
-from trisect.bench.sweep import Sweep
+from trisect.bench.measure import Effort, PeakMemory, laps_on, measure_ceilings
+from trisect.bench.rows import Case, related
+from trisect.bench.sweep import Sweep, cases_of
 from trisect.errors import TrisectError
 
 
@@ -23,6 +22,7 @@ def test_a_clock_runs_the_work_as_often_as_asked() -> None:
     laps = laps_on("cpu")(lambda: calls.append(1), 7)
     assert len(calls) == len(laps) == 7
     assert min(laps) >= 0
+    assert flop_laps(lambda: torch.ones(2, 3) @ torch.ones(3, 5), 1) == [60.0]
 
 
 def test_nothing_waits_for_a_gpu_between_its_laps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,14 +124,14 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path: Path, monkeypatch:
 
 def test_a_failure_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, path = subject("llama-gqa"), tmp_path / "rows.json"
-    real = bench_run.measure.measure
+    real = sweeps.measured_row
 
     def broken(model: Any, variant: Any, case: Case, **settings: Any) -> dict[str, Any]:
         if case.kind == "trisect" and case.phase == "prefill":
             raise RuntimeError("out of memory\nwith a second line")
         return real(model, variant, case, **settings)
 
-    monkeypatch.setattr(bench_run.measure, "measure", broken)
+    monkeypatch.setattr(sweeps, "measured_row", broken)
     rows, tally = measured(name, tiny_variants(name), Rows.open(path))
     assert (tally.measured, tally.failed) == (7, 1)
     (bad,) = [row for row in json.loads(path.read_text())["rows"] if "error" in row]
@@ -139,7 +139,7 @@ def test_a_failure_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: py
     assert bad["traceback"][-2:] == ["RuntimeError: out of memory", "with a second line"]
     assert len(related(rows.rows)) == 8
     # It is tried again, unless errors are to be kept.
-    monkeypatch.setattr(bench_run.measure, "measure", real)
+    monkeypatch.setattr(sweeps, "measured_row", real)
     again = Rows.open(path)
     assert all(again.done(Case(**row["case"]), keep_errors=True) for row in again.rows)
     _, tally = measured(name, tiny_variants(name), again)
@@ -185,12 +185,12 @@ def test_a_model_switches_attention_or_says_that_it_cannot() -> None:
 
 
 def test_graphs_time_a_plain_prefill_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_run.measure, "is_cuda", lambda device: True)
+    monkeypatch.setattr(sweeps.measure, "is_cuda", lambda device: True)
     sweep = Sweep(modes=("plain", "graphs", "compile"))
     monkeypatch.undo()
     name = subject("llama-gqa")
     (variant,) = tiny_variants(name, ("dense",))
-    found = [(case.phase, case.mode) for case in bench_run.cases_of(name, variant, sweep)]
+    found = [(case.phase, case.mode) for case in cases_of(name.name, variant, sweep)]
     prefill = [("prefill", "plain"), ("prefill", "compile")]
     assert found == prefill + [("decode", mode) for mode in ("plain", "graphs", "compile")]
 
@@ -222,43 +222,31 @@ def test_efforts_of_nothing_are_refused() -> None:
 def test_a_file_that_holds_no_rows_is_refused_and_left(content: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(content)
-    with pytest.raises(TrisectError, match="does not hold rows of `trisect bench`"):
+    with pytest.raises(TrisectError, match="does not hold rows of a benchmark"):
         Rows.open(path)
     assert path.read_text() == content
-
-
-def test_csv_has_a_column_for_every_value() -> None:
-    name = subject("llama-gqa")
-    rows, _ = measured(name, tiny_variants(name))
-    table = list(csv.DictReader(io.StringIO(to_csv(related(rows.rows)))))
-    assert len(table) == 8
-    for line, row in zip(table, related(rows.rows), strict=True):
-        assert line["kind"] == row["case"]["kind"]
-        assert float(line["times.p50"]) == row["times"]["p50"]
-        assert float(line["against_dense.limit"]) == row["against_dense"]["limit"]
-    assert flop_laps(lambda: torch.ones(2, 3) @ torch.ones(3, 5), 1) == [60.0]
 
 
 def test_several_sweeps_build_each_model_once_and_stop_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
     name = subject("llama-gqa")
     built: list[str] = []
-    real = bench_run.build
+    real = sweeps.build
 
     def building(given: Any, variant: Any, **settings: Any) -> Any:
         built.append(variant.kind)
         return real(given, variant, **settings)
 
-    monkeypatch.setattr(bench_run, "build", building)
-    sweeps = [
+    monkeypatch.setattr(sweeps, "build", building)
+    several = [
         Sweep(phases=("prefill",), lengths=(16,), attentions=("eager",)),
         Sweep(phases=("decode",), lengths=(8,), new=2, attentions=("eager",)),
     ]
     rows, settings = Rows(), {"ceilings": CEILINGS, "lap": flop_laps, "effort": Effort(repeats=1)}
     variants = tiny_variants(name, ("dense", "trisect"))
     answers = iter([False, False, False, True])
-    tally = bench_run.run_sweep(name, variants, sweeps, rows, stop=lambda: next(answers), **settings)
+    tally = sweeps.run_sweep(name, variants, several, rows, stop=lambda: next(answers), **settings)
     assert (tally.measured, built) == (3, ["dense", "trisect"])
-    tally = bench_run.run_sweep(name, variants, sweeps, rows, **settings)
+    tally = sweeps.run_sweep(name, variants, several, rows, **settings)
     assert (tally.measured, tally.done) == (1, 3)
     found = [(row["case"]["kind"], row["case"]["phase"], row["case"]["length"]) for row in rows.rows]
     assert found == [(kind, *size) for kind in ("dense", "trisect") for size in (("prefill", 16), ("decode", 8))]

@@ -4,18 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+import sweeps
 from bench_help import CEILINGS, flop_laps, subject
 
 from loading import module_at
-from trisect.bench import sweep
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep.measure, "measure_ceilings", lambda *args: CEILINGS)
-    monkeypatch.setattr(sweep.measure, "laps_on", lambda device: flop_laps)
+    monkeypatch.setattr(sweeps.measure, "measure_ceilings", lambda *args: CEILINGS)
+    monkeypatch.setattr(sweeps.measure, "laps_on", lambda device: flop_laps)
 
 
 def test_the_gpu_script_shows_every_section_and_resumes(

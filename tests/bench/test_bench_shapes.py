@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from random_models import SHAPES, subject_of_shape
 
-from trisect.bench.random_models import SHAPES, subject_of_shape
 from trisect.errors import TrisectError
 from trisect.plan import budget_of
 

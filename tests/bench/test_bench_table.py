@@ -1,12 +1,10 @@
-"""Tables and figures say what the rows say."""
+"""Tables say what the rows say."""
 
-import re
 from typing import Any
 
 import pytest
-from bench_help import measured, subject, tiny_variants
 
-from trisect.bench.rows import MEMORY, SPEED, cells, draw, markdown, notes_for, page, related
+from trisect.bench.rows import MEMORY, SPEED, cells, markdown, notes_for, related
 
 CASE = {
     "subject": "m", "kind": "dense", "asked": "", "widths": "128/128/13824", "folded": False,
@@ -73,12 +71,7 @@ def test_columns_without_values_are_left_out() -> None:
     assert header == ["model", "widths", "run", "tokens/s", "p50 / p90 / p99 ms", "of peak", "FLOPs of one layer"]
 
 
-def test_the_page_has_every_row_and_every_failure() -> None:
-    broken = {"case": {**CASE, **NARROW, "batch": 64}, "error": "OutOfMemoryError: CUDA out of memory\nTried"}
-    text = page([*ROWS, broken], notes=["A note."])
-    assert text.startswith("- A note.\n")
-    assert text.count("| trisect 0.2 |") == 2
-    assert "- trisect 0.2, 64 x 2048: OutOfMemoryError: CUDA out of memory Tried" in text
+def test_a_table_in_markdown() -> None:
     assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
 
@@ -111,16 +104,3 @@ def test_rows_compare_with_dense_rows_of_the_same_setting_only() -> None:
     ]
     unknown = related([{**ROWS[1], "peak_memory": None}, ROWS[3]])
     assert unknown[1]["against_dense"]["peak_saved"] is None
-
-
-def test_figures_are_the_same_bytes_for_the_same_rows_and_show_every_kind() -> None:
-    pytest.importorskip("matplotlib")
-    name = subject("llama-gqa")
-    rows, _ = measured(name, tiny_variants(name), phases=("prefill",), lengths=(8, 12))
-    pictures = draw(rows.rows)
-    assert set(pictures) == {"throughput-llama-gqa-prefill.svg", "gain-llama-gqa-prefill.svg"}
-    assert draw(rows.rows) == pictures
-    text = {key: value.decode() for key, value in pictures.items()}
-    words = set(re.findall(r">([^<>\n]+)</text>", text["throughput-llama-gqa-prefill.svg"]))
-    assert {"dense", "trisect", "svd-llm", "tokens/s", "2 x 8", "2 x 12"} <= words
-    assert ">2 x 12<" in text["gain-llama-gqa-prefill.svg"]

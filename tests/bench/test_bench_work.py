@@ -7,11 +7,11 @@ import torch
 from bench_help import FAMILIES, KINDS, subject, tiny_variants
 from hypothesis import given
 from hypothesis import strategies as st
+from random_models import build, subject_of_shape
+from sweeps import use_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from trisect.bench.measure import cache_bytes, head_parameters, kv_bytes, model_flops, parameter_bytes, read_bytes
-from trisect.bench.random_models import build, subject_of_shape
-from trisect.bench.sweep import use_attention
 from trisect.models import shape_of
 from trisect.plan import flops_of
 from trisect.plan.budget import layer_flops

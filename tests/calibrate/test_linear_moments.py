@@ -80,7 +80,7 @@ def test_sequential_moments_follow_the_layers_cut_so_far() -> None:
     dense = copy.deepcopy(model)
     assert_same = partial(assert_same_but_for_rounding, steps=steps_of(model), dtype=torch.float32)
     config = CompressConfig(ratio=0.5, method=method.name, align=None)
-    plan = linear_plan(model, method, config, text, options=Options(), progress=None)
+    plan = linear_plan(model, config, text)
     run = Run(model=model, config=config, tokens=text, plan=plan)
     gathered = statistics_for(run)
     for view in gathered.layers():

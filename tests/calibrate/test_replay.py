@@ -47,7 +47,7 @@ def test_moments_equal_brute_force_sums_over_tokens(name: str) -> None:
     heard: dict[str, Tensor] = {}
     view.attention.tap = lambda tap, x, *rest: heard.__setitem__(tap, x.double())
     down: list[Tensor] = []
-    handle = view.down.register_forward_pre_hook(lambda m, args: down.append(args[0].double()))
+    handle = view.module("down").register_forward_pre_hook(lambda m, args: down.append(args[0].double()))
     with torch.no_grad():
         model(ids)
     view.attention.tap = None
@@ -88,9 +88,9 @@ def test_nothing_stays_attached_when_calibration_fails_half_way() -> None:
     model, ids = tiny("llama-gqa"), tokens(2, 16)
     views = layer_views(model, own=True)
     with torch.no_grad():
-        views[1].down.weight[0, 0] = float("nan")
+        views[1].module("down").weight[0, 0] = float("nan")
     with pytest.raises(TrisectError, match=r"after layer 1 hold NaN"):
         list(collect(model, ids, lambda layer: frozenset({"q", "mlp"})))
     assert all(view.attention.tap is None for view in views)
-    assert all(not view.down._forward_pre_hooks for view in views)
+    assert all(not view.module("down")._forward_pre_hooks for view in views)
     assert all("forward" not in vars(view.layer) for view in views)

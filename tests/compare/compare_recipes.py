@@ -23,11 +23,6 @@ RECIPE: dict[str, Any] = {
         {"name": "fox", "data": "text.txt", "length": 32, "windows": 2},
         {"name": "topics", "data": "builtin", "length": 32, "windows": 2},
     ],
-    "figures": [
-        {"kind": "ratio", "evaluation": "fox"},
-        {"kind": "bars", "ratio": 0.25, "evaluation": "fox"},
-        "diagnostic",
-    ],
 }
 NUM_CELLS = 1 + 4 * 2 + 3
 IMPOSSIBLE = "a3 ov"

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from trisect.compare import Folder, load_recipe
-from trisect.compare.outcomes import outcomes_of
+from trisect.compare.results import outcomes_of
 
 
 def test_rows_are_those_of_the_cells(

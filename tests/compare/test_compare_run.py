@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from compare_recipes import IMPOSSIBLE, NUM_CELLS, write_recipe
 
-import trisect.compare.measure as measure
+import trisect.compare.runner as runner
 from trisect.cli import main
 from trisect.compare import Folder, RunCounts, load_recipe, run_recipe
 from trisect.compare.recipe import cells_of
-from trisect.compare.runner import explain
 from trisect.errors import TrisectError
 
 
@@ -31,8 +30,8 @@ class Calls:
 
 @pytest.fixture
 def compressions(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    calls = Calls(measure.compress)
-    monkeypatch.setattr(measure, "compress", calls)
+    calls = Calls(runner.compress)
+    monkeypatch.setattr(runner, "compress", calls)
     return calls
 
 
@@ -53,8 +52,8 @@ def test_a_failing_cell_is_reported_and_the_others_go_on(first_run: tuple[Path, 
 def test_a_second_run_does_no_work(
     finished: Path, compressions: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loads = Calls(measure.load_model)
-    monkeypatch.setattr(measure, "load_model", loads)
+    loads = Calls(runner.load_model)
+    monkeypatch.setattr(runner, "load_model", loads)
     assert main(["compare", "small.yaml", "--no-run", "--no-figures"]) == 1  # the one failure is in the table
     before = contents(finished)
     assert main(["compare", "small.yaml", "--keep-errors", "--quiet", "--no-figures"]) == 1
@@ -74,9 +73,9 @@ def test_failed_cells_are_tried_again_unless_told_not_to(finished: Path, compres
 
 def test_an_interrupted_run_goes_on_where_it_stopped(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, folder = load_recipe("small.yaml"), Folder(path=bench / "out")
-    stops = Calls(measure.compress, stop=KeyboardInterrupt(), after=1)
+    stops = Calls(runner.compress, stop=KeyboardInterrupt(), after=1)
     with monkeypatch.context() as patch:
-        patch.setattr(measure, "compress", stops)
+        patch.setattr(runner, "compress", stops)
         with pytest.raises(KeyboardInterrupt):
             run_recipe(recipe, folder, only=["clover"])
     receipts = list((folder.path / "cells").iterdir())
@@ -135,9 +134,9 @@ def test_receipts_are_small_and_name_no_machine(laboratory: Path, first_run: tup
 
 def test_errors_name_no_machine(bench: Path) -> None:
     recipe = load_recipe("small.yaml")
-    message = explain(TrisectError(f"There is no file x (looked from {bench})."), recipe)
+    message = runner.explain(TrisectError(f"There is no file x (looked from {bench})."), recipe)
     assert message.endswith("(looked from .).")
-    assert explain(ZeroDivisionError("oh\n no"), recipe) == "ZeroDivisionError: oh no"
+    assert runner.explain(ZeroDivisionError("oh\n no"), recipe) == "ZeroDivisionError: oh no"
 
 
 def test_a_model_that_cannot_be_loaded_fails_all_its_cells(bench: Path) -> None:
@@ -181,14 +180,3 @@ def test_what_cells_share_is_waited_for(tmp_path: Path) -> None:
 
 def test_the_cache_hides_itself_from_git(first_run: tuple[Path, RunCounts]) -> None:
     assert (first_run[0] / "cache" / ".gitignore").read_text() == "*\n"
-
-
-def test_texts_made_from_others_share_no_document(bench: Path) -> None:
-    (bench / "stories.txt").write_text("one|two|three|four")
-    halves = [
-        {"file": f"runs/{name}.txt", "from": "stories.txt", "split": "|", "every": 2, "start": start}
-        for start, name in enumerate(("a", "b"))
-    ]
-    write_recipe(bench, texts=halves, methods=[{"name": "clover", "parts": "qk,ov", "ratios": [0.25]}])
-    run_recipe(load_recipe("small.yaml"), Folder(path=bench / "out"))
-    assert [(bench / f"runs/{name}.txt").read_text() for name in "ab"] == ["one\n\nthree", "two\n\nfour"]

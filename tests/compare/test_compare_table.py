@@ -11,13 +11,10 @@ import pytest
 from compare_recipes import write_recipe
 
 from tiny_models import tiny
-from trisect.bench.rows import to_csv
 from trisect.cli import main
 from trisect.compare import Folder, load_recipe, write_results
-from trisect.compare.measure import chosen_weights, count
-from trisect.compare.outcomes import CellOutcome, ModelOutcome, measurements, outcomes_of
-from trisect.compare.recipe import Drawing
-from trisect.compare.results import diagnostics, draw, page
+from trisect.compare.results import CellOutcome, ModelOutcome, draw, outcomes_of, page, to_csv
+from trisect.compare.runner import chosen_weights, count
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
 from trisect.models import shape_of
@@ -56,7 +53,6 @@ def test_the_table_has_dense_first_and_every_method_once(finished: Path) -> None
     a3 = model.rows[0].cells[0.25]
     assert row(text, "a3")[1] == "25%"
     assert row(text, "a3")[2].strip("*").startswith(f"{a3.perplexity(0):.2f} (")
-    assert "Local objectives and perplexity: tiny llama, a3" in text
 
 
 def test_only_rows_that_cut_the_same_parts_compete(finished: Path) -> None:
@@ -97,7 +93,7 @@ def test_tasks_have_columns_and_a_mean(finished: Path) -> None:
     assert "| 25%: piqa | 25%: lambada | 25%: mean accuracy |" in text
     assert row(text, "dense")[4:7] == ["0.8000", "0.6000", "0.7000"]
     assert row(text, "clover qk,ov")[4:7] == ["**0.7000**", "**0.5000**", "**0.6000**"]
-    lines = list(csv.DictReader(io.StringIO(to_csv(measurements([model_outcome(finished)])))))
+    lines = list(csv.DictReader(io.StringIO(to_csv([model_outcome(finished)]))))
     assert [line["data"] for line in lines if line["metric"] == "accuracy"] == ["piqa", "lambada"] * 3
 
 
@@ -142,7 +138,7 @@ def test_a_damaged_receipt_is_refused_on_one_line(finished: Path, change: dict[s
 
 def test_the_csv_holds_every_number(finished: Path) -> None:
     (model,) = models = outcomes_of(load_recipe("small.yaml"), Folder(path=finished))
-    lines = list(csv.DictReader(io.StringIO(to_csv(measurements(models)))))
+    lines = list(csv.DictReader(io.StringIO(to_csv(models))))
     assert len(lines) == 2 * 11 + 1  # two texts for each cell, one line for the one that failed
     assert "out of reach" in lines[-1]["error"]
     found = {(line["method"], line["ratio"], line["data"]): line for line in lines}
@@ -154,18 +150,6 @@ def test_the_csv_holds_every_number(finished: Path) -> None:
     assert float(line["removed_kv"]) == 0.5
 
 
-def test_the_diagnostic_adds_up_what_components_cost_alone(finished: Path) -> None:
-    model = model_outcome(finished)
-    (entry,) = diagnostics([model], Drawing(kind="diagnostic"))
-    assert entry.method == "a3"
-    both, qk, ov = (model.rows[number].cells[0.25] for number in (2, 3, 4))
-    alone = [model.increase(outcome, 0) or 0.0 for outcome in (qk, ov)]
-    assert entry.sums()[0.25] == pytest.approx(sum(alone))
-    assert entry.together[0.25] == model.increase(both, 0)
-    assert entry.lost["qk"][0.25] == qk.objective_lost("qk")
-    assert 0.99 not in entry.ratios
-
-
 def test_figures_are_the_same_bytes_every_time(finished: Path) -> None:
     pytest.importorskip("matplotlib")
     recipe, folder = load_recipe("small.yaml"), Folder(path=finished)
@@ -173,19 +157,17 @@ def test_figures_are_the_same_bytes_every_time(finished: Path) -> None:
     (finished / "figures" / "old.svg").write_text("of a recipe that has changed since")
     write_results(recipe, folder, Path("small.yaml"))
     drawn = {path.name: path.read_bytes() for path in (finished / "figures").iterdir()}
-    assert draw(recipe, outcomes_of(recipe, folder)) == drawn
-    assert sorted(drawn) == ["bars-tiny-llama-fox.svg", "diagnostic-tiny-llama-a3-fox.svg", "ratio-tiny-llama-fox.svg"]
+    assert draw(outcomes_of(recipe, folder)) == drawn
+    assert sorted(drawn) == ["ratio-tiny-llama-fox.svg", "ratio-tiny-llama-topics.svg"]
     for svg in drawn.values():
         assert svg.startswith(b"<svg")
         assert b"<dc:date>" not in svg
 
 
-def test_figures_without_matplotlib_say_what_to_install(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_there_are_no_figures(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    recipe = load_recipe("small.yaml")
-    with pytest.raises(TrisectError, match="plots"):
-        write_results(recipe, Folder(path=finished), Path("small.yaml"))
-    assert write_results(recipe, Folder(path=finished), Path("small.yaml"), figures=False)
+    assert write_results(load_recipe("small.yaml"), Folder(path=finished), Path("small.yaml"))
+    assert not (finished / "figures").exists()
 
 
 def test_json_repeats_the_measurements(finished: Path) -> None:
@@ -197,7 +179,7 @@ def test_json_repeats_the_measurements(finished: Path) -> None:
 
 def test_results_lie_beside_the_folder_of_recipes(bench: Path) -> None:
     (bench / "recipes").mkdir()
-    write_recipe(bench / "recipes", figures=[])
+    write_recipe(bench / "recipes")
     assert main(["compare", "recipes/small.yaml", "--no-run"]) == 0
     assert sorted(path.name for path in (bench / "results" / "small").iterdir()) == [
         *("recipe.yaml", "table.csv", "table.md")

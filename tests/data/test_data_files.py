@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from trisect.data.files import read_documents, read_file, read_ids
+from trisect.data.read import read_documents, read_file, read_ids
 from trisect.errors import TrisectError
 
 DOCUMENTS = ["one", "two\nlines, an umlaut \u00fc and a separator \u2028 inside", ""]

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from trisect.data.catalogue import DATASETS, DatasetRecord, Split
-from trisect.data.hub import dataset_text, hub_documents
+from trisect.data.read import dataset_text, hub_documents
 from trisect.errors import TrisectError
 
 ROWS = [f"document {number}" for number in range(20)]

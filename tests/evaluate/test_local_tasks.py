@@ -16,7 +16,7 @@ import pytest
 from by_hand import log_probability
 from local_tasks import PACKAGE, TASKS, content_hash, evaluate_locally, load_locally, package_path, read_local
 
-from trisect.data.registry import Wheel, cache_folder, file_hash
+from trisect.data.catalogue import Wheel, cache_folder, file_hash
 from trisect.errors import TrisectError
 from trisect.evaluate.tasks import parse_tasks, quiet
 

@@ -18,7 +18,7 @@ from trisect.data import tokens_from_tensor
 from trisect.models import layer_views, mark_compressed, original_widths
 from trisect.pipeline.run import compress
 from trisect.quantize import QuantizeConfig, quantize_model
-from trisect.records.parts import COMPONENTS, MLP, OV, QK
+from trisect.records.parts import MLP, OV, QK
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ def sliced(name: str) -> Any:
     model = tiny(name)
     original = original_widths(model)
     for view in layer_views(model):
-        for part in [view.part(component) for component in COMPONENTS if component not in view.fixed]:
+        for part in map(view.part, view.components):
             view.write(_cut(part, seed=view.index))
     return mark_compressed(model, original=original, method="none", ratio=0.3)
 

@@ -19,9 +19,9 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models import fingerprint, save_model, shape_of
 from trisect.pipeline.run import compress
-from trisect.pipeline.stored_moments import calibrate
+from trisect.pipeline.statistics import calibrate
 from trisect.plan import plan_for
-from trisect.plan.costs import LatencyTable
+from trisect.plan.budget import LatencyTable
 from trisect.plan.curves import Curves
 
 VOCAB = 40
@@ -62,8 +62,6 @@ RECIPE = {
     "evaluation": [{"name": "fox", "data": "text.txt", "length": 8, "windows": 2}],
     "tasks": {"names": ["piqa"], "limit": 2, "shots": 0},
     "kv": True,
-    "figures": [{"kind": "ratio", "evaluation": "fox"}, {"kind": "bars", "ratio": 0.25}, "diagnostic"],
-    "texts": [{"file": "made.txt", "from": "text.txt", "split": "w1", "every": 2, "start": 0}],
 }
 
 

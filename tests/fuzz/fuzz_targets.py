@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from trisect.calibrate import load_moments, read_info
 from trisect.compare import load_recipe
-from trisect.config import load_config
-from trisect.data.files import read_file
+from trisect.config import CompressConfig, read_mapping
+from trisect.data.read import read_file
 from trisect.errors import TrisectError
 from trisect.models.checkpoint import load_model, read_shape
 from trisect.plan import Plan, apply_plan, read_curves, read_latency
@@ -178,8 +178,8 @@ def run_config(random: Random, seeds: Seeds, place: Place) -> None:
         arguments = ["--config", path, "--calibration", seeds.root / "text.txt", "--eval", "none"]
         command("compress", seeds.root / "dense", "-o", place.out / "o", *arguments)
     else:
-        config = load_config(path)
-        assert type(config).from_dict(config.to_dict()) == config
+        config = CompressConfig.from_dict(read_mapping(path))
+        assert CompressConfig.from_dict(config.to_dict()) == config
 
 
 def recipe(random: Random, seeds: Seeds, place: Place) -> None:

@@ -4,7 +4,8 @@ References: the stock transformers model with the same weights; the stock model 
 back into their full-width places; generation without a cache.
 """
 
-import copy
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,14 +14,16 @@ from torch import Tensor
 from transformers import BloomConfig
 
 from narrow_models import narrow
-from tiny_models import CONFIGS, SDPA, left_padded, logits, tiny, tokens
+from tiny_models import CONFIGS, MIXTURES, SDPA, left_padded, logits, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
 from trisect.calibrate import collect
 from trisect.methods import METHODS
+from trisect.methods.experts import solve_experts
 from trisect.methods.method import Options
 from trisect.models import WRAPPERS, families, layer_views, shape_of
+from trisect.models.linear import matrices_of
 from trisect.plan import budget_of
-from trisect.records.parts import COMPONENTS, MLP, OV, QK
+from trisect.records.parts import COMPONENTS, MLP, OV, QK, Experts
 
 EXACT = {"rtol": 0, "atol": 0}
 # A clamp that bites does not commute with mixing channels: there is nothing exact to compare with.
@@ -37,7 +40,7 @@ def test_parts_read_and_written_back_are_identical(name: str) -> None:
     model = tiny(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     for view in layer_views(model):
-        for component in COMPONENTS:
+        for component in view.components:
             view.write(view.part(component))
     after = model.state_dict()
     assert before.keys() == after.keys()
@@ -75,24 +78,29 @@ def cached_logits(model: Any, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", MIXABLE)
 def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None:
     model, ids = tiny(name).double(), tokens(4, 40)
+    model.set_experts_implementation("eager")  # torch's grouped product knows no float64
+    layer_views(model, own=True)  # some stock attention computes in float32 whatever it is given
     before = logits(model, ids)
     reads = frozenset().union(*METHODS["a3"].reads.values())
     for view, moments in collect(model, ids, lambda layer: reads):
-        for component in [c for c in COMPONENTS if c not in view.fixed]:
+        for component in view.components:
             part = view.part(component)
             solver = METHODS["a3"].solvers[component]
+            solver = partial(solve_experts, solver) if isinstance(part, Experts) else solver
             view.write(solver(part, moments, part.width, Options()).part)
-    torch.testing.assert_close(logits(model, ids), before, rtol=1e-7, atol=1e-7)
+    # Routers compute in float32 whatever the model is, and so their weights round.
+    tolerance = 1e-7 if name not in MIXTURES else 1e-5
+    torch.testing.assert_close(logits(model, ids), before, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", MIXABLE)
 def test_a_narrow_model_equals_the_stock_model_with_its_weights_scattered_back(name: str) -> None:
     stock = tiny(name)
     # A norm over fewer channels has another denominator: QK-norm has a test of its own.
-    parts = ("ov", "mlp") if shape_of(copy.deepcopy(stock)).layers[0].qk_norm else COMPONENTS
+    parts = ("ov", "mlp") if shape_of(stock).layers[0].qk_norm else COMPONENTS
     model = narrow(name, parts=parts)
     for view, wide in zip(layer_views(model), layer_views(stock), strict=True):
-        for component in parts:
+        for component in (part for part in parts if part in view.components):
             wide.write(scattered(view.part(component), wide.part(component)))
     ids = tokens(2, 30)
     assert shape_of(model) != shape_of(stock)
@@ -127,6 +135,9 @@ def scattered(part: Any, wide: Any) -> Any:
             b_o=part.b_o,
             heads=part.heads,
         )
+    if isinstance(part, Experts):
+        routed = tuple(map(scattered, part.routed, wide.routed))
+        return replace(part, routed=routed, shared=part.shared and scattered(part.shared, wide.shared))
     grow = wide.width - part.width
     wider = torch.nn.functional.pad
     return MLP(
@@ -157,14 +168,15 @@ def test_generation_with_the_narrow_cache_equals_generation_without(name: str) -
     assert_same_text(model, static, without, mask)
 
 
-@pytest.mark.parametrize("name", SDPA)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if not name.startswith(("mpt", "gemma2"))])
 def test_eager_and_sdpa_agree_on_a_narrow_model(name: str) -> None:
-    model, ids = narrow(name, attention="sdpa"), tokens(2, 30)
+    model, ids, found = narrow(name), tokens(2, 30), {}
     mask = left_padded(ids)
-    fast = logits(model, ids, attention_mask=mask)
-    model.set_attn_implementation("eager")
-    slow, seen = logits(model, ids, attention_mask=mask), mask.bool()
-    assert_same_but_for_rounding(slow[seen], fast[seen], steps=steps_of(model))
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        seen = logits(model, ids, attention_mask=mask)[mask.bool()]
+        found[attention] = torch.cat([seen, logits(model, ids).flatten(0, 1), cached_logits(model, ids).flatten(0, 1)])
+    assert_same_but_for_rounding(found["eager"], found["sdpa"], steps=steps_of(model))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -178,8 +190,9 @@ def test_gradients_reach_every_narrow_weight(name: str) -> None:
         for module in view.projections()
     }
     for where, module in projections.items():
-        assert module.weight.grad is not None, where
-        assert module.weight.grad.abs().sum() > 0, where
+        for weight in matrices_of(module):
+            assert weight.grad is not None, where
+            assert weight.grad.abs().sum() > 0, where
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -187,9 +200,8 @@ def test_the_live_cache_is_as_small_as_the_budget_says(name: str) -> None:
     # Five tokens are inside the shortest sliding window, beyond which a cache stops growing.
     model, ids = narrow(name), tokens(2, 5)
     cache = model(ids, use_cache=True).past_key_values
-    live = sum(
-        tensor.numel() * tensor.element_size() for layer in cache.layers for tensor in (layer.keys, layer.values)
-    )
+    held = [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]  # others hold states
+    live = sum(tensor.numel() * tensor.element_size() for layer in held for tensor in (layer.keys, layer.values))
     assert live == budget_of(shape_of(model)).kv_bytes_per_token * ids.numel()
 
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tiny_models import CONFIGS, FIXED_QK, LLAMA, left_padded, logits, tiny, tokens
+from tiny_models import CONFIGS, LLAMA, PLAIN, left_padded, logits, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_model, assert_same_text, steps_of
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
@@ -25,8 +25,8 @@ from trisect.models.rotary import loaded_rates, rotation_of, stored_rates
 from trisect.pipeline.run import compress
 
 # Without pairs, or with rates that depend on the length of the text or on the type of the layer.
-OTHERS = ("mpt", "gpt2", "opt", "phi3-longrope", "gemma3", "olmo3", *FIXED_QK)
-ROTATING = [name for name in CONFIGS if not name.startswith(OTHERS)]
+OTHERS = ("mpt", "gpt2", "opt", "phi3-longrope", "gemma3", "olmo3")
+ROTATING = [name for name in PLAIN if not name.startswith(OTHERS)]
 
 
 def rope(kind: str, **settings: Any) -> Callable[[], Any]:

@@ -10,7 +10,6 @@ from tiny_models import CONFIGS, tiny, tokens
 from trisect import api
 from trisect.models import fingerprint, layer_views, original_shape, original_widths, shape_of, zeros_of
 from trisect.models.paths import warn_of_slow_paths
-from trisect.records.parts import COMPONENTS
 
 
 def traces(model: Any) -> list[tuple[type, dict[str, Any]]]:
@@ -32,7 +31,7 @@ def test_looking_at_a_model_leaves_no_trace(name: str) -> None:
     api.plan(model, trisect.CompressConfig(ratio=0.25, align=None))
     warn_of_slow_paths(model)
     for view in layer_views(model):
-        for part in (*COMPONENTS, *view.linears()):
+        for part in (*view.components, *view.linears()):
             view.part(part)
         view.projections(), view.factored(), view.heads
     after = traces(model)

@@ -82,7 +82,7 @@ def test_queries_behind_a_layer_norm_keep_their_width_and_the_run_says_so(caplog
     compress(model, CompressConfig(ratio=0.25, method="a3", align=None), tokens=CALIBRATION)
     shape = shape_of(model).layers[0]
     assert (shape.qk, shape.vo) == (16, 12)
-    assert "QK of all layers keeps its width" in caplog.text
+    assert "qk of layers 0-2: a LayerNorm between projection and score" in caplog.text
     with pytest.raises(TrisectError, match="None of the layers has qk to narrow"):
         compress(tiny("phi-norms"), CompressConfig(ratio=0.25, method="a3", parts=("qk",)), tokens=CALIBRATION)
 

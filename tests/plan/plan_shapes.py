@@ -1,7 +1,11 @@
 """Shapes for the tests of plans."""
 
+from typing import Any
+
 from hypothesis import strategies as st
 
+from trisect.config import CompressConfig
+from trisect.plan import Plan, plan_for
 from trisect.records.shapes import LayerShape, ModelShape
 
 SIZES = st.integers(1, 12)
@@ -53,3 +57,8 @@ SMALL_LAYERS = st.builds(
 def model_shape(*layers: LayerShape, other: int = 1000) -> ModelShape:
     """A model of these layers in a 2-byte type."""
     return ModelShape(layers=layers, other_parameters=other, bytes_per_element=2)
+
+
+def uniform_plan(shape: ModelShape, **settings: Any) -> Plan:
+    """The uniform plan for a ratio."""
+    return plan_for(shape, CompressConfig(**{"method": "a3", "allocate": "uniform", **settings}))

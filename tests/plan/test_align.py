@@ -6,10 +6,9 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_shapes import layer_shape, model_shape
+from plan_shapes import layer_shape, model_shape, uniform_plan
 
 from trisect.errors import TrisectError
-from trisect.plan import uniform_plan
 from trisect.plan.problem import MLP_STEPS, grid_of
 from trisect.records.shapes import widths_of
 

@@ -3,14 +3,16 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trisect.config import CompressConfig
 from trisect.errors import TrisectError
-from trisect.plan import Curves, balanced_plan, budget_of, read_curves
-from trisect.plan.knapsack import Choice, knapsack
+from trisect.plan import Curves, Plan, budget_of, plan_for, read_curves
+from trisect.plan.allocate import Choice, knapsack
 from trisect.records.plan import apply_plan
 from trisect.records.shapes import LayerShape, ModelShape
 
@@ -58,9 +60,9 @@ def curves(steepness: dict[tuple[int, str], float]) -> Curves:
     return Curves(points=points, fingerprint="f", token_hash="t")
 
 
-def plan(ratio: float, steepness: dict[tuple[int, str], float], **settings: object):  # noqa: ANN201
-    arguments = {"parts": ("qk", "ov", "mlp"), "layers": None, "align": 16, "method": "a3+", **settings}
-    return balanced_plan(MODEL, curves(steepness), ratio=ratio, **arguments)  # type: ignore[arg-type]
+def plan(ratio: float, steepness: dict[tuple[int, str], float], **settings: Any) -> Plan:
+    config = CompressConfig(ratio=ratio, allocate="balanced", method="a3+", **{"align": 16, **settings})
+    return plan_for(MODEL, config, curves(steepness))
 
 
 @settings(deadline=None, max_examples=25)

@@ -27,8 +27,8 @@ from plan_shapes import SMALL_LAYERS, layer_shape, model_shape
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
 from trisect.plan import budget_of, plan_for, read_latency
-from trisect.plan.costs import FIELDS, Costs
-from trisect.plan.knapsack import Choice, knapsack, spend
+from trisect.plan.allocate import Choice, knapsack, spend
+from trisect.plan.budget import FIELDS, Costs
 from trisect.records.parts import COMPONENTS
 
 Widths = dict[tuple[int, str], int]

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_curves import KEYS, LAYERS, MODEL, RISES, STEPS, curves_from, widths_in, write_latency
-from plan_shapes import layer_shape, model_shape
+from plan_shapes import layer_shape, model_shape, uniform_plan
 
 from trisect.config import CompressConfig
-from trisect.config.goals import Floors, Increase, Limit, Share, parse_bytes, parse_count, parse_increase, read_floors
+from trisect.config.goals import Floors, Increase, Limit, Share, parse_increase, parse_size, read_floors
 from trisect.errors import TrisectError
-from trisect.plan import Curves, apply_plan, budget_of, compare, plan_for, uniform_plan
+from trisect.plan import Curves, apply_plan, budget_of, compare, plan_for
 from trisect.plan.problem import problem_for
 from trisect.records.parts import COMPONENTS
 
@@ -29,7 +29,7 @@ ALLOCATIONS = ("uniform", "search", "balanced")
     + [("7k", 7000), ("1e8", 10**8), (5, 5), ("0.5T", 5 * 10**11), (" 3 G ", 3 * 10**9)],
 )
 def test_numbers_of_parameters_are_read(text, count):
-    assert parse_count(text) == count
+    assert parse_size("target_params", text) == count
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,15 @@ def test_numbers_of_parameters_are_read(text, count):
     [("20K", 20_000), ("20KiB", 20_480), ("20kb", 20_000), ("20480", 20_480), ("1.5MiB", 3 << 19), ("64B", 64)],
 )
 def test_numbers_of_bytes_are_read(text, count):
-    assert parse_bytes(text) == count
+    assert parse_size("target_kv_bytes", text) == count
 
 
 @pytest.mark.parametrize("text", ["100Q", "", "M", "-5", "0", "1..2", "nan", "inf", True, None, "0.5", "5KiM"])
 def test_what_is_no_number_is_refused_with_one_that_is(text):
     with pytest.raises(TrisectError, match=r"--target-params 100M"):
-        parse_count(text)
+        parse_size("target_params", text)
     with pytest.raises(TrisectError, match=r"--target-kv-bytes 20K"):
-        parse_bytes(text)
+        parse_size("target_kv_bytes", text)
 
 
 def test_increases_are_relative_or_absolute():
@@ -112,7 +112,7 @@ def test_a_kv_goal_leaves_what_holds_no_cache_alone():
         ({}, "--ratio 0.25"),
         ({"ratio": 0.25, "kv_ratio": 0.5}, "--ratio and --kv-ratio were given together"),
         ({"target_params": "100Q"}, "100Q"),
-        ({"target_params": 0}, "at least 1"),
+        ({"target_params": 0}, "--target-params 100M"),
         ({"kv_ratio": 0.5, "parts": "mlp"}, "--parts qk,ov"),
         ({"target_kv_bytes": 99, "parts": ["mlp"]}, "--parts qk,ov"),
         ({"ratio": 0.2, "budget": "kvs"}, "Did you mean kv?"),

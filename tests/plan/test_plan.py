@@ -48,5 +48,5 @@ def test_an_unknown_key_is_named():
 
 
 def test_a_missing_key_is_named():
-    with pytest.raises(TrisectError, match="missing: layers"):
+    with pytest.raises(TrisectError, match="layers is missing"):
         Plan.from_dict({"method": "a3", "ratio": 0.5, "align": None})

@@ -20,7 +20,6 @@ from trisect.plan.ranks import (
     sensitivity_ranks,
     spread,
     truncation_loss,
-    uniform_ranks,
 )
 
 few = settings(deadline=None, max_examples=60)
@@ -46,7 +45,7 @@ SIZES = {(0, "q"): (64, 64, 4), (0, "down"): (256, 64, 1), (1, "k"): (64, 16, 1)
 @few
 @given(ratio=ratios)
 def test_without_alignment_the_rule_is_followed_exactly(ratio: float) -> None:
-    found = uniform_ranks(SIZES, parameter_rule, ratio, None)
+    found = ranks_at(SIZES, parameter_rule, dict.fromkeys(SIZES, ratio), None)
     assert found == {key: parameter_rule(*size, ratio) for key, size in SIZES.items()}
 
 

@@ -13,8 +13,8 @@ from trisect.config import CompressConfig
 from trisect.errors import TrisectError
 from trisect.plan import Curves, Plan, budget_of
 from trisect.plan.allocate import planner_for
+from trisect.plan.curves import TRIES, predicted_within, smallest_within
 from trisect.plan.problem import Planner, Problem, problem_for
-from trisect.plan.smallest import TRIES, predicted_within, smallest_within
 from trisect.records.plan import apply_plan
 
 WIDE = model_shape(*[layer_shape(qk=64, pairs=32, vo=64, mlp=1536, d_model=64)] * 3)
@@ -50,13 +50,12 @@ def test_a_monotone_loss_is_bounded_closely(factor, power):
         with pytest.raises(TrisectError, match="None of"):
             within(measure)
         return
-    found = within(measure)
-    best = removed(found.best.plan)
-    assert found.best.inside
-    assert len(found.trials) <= TRIES
-    assert found.best.rise <= math.log(1.05)
+    best, trials = within(measure)
+    assert best.inside
+    assert len(trials) <= TRIES
+    assert best.rise <= math.log(1.05)
     # A step of the uniform grid is 1/8 of attention and 1/24 of the MLP.
-    assert truth - 0.09 <= best <= truth + 1e-9
+    assert truth - 0.09 <= removed(best.plan) <= truth + 1e-9
 
 
 @settings(deadline=None, max_examples=40)
@@ -70,14 +69,14 @@ def test_noise_never_lets_a_plan_outside_the_bound_win(seed, factor):
         return seen[plan]
 
     try:
-        found = within(measure)
+        best, trials = within(measure)
     except TrisectError:
         assert all(rise > math.log(1.05) for rise in seen.values())
         return
-    assert seen[found.best.plan] <= math.log(1.05)
-    inside = [removed(trial.plan) for trial in found.trials if trial.inside]
-    assert removed(found.best.plan) == max(inside)
-    assert len(found.trials) == len(seen) <= TRIES
+    assert seen[best.plan] <= math.log(1.05)
+    inside = [removed(trial.plan) for trial in trials if trial.inside]
+    assert removed(best.plan) == max(inside)
+    assert len(trials) == len(seen) <= TRIES
 
 
 def test_a_good_prediction_needs_few_trials():
@@ -92,8 +91,8 @@ def test_a_good_prediction_needs_few_trials():
     def measure(plan: Plan) -> float:
         return 1.4 * predict(plan)
 
-    found = smallest_within(planner, measure, bound=math.log(1.05), most=problem.full, predict=predict, tries=3)
-    assert 0.9 * math.log(1.05) < found.best.rise <= math.log(1.05)
+    best, _ = smallest_within(planner, measure, bound=math.log(1.05), most=problem.full, predict=predict, tries=3)
+    assert 0.9 * math.log(1.05) < best.rise <= math.log(1.05)
 
 
 def curves_for(shape, loss) -> Curves:
@@ -128,9 +127,9 @@ def test_what_would_be_milder_is_named_unless_it_is_so_already(align, method, hi
 
 def test_a_bound_everything_keeps_ends_at_the_narrowest():
     problem, planner = uniform()
-    found = within(lambda plan: 0.0)
+    best, _ = within(lambda plan: 0.0)
     narrowest = planner.at(planner.least)
-    assert removed(found.best.plan) > 0.95 * removed(narrowest)
+    assert removed(best.plan) > 0.95 * removed(narrowest)
 
 
 def test_nothing_to_narrow_is_said():

@@ -127,7 +127,7 @@ def test_groups_that_would_straddle_rows_are_refused_with_those_that_do_not() ->
         ({"group_size": 12}, "must be a multiple of 8"),
         ({"backend": "torchao"}, "--backend torchao --bits 8"),
         ({"parts": ("attention",)}, "Known: mlp, ov, qk"),
-        ({"parts": ()}, "No part was named"),
+        ({"parts": ()}, "No parts were named"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:

@@ -13,9 +13,8 @@ from tolerances import assert_same_model
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
 from trisect.models import fingerprint, load_model, save_model
-from trisect.pipeline.bounds import compress_within
 from trisect.pipeline.loss_curves import measure_curves
-from trisect.pipeline.run import compress
+from trisect.pipeline.run import compress, compress_within
 from trisect.support.distributed import unfinished
 
 

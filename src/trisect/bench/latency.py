@@ -19,10 +19,8 @@ from trisect.config import DEFAULT_ALIGN
 from trisect.errors import TrisectError
 from trisect.kernels import rotate_qk
 from trisect.kernels.sdpa import sdpa
-from trisect.plan.budget import linear_sizes
-from trisect.plan.costs import REST, LatencyTable, key_of
+from trisect.plan.budget import REST, LatencyTable, key_of, linear_sizes
 from trisect.plan.problem import grid_of
-from trisect.records.parts import COMPONENTS
 from trisect.records.shapes import LayerShape, ModelShape
 
 COPIES = 8
@@ -172,7 +170,7 @@ def grid_points(shape: ModelShape, *, align: int | None) -> Iterator[tuple[Layer
     """Layer, component and width to be timed, full widths included; equal layers once."""
     kinds: dict[Any, LayerShape] = {}
     for layer in shape.layers:
-        for component in (*COMPONENTS, REST):
+        for component in (*layer.components, REST):
             kinds.setdefault(_key(layer, component), layer)
     for (component, *_), layer in kinds.items():
         if component == REST:
@@ -185,7 +183,7 @@ def grid_points(shape: ModelShape, *, align: int | None) -> Iterator[tuple[Layer
 
 def layer_seconds(table: LatencyTable, layer: LayerShape) -> float:
     """What the table predicts for a whole layer."""
-    parts = sum(table.nanoseconds(layer, part, layer.width(part)) for part in COMPONENTS)
+    parts = sum(table.nanoseconds(layer, part, layer.width(part)) for part in layer.components)
     return (parts + table.rest(layer)) / 1e9
 
 

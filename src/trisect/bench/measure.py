@@ -3,8 +3,7 @@
 import gc
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,15 +14,14 @@ import torch
 from torch import Tensor, nn
 from transformers import StaticCache
 
-from trisect.bench.random_models import Variant
-from trisect.bench.rows import Case
+from trisect.bench.rows import Case, Variant
 from trisect.decode import Decoder
 from trisect.decode.decoder import WARM_UP as WARM_UP_STEPS
 from trisect.decode.decoder import record_graph
 from trisect.errors import TrisectError
-from trisect.models import family_for, layer_views
-from trisect.plan.budget import Flops, bias_parameters, budget_of, layer_flops, matrix_parameters
-from trisect.records.parts import COMPONENTS
+from trisect.models import layer_views
+from trisect.models.quantized import QuantizedLinear
+from trisect.plan.budget import Flops, budget_of, layer_flops
 from trisect.records.shapes import ModelShape
 
 WARM_UP, LAPS = 3, 10
@@ -161,20 +159,22 @@ def model_flops(shape: ModelShape, *, batch: int, tokens: int, context: int, hea
 def head_parameters(model: Any) -> int:
     """Elements of the matrix that makes logits."""
     head = model.get_output_embeddings()
+    if isinstance(head, QuantizedLinear):
+        return head.in_features * head.out_features
     return 0 if head is None else int(head.weight.numel())
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Everything that has to be held; a shared matrix counts once."""
-    return sum(p.nbytes for p in model.parameters())
+    """Weights that have to be held, packed ones too; a shared matrix counts once."""
+    packed = [x for module in model.modules() if isinstance(module, QuantizedLinear) for x in module.buffers()]
+    return sum(x.nbytes for x in (*model.parameters(), *packed))
 
 
 def read_bytes(model: Any) -> int:
     """Weights that every step must read: all except embedding tables, unless tied to the head."""
     head = model.get_output_embeddings()
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    if head is not None:
-        tables.pop(id(head.weight), None)
+    tables.pop(id(getattr(head, "weight", None)), None)
     return parameter_bytes(model) - sum(table.nbytes for table in tables.values())
 
 
@@ -202,18 +202,13 @@ Run = dict[str, Any]
 """What running a model showed: `times`, `count`, `peak_memory` and `cache_bytes`."""
 
 
-def measure(
-    model: Any, variant: Variant, case: Case, *, effort: Effort, ceilings: Ceilings, lap: Lapping
-) -> dict[str, Any]:
-    """A row's measurements: seconds are those of one prefill, or of one decoding step."""
-    runner = _prefill if case.phase == "prefill" else _decode
-    run = runner(model, case, effort, lap)
-    missing = 0
-    if case.layers < case.of_layers:
-        missing = missing_bytes(model, variant.shape, measured=case.layers)
-        with first_layers(model, 1):
-            one = runner(model, case, effort, lap)
-        run = _extrapolated(case, run, one, missing)
+def run_case(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
+    """Run a model as the case says: seconds are those of one prefill, or of one decoding step."""
+    return (_prefill if case.phase == "prefill" else _decode)(model, case, effort, lap)
+
+
+def row_of(run: Run, model: Any, variant: Variant, case: Case, ceilings: Ceilings, *, missing: int = 0) -> Run:
+    """The measurements of a row; `missing` are bytes of layers that the model lacks and the variant has."""
     shape, batch, head = variant.shape, case.batch, head_parameters(model)
     if case.phase == "prefill":
         tokens, cached = case.length, float(case.length)
@@ -279,57 +274,6 @@ def random_tokens(model: Any, case: Case, seed: int) -> Tensor:
     vocabulary = int(model.config.get_text_config().vocab_size)
     ids = torch.randint(0, vocabulary, (case.batch, case.length), generator=generator)
     return ids.to(next(model.parameters()).device)
-
-
-@contextmanager
-def first_layers(model: Any, count: int) -> Iterator[None]:
-    """Inside, the model has its first `count` decoder layers only."""
-    path = family_for(model.config).layers
-    whole, text = model.get_submodule(path), model.config.get_text_config()
-    number = text.num_hidden_layers
-    model.set_submodule(path, nn.ModuleList(list(whole)[:count]))
-    text.num_hidden_layers = count
-    try:
-        yield
-    finally:
-        model.set_submodule(path, whole)
-        text.num_hidden_layers = number
-
-
-def missing_bytes(model: Any, shape: ModelShape, *, measured: int) -> int:
-    """Parameters of the layers that a slice leaves out; their norms are those of the first layer."""
-    first = model.get_submodule(family_for(model.config).layers)[0]
-    linear = [
-        (sum(matrix_parameters(layer, part) for part in COMPONENTS) + bias_parameters(layer)) * shape.bytes_per_element
-        for layer in shape.layers
-    ]
-    norms = parameter_bytes(first) - linear[0]
-    return sum(size + norms for size in linear[measured:])
-
-
-def whole_from(many: float, one: float, *, measured: int, layers: int) -> float:
-    """Time of all layers from those of `measured` layers and of one: every further layer costs the same."""
-    if many <= one:
-        raise TrisectError(
-            f"{measured} layers were not slower than one ({many:.3g} s and {one:.3g} s), so nothing follows "
-            "for all of them: use more --layers or --repeats, or a quieter machine."
-        )
-    return many + (layers - measured) * (many - one) / (measured - 1)
-
-
-def _extrapolated(case: Case, many: Run, one: Run, missing: int) -> Run:
-    """The whole model's run from that of a slice and that of one layer."""
-    p50, peak = many["times"]["p50"], many["peak_memory"]
-    whole = whole_from(p50, one["times"]["p50"], measured=case.layers, layers=case.of_layers)
-    held = many["cache_bytes"] - one["cache_bytes"]
-    cached = round(many["cache_bytes"] + (case.of_layers - case.layers) * held / (case.layers - 1))
-    return {
-        **many,
-        # Only medians are steady enough to go by; the others keep their distance from it.
-        "times": {name: whole * value / p50 for name, value in many["times"].items()},
-        "peak_memory": None if peak is None else peak + missing + cached - many["cache_bytes"],
-        "cache_bytes": cached,
-    }
 
 
 class OwnStepper:

@@ -1,18 +1,12 @@
-"""Rows of measurements: one file that is written after every row, comparisons with dense rows, tables and figures."""
+"""Rows of measurements: what each is about, comparisons with dense rows, and tables."""
 
-import csv
-import io
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from trisect.errors import TrisectError
-from trisect.support.files import write_json
-from trisect.support.plots import Bar, Groups, drawn
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import ModelShape
 
-FORMAT = 1
 PHASES = ("prefill", "decode")
 MODES = ("plain", "graphs", "compile")
 
@@ -55,66 +49,37 @@ class Case:
         return f"{model}, {self.phase} {size}, {self.attention}, {self.mode}"
 
 
-@dataclass(kw_only=True)
-class Rows:
-    """The rows of one file, or of memory alone."""
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One model to be timed."""
 
-    path: Path | None = None
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    receipts: list[dict[str, Any]] = field(default_factory=list)
+    kind: str
+    asked: str
+    """What was asked for: a ratio, widths, or "checkpoint"; empty for dense models."""
+    shape: ModelShape
+    removed: float
+    """Of the decoder's linear weights."""
 
-    @classmethod
-    def open(cls, path: Path | None) -> "Rows":
-        """The rows of a file; none if it does not exist yet."""
-        if path is None or not path.exists():
-            return cls(path=path)
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data["format"] != FORMAT:
-                raise ValueError(f"format {data['format']!r}, this version reads {FORMAT}")
-            page(data["rows"])  # reads every field that is ever read
-            return cls(path=path, rows=list(data["rows"]), receipts=list(data["receipts"]))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-            raise TrisectError(
-                f"{path} does not hold rows of `trisect bench`: {error!r}; name another folder with -o."
-            ) from error
+    @property
+    def widths(self) -> str:
+        """E.g. "96/96/11008", with spans where layers differ; ranks for factored maps."""
+        layers = self.shape.layers
+        if any(layer.linears for layer in layers):
+            return f"rank {span(linear.rank for layer in layers for linear in layer.linears)}"
+        return "/".join(span(layer.width(part) for layer in layers) for part in COMPONENTS)
 
-    def done(self, case: Case, *, keep_errors: bool = False) -> bool:
-        """Whether a case has a row, and one without an error unless those count."""
-        wanted = asdict(case)
-        return any(r["case"] == wanted and (keep_errors or "error" not in r) for r in self.rows)
-
-    def add(self, case: Case, measured: Row) -> dict[str, Any]:
-        """Put a row in, in place of an earlier one of the same case, and write the file."""
-        row = {"case": asdict(case), **measured, "receipt": len(self.receipts) - 1}
-        self.rows = [old for old in self.rows if old["case"] != row["case"]] + [row]
-        if self.path is not None:
-            write_json(self.path, self.to_dict())
-        return row
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, "receipts": self.receipts, "rows": self.rows}
+    @property
+    def folded(self) -> bool:
+        """Whether heads turn at rates of their own."""
+        return any(layer.folded for layer in self.shape.layers)
 
 
-def to_csv(rows: Iterable[Row]) -> str:
-    """One line per row, nested values in columns of their own (`times.p50`)."""
-    flat = [_flat(row) for row in rows]
-    out = io.StringIO()
-    columns = list(dict.fromkeys(name for row in flat for name in row))
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return out.getvalue()
-
-
-def _flat(value: Row, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, entry in value.items():
-        if isinstance(entry, Mapping):
-            found |= _flat(entry, "" if name == "case" else f"{prefix}{name}.")
-        else:
-            found[prefix + name] = entry
-    return found
+def span(widths: Iterable[int]) -> str:
+    """E.g. "48", or "32..48" where they differ; "left whole" where there are none."""
+    found = sorted(set(widths))
+    if not found:
+        return "left whole"
+    return str(found[0]) if len(found) == 1 else f"{found[0]}..{found[-1]}"
 
 
 def failures(rows: Sequence[Row]) -> list[Row]:
@@ -229,23 +194,9 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows) + "\n"
 
 
-def page(rows: Sequence[Row], *, notes: Sequence[str] = ()) -> str:
-    """All tables as one Markdown page, failures at the end."""
-    pieces = [f"- {note}" for note in notes]
-    for phase in PHASES:
-        for name, columns in TABLES.items():
-            header, lines = cells(rows, phase, columns)
-            if lines:
-                pieces.append(f"\n## {phase.capitalize()}, {name}\n\n{markdown(header, lines)}")
-    failed = [f"- {_model(r['case'])}, {_size(r['case'])}: {r['error']}" for r in failures(rows)]
-    if failed:
-        pieces.append("\n## Failed\n\n" + "\n".join(line.replace("\n", " ") for line in failed))
-    return "\n".join(pieces) + "\n"
-
-
 def notes_for(rows: Sequence[Row]) -> list[str]:
     """What the numbers mean, and which of them mean nothing here."""
-    notes = ["Weights are random: right for speed, wrong for accuracy."]
+    notes = ["Random weights, as dense models have them here, are right for speed and wrong for accuracy."]
     if any(row.get("extrapolated") for row in rows):
         notes.append(
             "Rows marked * ran some of the layers; times, memory and tokens/s are extrapolated to all of "
@@ -279,32 +230,3 @@ def _size(case: Row) -> str:
 
 def _kernels(case: Row) -> str:
     return case["attention"] + ("" if case["mode"] == "plain" else f", {case['mode']}")
-
-
-def draw(rows: Sequence[Row]) -> dict[str, bytes]:
-    """File name -> SVG: for every model and phase its throughput, and its gains over the dense model."""
-    figures = []
-    good = [row for row in related(rows) if "error" not in row]
-    for subject, phase in dict.fromkeys((row["case"]["subject"], row["case"]["phase"]) for row in good):
-        chosen = [row for row in good if (row["case"]["subject"], row["case"]["phase"]) == (subject, phase)]
-        gains = [row for row in chosen if row["case"]["asked"] and "against_dense" in row]
-        speeds = _groups((row, row["tokens_per_second"], None) for row in chosen)
-        title = f"{subject}, {phase}"
-        figures.append(Groups(name=f"throughput {title}", title=title, y_label="tokens/s", groups=speeds))
-        if gains:
-            label = "speed-up over dense (dash: its limit)"
-            beside = [(row, row["against_dense"]["speedup"], row["against_dense"]["limit"]) for row in gains]
-            groups = _groups(beside)
-            figures.append(Groups(name=f"gain {title}", title=title, y_label=label, groups=groups, guide=1.0))
-    return drawn(figures)
-
-
-def _groups(values: Iterable[tuple[Row, float, float | None]]) -> dict[str, list[Bar]]:
-    """A group of bars per setting."""
-    groups: dict[str, list[Bar]] = {}
-    for row, value, limit in values:
-        case = row["case"]
-        note = f"{100 * row['removed']:.0f}%" if case["asked"] else "dense"
-        bar = Bar(label=case["kind"], value=value, note=note, limit=limit)
-        groups.setdefault(f"{_size(case)}\n{_kernels(case)}", []).append(bar)
-    return groups

@@ -1,25 +1,29 @@
-"""A sweep: every case that has no row yet, one model in memory at a time."""
+"""Time a model beside the dense one that it was made from, at every phase, batch and length that is asked for."""
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from itertools import product, takewhile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
+import transformers
 
 from trisect.bench import measure
-from trisect.bench.random_models import Subject, Variant, build
-from trisect.bench.rows import MODES, PHASES, Case, Rows
+from trisect.bench.rows import MODES, PHASES, Case, Variant
+from trisect.decode import prepare_for_inference
 from trisect.errors import TrisectError, check_names
-from trisect.models.checkpoint import DTYPES
-from trisect.plan import budget_of
+from trisect.models import family_for, load_model, read_shape
+from trisect.models.checkpoint import DTYPES, fetched, read_config
+from trisect.models.families import FAMILIES
+from trisect.models.source import resolve
+from trisect.plan import budget_of, compare
 from trisect.support.receipt import build_receipt
 
 ATTENTIONS = ("eager", "sdpa")
 TRACEBACK_LINES = 12
-LARGE = 10_000_000
-"""Parameters of a model that is freed at once: collecting garbage takes time."""
+NOT_ORIGINAL = ("trisect", "model_type", "architectures", "quantization_config", "transformers_version")
+"""What a compressed checkpoint's config has and its original's must not inherit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,78 +65,12 @@ def check_device(device: str) -> None:
         raise TrisectError("This machine has no CUDA device that torch can use; leave --device out.")
 
 
-@dataclass(kw_only=True)
-class Tally:
-    """What a sweep did, in rows."""
-
-    measured: int = 0
-    done: int = 0
-    """Rows that were there before."""
-    failed: int = 0
-
-
-def run_sweep(
-    subject: Subject,
-    variants: Sequence[Variant],
-    sweeps: Sweep | Sequence[Sweep],
-    rows: Rows,
-    *,
-    effort: measure.Effort | None = None,
-    keep_errors: bool = False,
-    say: Callable[[str], None] = lambda text: None,
-    stop: Callable[[], bool] = lambda: False,
-    lap: measure.Lapping | None = None,
-    ceilings: measure.Ceilings | None = None,
-) -> Tally:
-    """Measure what is missing; a case that fails has its error for a row, and the others go on.
-
-    Several sweeps on one device run model by model, so that each is built once. `stop` is asked before every
-    case.
-    """
-    sweeps = (sweeps,) if isinstance(sweeps, Sweep) else tuple(sweeps)
-    device, dtype = sweeps[0].device, DTYPES[sweeps[0].dtype]
-    effort, lap, tally = effort or measure.Effort(), lap or measure.laps_on(device), Tally()
-    if torch.device(device).index is not None:
-        torch.cuda.set_device(device)
-    waiting: list[tuple[Variant, list[Case]]] = []
-    for variant in variants:
-        cases = [case for sweep in sweeps for case in cases_of(subject, variant, sweep)]
-        missing = [case for case in cases if not rows.done(case, keep_errors=keep_errors)]
-        tally.done += len(cases) - len(missing)
-        waiting.append((variant, missing))
-    if not any(missing for _, missing in waiting):
-        return tally
-    ceilings = ceilings or measure.measure_ceilings(device, dtype, lap)
-    measure.release()  # operands as large as a small model
-    recipe = {
-        "bench": subject.name,
-        "sweeps": [asdict(sweep) for sweep in sweeps],
-        **asdict(effort),
-        "ceilings": asdict(ceilings),
-        "threads": torch.get_num_threads(),
-        "weights": "random: right for speed, wrong for accuracy",
-    }
-    rows.receipts.append(build_receipt(recipe, seed=effort.seed, token_hash=None, timings={}))
-    settings = {"effort": effort, "ceilings": ceilings, "lap": lap}
-    for variant, missing in waiting:
-        for case, measured in _measured(subject, variant, takewhile(lambda _: not stop(), missing), device, settings):
-            row = rows.add(case, measured)
-            tally.failed += "error" in row
-            tally.measured += "error" not in row
-            if "error" in row:
-                say(f"{case.describe()}: failed: {row['error'].splitlines()[0][:200]}")
-            else:
-                speed = f"{row['tokens_per_second']:,.1f} tokens/s, {1000 * row['times']['p50']:.3f} ms"
-                say(f"{case.describe()}: {speed}")
-        _make_room(variant)
-    return tally
-
-
-def cases_of(subject: Subject, variant: Variant, sweep: Sweep) -> Iterator[Case]:
+def cases_of(name: str, variant: Variant, sweep: Sweep) -> Iterator[Case]:
     """A variant's cases, those that share an attention kernel side by side."""
+    whole = len(variant.shape.layers)
     names = ("kind", "asked", "widths", "folded")
-    fixed: Any = {"subject": subject.name, **{name: getattr(variant, name) for name in names}}
-    fixed |= {"layers": sweep.layers or subject.num_layers, "of_layers": subject.num_layers}
+    fixed: Any = {"subject": name, **{field: getattr(variant, field) for field in names}}
+    fixed |= {"layers": sweep.layers or whole, "of_layers": whole}
     fixed |= {"dtype": sweep.dtype, "device": measure.device_name(sweep.device)}
     for attention, phase in product(sweep.attentions, [p for p in PHASES if p in sweep.phases]):
         # A prefill has nothing to win from a graph: it is launched once, and its shapes change.
@@ -142,36 +80,98 @@ def cases_of(subject: Subject, variant: Variant, sweep: Sweep) -> Iterator[Case]
             yield Case(phase=phase, attention=attention, mode=mode, batch=batch, length=length, new=new, **fixed)
 
 
-def _measured(
-    subject: Subject, variant: Variant, cases: Iterable[Case], device: str, settings: dict[str, Any]
+def measured_cases(
+    cases: Iterable[Case], build: Callable[[], Any], measured: Callable[[Any, Case], dict[str, Any]]
 ) -> Iterator[tuple[Case, dict[str, Any]]]:
-    """Build the model once and run its cases; whatever goes wrong becomes the row."""
+    """Build a model once and measure its cases; whatever goes wrong becomes the row."""
     model: Any = None
     for case in cases:
         try:
-            if model is None:
-                sliced = subject.sliced(case.layers if case.layers < case.of_layers else None)
-                dtype, seed = DTYPES[case.dtype], settings["effort"].seed
-                model = build(sliced, variant, device=device, dtype=dtype, seed=seed)
-            use_attention(model, case.attention)
-            measured = measure.measure(model, variant, case, **settings)
+            model = build() if model is None else model
+            found = measured(model, case)
         except Exception as error:  # one model that does not fit must not take the others' rows with it
             lines = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
-            measured = {"error": f"{type(error).__name__}: {error}", "traceback": lines}
+            found = {"error": f"{type(error).__name__}: {error}", "traceback": lines}
         if case.mode == "compile":
             torch.compiler.reset()
-        yield case, measured
-        _make_room(variant)
+        yield case, found
 
 
-def _make_room(variant: Variant) -> None:
-    if budget_of(variant.shape).parameters >= LARGE:
+def original_config(config: Any) -> Any:
+    """The stock config of the dense model that a compressed one was made from; a stock one as it is."""
+    if not hasattr(config, "trisect"):
+        return config
+    settings = {key: value for key, value in config.to_dict().items() if key not in NOT_ORIGINAL}
+    return getattr(transformers, family_for(config).model).config_class.from_dict(settings)
+
+
+def models_beside_dense(
+    name: str, sweep: Sweep, *, seed: int, trust_remote_code: bool
+) -> tuple[dict[Variant, Callable[[], Any]], str]:
+    """How to make the dense model (random weights), stock and in our runtime, and the model if it is compressed.
+
+    With them the name of the attention kernel that the stock model takes by itself.
+    """
+    narrow, dense, _ = read_shape(name, trust_remote_code=trust_remote_code)
+    config = read_config(resolve(fetched(name)), trust_remote_code=trust_remote_code)
+    dtype, family = DTYPES[sweep.dtype], family_for(config)
+    if family.name not in FAMILIES:
+        what = f"{name} is a {config.model_type} model, of which only the text part could be timed"
+        raise TrisectError(f"{what}; bench its text model.")
+    stock = getattr(transformers, family.model)
+
+    def made() -> Any:
+        with torch.random.fork_rng(), torch.device(sweep.device):
+            torch.manual_seed(seed)
+            return stock._from_config(original_config(config), dtype=dtype).eval().requires_grad_(False)
+
+    def loaded() -> Any:
+        how: Any = {"dtype": dtype, "device": sweep.device, "trust_remote_code": trust_remote_code}
+        return prepare_for_inference(load_model(name, **how).model)
+
+    before, after = (replace(shape, bytes_per_element=dtype.itemsize) for shape in (dense, narrow))
+    models = {
+        Variant(kind="dense", asked="", shape=before, removed=0.0): made,
+        Variant(kind="owned", asked="", shape=before, removed=0.0): lambda: prepare_for_inference(made()),
+    }
+    if hasattr(config, "trisect"):
+        removed = compare(budget_of(before), budget_of(after)).ratio
+        models[Variant(kind="trisect", asked="checkpoint", shape=after, removed=removed)] = loaded
+    return models, "sdpa" if stock._supports_sdpa else "eager"
+
+
+def time_beside_dense(
+    name: str,
+    sweep: Sweep,
+    *,
+    effort: measure.Effort,
+    trust_remote_code: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Rows and a receipt, one model in memory at a time; a case that fails has its error for a row."""
+    models, attention = models_beside_dense(name, sweep, seed=effort.seed, trust_remote_code=trust_remote_code)
+    sweep, lap = replace(sweep, attentions=(attention,)), measure.laps_on(sweep.device)
+    if torch.device(sweep.device).index is not None:
+        torch.cuda.set_device(sweep.device)
+    ceilings = measure.measure_ceilings(sweep.device, DTYPES[sweep.dtype], lap)
+    rows = []
+    for variant, build in models.items():
         measure.release()
 
+        def measured(model: Any, case: Case, variant: Variant = variant) -> dict[str, Any]:
+            return measure.row_of(measure.run_case(model, case, effort, lap), model, variant, case, ceilings)
 
-def use_attention(model: Any, name: str) -> None:
-    """Switch the attention kernel; models that have but one are not timed under another's name."""
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(name)
-    elif name != "eager":
-        raise TrisectError(f"{type(model).__name__} has one attention of its own; use --attention eager.")
+        for case, found in measured_cases(cases_of(name, variant, sweep), build, measured):
+            rows.append({"case": asdict(case), **found, "receipt": 0})
+            say(described(rows[-1]))
+    recipe = {"bench": name, "sweeps": [asdict(sweep)], **asdict(effort), "ceilings": asdict(ceilings)}
+    recipe["threads"] = torch.get_num_threads()
+    return {"receipts": [build_receipt(recipe, seed=effort.seed, token_hash=None, timings={})], "rows": rows}
+
+
+def described(row: Mapping[str, Any]) -> str:
+    """A row on one line, for who waits."""
+    said = Case(**row["case"]).describe()
+    if "error" in row:
+        return f"{said}: failed: {row['error'].splitlines()[0][:200]}"
+    return f"{said}: {row['tokens_per_second']:,.1f} tokens/s, {1000 * row['times']['p50']:.3f} ms"

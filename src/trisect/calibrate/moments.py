@@ -6,6 +6,7 @@ Sums run in float64: moments of a million bf16 activations keep the digits their
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from trisect.calibrate.replay import in_main_memory
 from trisect.calibrate.scores import QuerySampler
 from trisect.errors import TrisectError
+from trisect.models.experts import ExpertView
 from trisect.models.view import LayerView
 from trisect.support.clock import stage
 from trisect.support.distributed import all_reduce
@@ -45,6 +47,11 @@ def channel_energy(x: Tensor) -> Tensor:
 def channel_size(x: Tensor) -> Tensor:
     """Magnitudes, (..., I) -> (I,)."""
     return rows(x).double().abs().sum(dim=0)
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """(..., D) -> (1,): the rows' lengths."""
+    return rows(x).double().norm(dim=-1).sum().reshape(1)
 
 
 def input_gram(x: Tensor) -> Tensor:
@@ -102,6 +109,7 @@ READINGS: dict[str, Reading] = {
     "q_squares": Reading(tap="q_raw", sum=square_grams),
     "k_squares": Reading(tap="k_raw", sum=square_grams),
     "mlp": Reading(tap="down", sum=channel_energy),
+    "out_norm": Reading(tap="out", sum=row_norms),
     **{f"{tap}_gram": Reading(tap=tap, sum=input_gram) for tap in ("x", "up", "down")},
     **{f"{tap}_abs": Reading(tap=tap, sum=channel_size) for tap in ("x", "a", "up", "down")},
     **{f"{tap}_energy": Reading(tap=tap, sum=channel_energy) for tap in ("x", "a", "up", "down")},
@@ -147,12 +155,27 @@ class Accumulator:
         self.counts: dict[str, int] = {}
         self.held = False
         self.goal: Goal | None = None
+        self.names = names
+        self.experts: dict[str, Accumulator] = {}
+        """By expert, what its own tokens add up to."""
 
-    def __call__(self, tap: str, *observed: Tensor) -> None:
+    @property
+    def wants_mlp(self) -> bool:
+        """Whether anything is asked for that MLPs are observed for."""
+        taps = {READINGS[name].tap for name in self.readings} | {REGRESSIONS[name] for name in self.regressed}
+        return bool(taps & {"up", "down", "out"})
+
+    def expert(self, name: str) -> "Accumulator":
+        """The sums of one expert of a mixture, for the batch at hand."""
+        found = self.experts.setdefault(name, Accumulator(self.names, shared=self.shared))
+        found.held = self.held
+        return found
+
+    def __call__(self, tap: str, *observed: Any) -> None:
         with stage("grams"):
             self._observe(tap, *observed)
 
-    def _observe(self, tap: str, *observed: Tensor) -> None:
+    def _observe(self, tap: str, *observed: Any) -> None:
         if tap == "rotated":
             if self.sampler is not None:
                 found, count = self.sampler(*observed)
@@ -161,7 +184,7 @@ class Accumulator:
                     self._add(f"{name}{suffix}", total, count)
                 self._add(f"scores_tokens{suffix}", torch.tensor(float(count), dtype=torch.float64), 0)
             return
-        x = observed[0]
+        x: Tensor = observed[0]
         tokens = x.shape[0] * x.shape[1] if x.ndim == 4 else x.numel() // x.shape[-1]
         for name in self.readings:
             if READINGS[name].tap == tap:
@@ -188,6 +211,16 @@ class Accumulator:
         self._add(f"{name}_energy{suffix}", y.double().square().sum(), tokens)
         self._add(f"{name}_tokens{suffix}", torch.tensor(float(tokens), dtype=torch.float64), 0)
 
+    def goal_of(self, tokens: Any, target: Tensor) -> Goal:
+        """The goal of one expert: its own target for some tokens of the batch, with their weights."""
+        assert self.goal is not None
+        weight = self.goal.weight
+        return Goal(target=lambda tap: target, weight=lambda tap: weight(tap).flatten()[tokens])
+
+    def count(self, tokens: int) -> None:
+        """Note how many tokens were observed."""
+        self._add("observed", torch.tensor(float(tokens), dtype=torch.float64), 0)
+
     def _add(self, name: str, value: Tensor, count: int) -> None:
         if name in self.sums:
             self.sums[name] += value
@@ -209,6 +242,8 @@ class Accumulator:
                     "wider dtype (--dtype float32), or check the checkpoint."
                 )
             found[name] = self._stored(name, total.div_(max(1, self.counts[name])))
+        for expert, sums in self.experts.items():
+            found |= {f"{expert}.{name}": mean for name, mean in sums.means(layer).items()}
         return found
 
     def _stored(self, name: str, mean: Tensor) -> Tensor:
@@ -234,13 +269,86 @@ def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
     def hook(tap: str) -> Callable[..., None]:
         return lambda module, args: accumulator(tap, args[0])
 
-    up = view.layer.get_submodule(view.family.up)
-    handles = [up.register_forward_pre_hook(hook("up")), view.down.register_forward_pre_hook(hook("down"))]
-    view.own().tap = accumulator
+    if view.experts is not None:
+        handles = observe_experts(view.experts, accumulator) if accumulator.wants_mlp else []
+    else:
+        names = ("up", "down") if "mlp" in view.components else ()
+        handles = [view.module(name).register_forward_pre_hook(hook(name)) for name in names]
+    attention = view.own()
+    if attention is not None:
+        attention.tap = accumulator
     try:
         with torch.no_grad():
             yield accumulator
     finally:
-        view.attention.tap = None
+        if attention is not None:
+            attention.tap = None
         for handle in handles:
             handle.remove()
+
+
+# E = experts, k = experts per token
+
+
+def observe_experts(view: ExpertView, accumulator: Accumulator) -> list[Any]:
+    """Hooks that show every expert's own accumulator what its tokens make of it.          [math.md G-1, G-2]"""
+    noted: dict[str, Any] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda module, args: noted.update({name: args})
+
+    def add(module: Any, args: Any, output: Any) -> None:
+        _add_routed(view, accumulator, *noted["routed"], missing=_missing(accumulator, output))
+        if view.shared is not None:
+            _add_shared(view, accumulator, noted["shared"][0], args[0], missing=_missing(accumulator, output))
+
+    handles = [view.module.register_forward_pre_hook(note("routed")), view.block.register_forward_hook(add)]
+    if view.shared is not None:
+        handles.append(view.shared.down_proj.register_forward_pre_hook(note("shared")))
+    return handles
+
+
+def _missing(accumulator: Accumulator, output: Any) -> Tensor | None:
+    """What all experts together lack of their target, (n, D); None where nothing is regressed."""
+    if accumulator.goal is None or not accumulator.regressed:
+        return None
+    output = output[0] if isinstance(output, tuple) else output
+    target = accumulator.goal.target("down")
+    return (target - output.reshape(target.shape)).flatten(0, -2)
+
+
+def _add_routed(
+    view: ExpertView, accumulator: Accumulator, x: Tensor, index: Tensor, weights: Tensor, *, missing: Tensor | None
+) -> None:
+    """Inputs (n, D) and what the router made of them, (n, k) each."""
+    x, chosen = x.reshape(-1, x.shape[-1]), index.flatten()
+    shares = weights / weights.sum(dim=-1, keepdim=True)
+    if view.shared is not None:
+        shares = shares / 2
+    order, counts = chosen.argsort(stable=True), chosen.bincount(minlength=view.count).tolist()
+    for number, slots in enumerate(order.split(counts)):
+        tokens, gate = slots // index.shape[-1], weights.flatten()[slots].unsqueeze(-1)
+        features = view.features(number, x[tokens]) * gate
+        own = features @ view.down_weight(number)
+        mine = accumulator.expert(f"expert{view.numbers[number]}")
+        if missing is not None:
+            share = shares.flatten()[slots].unsqueeze(-1)
+            mine.goal = accumulator.goal_of(tokens, own + share * missing[tokens])
+        mine("down", features)
+        mine("out", own)
+        mine.count(len(tokens))
+
+
+def _add_shared(
+    view: ExpertView, accumulator: Accumulator, features: Tensor, x: Tensor, *, missing: Tensor | None
+) -> None:
+    """The expert that every token passes, and half of what is missing with it."""
+    features = features.reshape(-1, features.shape[-1])
+    gate = view.shared_gate(x.reshape(-1, x.shape[-1]))
+    features = features if gate is None else features * gate
+    mine = accumulator.expert("shared")
+    if missing is not None:
+        own = features @ view.shared.down_proj.weight.mT
+        mine.goal = accumulator.goal_of(slice(None), own + missing / 2)
+    mine("down", features)
+    mine.count(len(features))

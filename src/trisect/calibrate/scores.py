@@ -13,8 +13,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from trisect.models.attention import softcapped
+from trisect.models.attend import softcapped
 from trisect.records.parts import Slots
 
 # Sampled queries per layer over all windows; more settle the Gram, fewer save time.
@@ -62,8 +63,13 @@ class QuerySampler:
         self.numbers: Sequence[int] | None = None
         """Which windows the batch at hand holds; None means the first ones."""
 
-    def __call__(self, q: Tensor, k: Tensor, mask: Tensor | None = None) -> tuple[dict[str, Tensor], int]:
-        """Scaled and rotated queries (b, t, h, d) and keys (b, t, k, d) -> sums and the queries in them."""
+    def __call__(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, sinks: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], int]:
+        """Scaled and rotated queries (b, t, h, d) and keys (b, t, k, d) -> sums and the queries in them.
+
+        `sinks` (h,) are logits that join the softmax.
+        """
         b, t = q.shape[:2]
         numbers = range(b) if self.numbers is None else self.numbers
         positions = torch.stack([self.positions(number, t) for number in numbers]).to(q.device)  # (b, q)
@@ -76,7 +82,7 @@ class QuerySampler:
         total: dict[str, Tensor] = {}
         for start in range(0, b, at_once):
             some = slice(start, start + at_once)
-            found = self._windows(sampled[some], k[some], positions[some], hidden[some], heads_at_once=rows)
+            found = self._windows(sampled[some], k[some], positions[some], hidden[some], sinks, heads_at_once=rows)
             for name, value in found.items():
                 total[name] = total[name] + value if name in total else value
         return total, positions.numel()
@@ -88,9 +94,9 @@ class QuerySampler:
         return torch.randint(tokens // 8, tokens, (count,), generator=generator)
 
     def _windows(
-        self, q: Tensor, k: Tensor, positions: Tensor, hidden: Tensor, *, heads_at_once: int
+        self, q: Tensor, k: Tensor, positions: Tensor, hidden: Tensor, sinks: Tensor | None, *, heads_at_once: int
     ) -> dict[str, Tensor]:
-        """(b, q, h, d), (b, t, k, d) -> sums over these windows."""
+        """(b, q, h, d), (b, t, k, d) -> sums over these windows; a sink is one more key, of zeros."""
         b, _, heads, _ = k.shape
         q = q.unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4).float()  # (b, k, g, q, d)
         k = k.transpose(1, 2).float()  # (b, k, t, d)
@@ -99,11 +105,11 @@ class QuerySampler:
             some = slice(start, start + heads_at_once)
             query, key = q[:, some], k[:, some]
             seen = (query.flatten(2, 3) @ key.mT).unflatten(2, query.shape[2:4])  # (b, k, g, q, t)
-            unseen = hidden[:, None, None]
             seen = softcapped(seen, self.softcap)
-            weights = seen.masked_fill(unseen, float("-inf")).softmax(dim=-1)
-            anywhere = (~unseen).to(weights.dtype) / (~unseen).sum(dim=-1, keepdim=True)
-            weights = weights.lerp(anywhere, AWAKE)
+            weights = _weights(
+                seen, hidden[:, None, None], None if sinks is None else sinks.unflatten(0, (heads, -1))[some]
+            )
+            key = key if sinks is None else F.pad(key, (0, 0, 0, 1))
             count = key.shape[1]
             seen = SampledQueries(
                 heads=torch.arange(heads, device=k.device)[some].repeat(b),
@@ -116,6 +122,16 @@ class QuerySampler:
                 for name, value in reading(seen).items():
                     parts.setdefault(name, []).append(value.unflatten(0, (b, -1)).sum(dim=0))
         return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _weights(scores: Tensor, unseen: Tensor, sinks: Tensor | None) -> Tensor:
+    """Attention (b, k, g, q, t), a little of it to all visible keys alike; sinks (k, g) have a column behind."""
+    anywhere = (~unseen).to(scores.dtype) / (~unseen).sum(dim=-1, keepdim=True)
+    scores = scores.masked_fill(unseen, float("-inf"))
+    if sinks is not None:
+        own = sinks.to(scores.dtype)[None, :, :, None, None].expand(*scores.shape[:-1], 1)
+        scores, anywhere = torch.cat([scores, own], dim=-1), F.pad(anywhere, (0, 1))
+    return scores.softmax(dim=-1).lerp(anywhere, AWAKE)
 
 
 def _hidden(positions: Tensor, tokens: int, mask: Tensor | None) -> Tensor:

@@ -65,16 +65,16 @@ class TwoStreams:
         """
         rates = self._rates(view)
         readings: list[Reading] = []
-        if view.attention.num_pairs and "scores" in names:
-            readings.append(PairGrams(view.attention.num_pairs))
+        if view.pairs and "scores" in names:
+            readings.append(PairGrams(view.pairs))
         if rates is not None and "keys" in names:
             readings.append(KeyCovariances(rates))
         accumulator = self._accumulator(view, names, readings)
         self.before = self.dense.hidden.copy()
         self.attention_out = States(place=self.before.place)
         self.mlp_out = States(place=self.before.place)
-        o = getattr(view.attention, view.family.o)
-        with recording(view, accumulator), _keeping(o, self.attention_out), _keeping(view.down, self.mlp_out):
+        both = _keeping(view.mixer, self.attention_out), _keeping(view.mlp_output, self.mlp_out)
+        with recording(view, accumulator), both[0], both[1]:
             self.dense.advance(view, progress=progress, before=partial(self._announce, accumulator))
         found = accumulator.means(view.index)
         if "keys" in found and rates is not None and self.rotation is not None:
@@ -95,12 +95,12 @@ class TwoStreams:
             rates = self._rates(view)
             assert rates is not None
             readings.append(SlotGrams(slots, rates))
-        elif view.attention.num_pairs and "scores" in names:
-            readings.append(PairGrams(view.attention.num_pairs))
+        elif view.pairs and "scores" in names:
+            readings.append(PairGrams(view.pairs))
         accumulator = self._accumulator(view, names, readings)
-        o = getattr(view.attention, view.family.o)
         attended = States()
-        with recording(view, accumulator), _keeping(o, attended), _stopping(view, component != "mlp"):
+        attention_only = component in ("qk", "ov")
+        with recording(view, accumulator), _keeping(view.mixer, attended), _stopping(view, attention_only):
             for number, states in enumerate(self.narrow.hidden):
                 self._announce(accumulator, number)
                 attended.clear()
@@ -131,7 +131,7 @@ class TwoStreams:
 
     def _rates(self, view: LayerView) -> Tensor | None:
         """Radians per token (k, P) of the layer's pairs, where they are the same for every length."""
-        part = view.part("qk") if view.attention.num_pairs and self.rotation is not None else None
+        part = view.part("qk") if view.pairs and self.rotation is not None else None
         if part is None or self.rotation is None:
             return None
         assert isinstance(part, QK)
@@ -149,20 +149,20 @@ class TwoStreams:
         """
         ov, mlp = join_of(view, "ov"), join_of(view, "mlp")
         stream = wide(self.before[number])
-        attention = wide(self.attention_out[number]).reshape(stream.shape)
+        attention = _kept(self.attention_out, number, stream)
         if tap == "a":
             share = ov.weight(attention)
         else:
             stream = stream + ov.added(attention)
-            share = mlp.weight(wide(self.mlp_out[number]).reshape(stream.shape))
+            share = mlp.weight(_kept(self.mlp_out, number, stream))
         energy = stream.square().sum(dim=-1)
         return share / energy.clamp(min=torch.finfo(energy.dtype).tiny ** 0.5)
 
     def _target(self, view: LayerView, number: int, states: Tensor, attended: States) -> Any:
         """What each output projection should put out so that the residual stream is the dense one again."""
         # In more digits than 16 bits have: the repair is a small difference of large numbers.
-        dense, attention, states = (wide(x) for x in (self.before[number], self.attention_out[number], states))
-        attention = attention.reshape(dense.shape)
+        dense, states = wide(self.before[number]), wide(states)
+        attention = _kept(self.attention_out, number, dense)
         ov, mlp = join_of(view, "ov"), join_of(view, "mlp")
         # Where the norm follows the residual sum, the gap in front of it is not the gap behind it.
         repairable = getattr(view.layer, "do_layer_norm_before", True)
@@ -170,29 +170,36 @@ class TwoStreams:
         def target(tap: str) -> Tensor:
             if tap == "a":
                 return ov.target(attention, dense - states)
-            out = wide(self.mlp_out[number]).reshape(dense.shape)
+            out = _kept(self.mlp_out, number, dense)
             if not repairable:
                 return out
-            gap = (dense + ov.added(attention)) - (states + ov.added(wide(attended[-1]).reshape(dense.shape)))
+            gap = (dense + ov.added(attention)) - (states + ov.added(_kept(attended, -1, states)))
             return mlp.target(out, gap)
 
         return target
 
 
 @contextmanager
-def _keeping(projection: nn.Module, outputs: States) -> Iterator[None]:
+def _keeping(projection: nn.Module | None, outputs: States) -> Iterator[None]:
     """Keep a projection's outputs without their bias, which narrow and dense model share."""
 
-    def keep(module: Any, args: Any, output: Tensor) -> None:
+    def keep(module: Any, args: Any, output: Any) -> None:
+        output, bias = output[0] if isinstance(output, tuple) else output, getattr(module, "bias", None)
         # A copy: some layers add to the output where it lies.
-        outputs.append(output.clone() if module.bias is None else output - module.bias)
+        outputs.append(output - bias if isinstance(bias, Tensor) else output.clone())
 
-    handle = projection.register_forward_hook(keep)
+    handle = None if projection is None else projection.register_forward_hook(keep)
     try:
         with torch.no_grad():
             yield
     finally:
-        handle.remove()
+        if handle is not None:
+            handle.remove()
+
+
+def _kept(outputs: States, number: int, like: Tensor) -> Tensor:
+    """What a projection put out, in the shape of the stream; zeros where the layer has no such projection."""
+    return wide(outputs[number]).reshape(like.shape) if len(outputs) else torch.zeros_like(like)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from trisect.config import CompressConfig, Increase
 from trisect.config.settings import CalibrationConfig
 from trisect.data import Tokens, tokens_from_tensor
 from trisect.data.catalogue import BUILTIN, DEFAULT_MIXTURE, OTHER_TEXTS, STOPGAP, SYNTHETIC
-from trisect.data.hub import can_be_read
 from trisect.data.load import (
     bos_of,
     count_windows,
@@ -24,6 +23,7 @@ from trisect.data.load import (
     share_out,
     tokenize,
 )
+from trisect.data.read import can_be_read
 from trisect.data.tokens import TEST_SHARE, WindowSplit, room, split_windows, started, windows
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import stated_contexts

@@ -1,6 +1,7 @@
-"""The verbs, one file each. To add one, write `commands/VERB.py` with a function `run`.
+"""The verbs. To add one, write `commands/VERB.py` with a function `run`.
 
-Its docstring is the help text; PANEL says where help lists the verb, EXAMPLES what stands below its help.
+Its docstring is the help text; PANEL says where help lists the verb, EXAMPLES what stands below its help. A file
+of several verbs has them in VERBS instead.
 Every verb gets --config, --quiet and --verbose from here. A parameter of `run` whose type is a record of settings
 stands for the record's options (`_options.py`). Files that start with an underscore hold what several verbs share.
 Heavy imports (torch, transformers) belong inside functions: `trisect --help` must be fast.
@@ -8,17 +9,16 @@ Heavy imports (torch, transformers) belong inside functions: `trisect --help` mu
 
 import importlib
 import pkgutil
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 
-from trisect.commands import _config, _screen
-from trisect.commands._options import RECORDS, build_record, expanded, option
+from trisect.commands import _options, _screen
+from trisect.commands._options import RECORDS, Verb, build_record, expanded, option
 from trisect.support.files import check_writable
 from trisect.support.receipt import package_version
 
@@ -31,7 +31,7 @@ Verbose = Annotated[
 ABOUT_CONFIG = "YAML with options as keys; those typed here win. `trisect init VERB` writes one."
 Config = Annotated[
     Path | None,
-    option(ABOUT_CONFIG, "FILE", "--config", panel=EVERY_VERB, is_eager=True, callback=_config.read_options),
+    option(ABOUT_CONFIG, "FILE", "--config", panel=EVERY_VERB, is_eager=True, callback=_options.read_options),
 ]
 
 
@@ -56,7 +56,7 @@ def command_of(run: Callable[..., None]) -> Callable[..., None]:
         if given.get("json") is not None:
             check_writable(given["json"])
         if config_file is not None:
-            given = _config.without_replaced_goals(context, given)
+            given = _options.without_replaced_goals(context, given)
         try:
             run(**{name: build_record(kind, given) for name, kind in records.items()}, **given)
         except KeyboardInterrupt as error:
@@ -70,22 +70,16 @@ def command_of(run: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def verbs() -> dict[str, ModuleType]:
-    """The modules of `trisect.commands` that are verbs; what a newcomer needs first comes first."""
-    names = [entry.name for entry in pkgutil.iter_modules([str(Path(__file__).parent)]) if entry.name[0] != "_"]
-    found = {name: importlib.import_module(f"trisect.commands.{name}") for name in names}
-    return dict(sorted(found.items(), key=lambda entry: (PANELS.index(entry[1].PANEL), entry[0])))
-
-
-def examples_of(verb: ModuleType) -> Sequence[tuple[str, str]]:
-    """(what for, command line) pairs of a verb's module."""
-    examples: Sequence[tuple[str, str]] = verb.EXAMPLES
-    return examples
-
-
-def words(line: str) -> list[str]:
-    """The arguments of an example: what stands behind `trisect`."""
-    return shlex.split(line)[1:]
+@cache
+def verbs() -> dict[str, Verb]:
+    """The verbs by name; what a newcomer needs first comes first."""
+    found: dict[str, Verb] = {}
+    for entry in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if not entry.name.startswith("_"):
+            module = importlib.import_module(f"trisect.commands.{entry.name}")
+            several = getattr(module, "VERBS", None)
+            found |= several or {entry.name: Verb(module.run, module.PANEL, module.EXAMPLES)}
+    return dict(sorted(found.items(), key=lambda entry: (PANELS.index(entry[1].panel), entry[0])))
 
 
 def build_app() -> typer.Typer:
@@ -94,8 +88,8 @@ def build_app() -> typer.Typer:
     app.callback()(_root)
     for name, verb in verbs().items():
         # One paragraph each: typer joins the lines of a paragraph.
-        examples = "\n\n".join(f"{purpose}:\n\n  {line}" for purpose, line in examples_of(verb))
-        add = app.command(name=name, epilog=f"Examples\n\n{examples}", rich_help_panel=verb.PANEL)
+        examples = "\n\n".join(f"{purpose}:\n\n  {line}" for purpose, line in verb.examples)
+        add = app.command(name=name, epilog=f"Examples\n\n{examples}", rich_help_panel=verb.panel)
         add(command_of(verb.run))
     return app
 

@@ -1,10 +1,18 @@
-"""Options of verbs: those that several share, those that derive from a record, and what shells complete."""
+"""Options of verbs: those that several share or that derive from a record, what shells complete, and files of them.
 
-import ast
+`--config run.yaml` has the options' own names as keys. What is typed wins over the file, and the file over
+defaults; that order is typer's, whose `default_map` is filled here. Values are turned into the text that would
+have been typed, so that both are checked alike.
+"""
+
+import os
+import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from importlib import import_module
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -12,9 +20,11 @@ from typing import Annotated, Any, get_args
 import typer
 
 from trisect.config import CalibrationConfig, CompressConfig
-from trisect.config.goals import GOAL_OPTIONS
-from trisect.config.record import CUT, RUNNING, defaults_of, options_of_record, setting_names
+from trisect.config.goals import GOAL_OPTIONS, GOALS
+from trisect.config.settings import CUT, RUNNING, defaults_of, options_of_record, setting_names
 from trisect.config.verbs import QuantizeConfig, SampleConfig, TuneConfig
+from trisect.errors import TrisectError, unknown_name
+from trisect.support.checks import read_settings, shown
 
 
 def option(help: str, metavar: str | None = None, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -39,6 +49,15 @@ CurvesFile = Annotated[
 ]
 TrustRemoteCode = Annotated[bool, option("Run code that the checkpoint brings along.", panel=RUNNING)]
 Json = Annotated[Path | None, option("Write the measurement as JSON.", "FILE")]
+
+
+@dataclass
+class Verb:
+    """A verb: its function, where help lists it, and (what for, command line) pairs below its help."""
+
+    run: Callable[..., None]
+    panel: str
+    examples: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,50 +147,151 @@ def _completed(parameter: Parameter) -> Parameter:
 
 
 SOURCES = Path(__file__).resolve().parents[1]
-DATA_TABLES = ("BUILTIN", "SYNTHETIC", "DATASETS")
 
 
 def method_names() -> list[str]:
     """Of `trisect.methods.METHODS`, without importing torch at every Tab: constants made by a call with a name."""
-    constants = [entry for path in sorted((SOURCES / "methods").glob("*.py")) for entry in _constants(path)]
-    return [name for _, value in constants if isinstance(value, ast.Call) and (name := _name_in(value))]
+    made = r'^[A-Z0-9_]+ = \w+\(\s*(?:[A-Z0-9_]+,\s*)?(?:name=)?"([^"]+)"'
+    texts = [path.read_text(encoding="utf-8") for path in sorted((SOURCES / "methods").glob("*.py"))]
+    return [name for text in texts for name in re.findall(made, text, re.MULTILINE)]
 
 
 def table_names(path: str, constant: str) -> list[str]:
-    """The texts in a constant of a source file: the keys of a dictionary, or the entries of a tuple."""
-    value = dict(_constants(SOURCES / path))[constant]
-    nodes = value.keys if isinstance(value, ast.Dict) else getattr(value, "elts", [value])
-    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    """The keys of a dictionary in a source file, or the text of a constant."""
+    _, _, value = (SOURCES / path).read_text(encoding="utf-8").partition(f"\n{constant}")
+    head, _, table = value.partition("\n")
+    keys = re.findall(r'^    "([^"]+)":', table.partition("\n}")[0], re.MULTILINE)
+    return keys if head.endswith("{") else re.findall(r'"([^"]+)"', head)
 
 
 def data_names() -> list[str]:
     """Texts that are known by name."""
-    return [name for table in DATA_TABLES for name in table_names("data/catalogue.py", table)]
+    return [name for table in ("BUILTIN", "SYNTHETIC", "DATASETS") for name in table_names("data/catalogue.py", table)]
 
 
 NAMES: dict[str, Callable[[], list[str]]] = {
-    "model": lambda: table_names("data/registry.py", "REGISTRY_MODELS"),
+    "model": lambda: table_names("data/catalogue.py", "REGISTRY_MODELS"),
     "method": method_names,
     "without": lambda: table_names("methods/a3plus.py", "PIECES"),
     **dict.fromkeys(("data", "calibration", "evaluate", "eval_data"), data_names),
     "dtype": lambda: ["float32", "bfloat16", "float16"],
     "device": lambda: ["cpu", "cuda"],
     "tasks": lambda: ["paper", "zero-shot", "quick"],
-    "verb": lambda: sorted(path.stem for path in (SOURCES / "commands").glob("[a-z]*.py")),
+    "verb": lambda: sorted(import_module("trisect.commands").verbs()),
 }
 """What shells complete, by the name of an option, besides the words in its metavar."""
 
 
-def _constants(path: Path) -> Iterator[tuple[str, ast.expr]]:
-    """Assignments to NAMES at the top of a module."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        value = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and target.id.isupper() and value is not None:
-            yield target.id, value
+def read_options(context: typer.Context, path: Path | None) -> Path | None:
+    """The callback of --config: gives the verb's options the file's values as defaults."""
+    if path is None or context.resilient_parsing:
+        return path
+    parameters = by_key(context.command.params)
+    found: dict[str, Any] = {}
+    for key, value in _entries(path, nested=SOURCE in parameters):
+        if key not in parameters:
+            raise _unknown(path, key, context)
+        if found.setdefault(key, value) != value:
+            raise TrisectError(f"{path} gives {key} twice, with different values; keep one.")
+    typed = {parameters[key].name: _as_typed(f"{path}: {key}", parameters[key], found[key]) for key in found}
+    context.default_map = {**(context.default_map or {}), **typed}
+    return path
 
 
-def _name_in(call: ast.Call) -> str | None:
-    """`name=` of a call, else its first argument where that is a text."""
-    first = next(iter([word.value for word in call.keywords if word.arg == "name"] or call.args), None)
-    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+def by_key(parameters: Iterable[Any]) -> dict[str, Any]:
+    """The parameters that a file can give: `kv_ratio` for --kv-ratio, arguments by the name in the verb's `run`."""
+    keyed = {max(entry.opts, key=len).lstrip("-").replace("-", "_"): entry for entry in parameters}
+    return {key: entry for key, entry in keyed.items() if key not in ("config", "help")}
+
+
+def takes_many(parameter: Any) -> bool:
+    return bool(getattr(parameter, "multiple", False)) or parameter.nargs == -1
+
+
+def is_flag(parameter: Any) -> bool:
+    return bool(getattr(parameter, "is_flag", False))
+
+
+def without_replaced_goals(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """A run has one goal, so that one which is typed replaces the file's."""
+    sources = {name: _source(context, name) for name in GOALS if name in options}
+    if "COMMANDLINE" not in sources.values():
+        return options
+    return {**options, **{name: None for name, source in sources.items() if source == "DEFAULT_MAP"}}
+
+
+def blame(error: Any) -> str:
+    """Which file a value came from that typer refuses, and what it says there; else nothing."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is None or parameter is None or _source(context, parameter.name) != "DEFAULT_MAP":
+        return ""
+    return f"{context.params['config_file']} gives {shown(context.default_map[parameter.name])}. "
+
+
+def _source(context: typer.Context, name: str) -> str:
+    source = context.get_parameter_source(name)
+    return "" if source is None else source.name
+
+
+def _entries(path: Path, *, nested: bool) -> Iterator[tuple[str, Any]]:
+    """Keys with underscores; `calibration` may hold its settings, as in trisect.CompressConfig."""
+    data = read_settings(path)
+    data = {} if data is None else data  # every line of a fresh `trisect init` may be a comment
+    if not isinstance(data, dict):
+        raise TrisectError(f"{path} must hold options such as `ratio: 0.25`, not {shown(data)}.")
+    options = {key.replace("-", "_"): value for key, value in data.items()}
+    if len(options) != len(data):
+        raise TrisectError(f"{path} has a key once with dashes and once with underscores; keep one.")
+    for key, value in options.items():
+        if nested and key == SOURCE and isinstance(value, dict):
+            for inner, setting in value.items():
+                yield SOURCE if inner == "source" else inner.replace("-", "_"), setting
+        else:
+            yield key, value
+
+
+def _unknown(path: Path, key: str, context: typer.Context) -> TrisectError:
+    """A typo is answered with near names, another verb's option with the verb."""
+    own = sorted(by_key(context.command.params))
+    verbs = getattr(getattr(context.parent, "command", None), "commands", {})
+    others = [name for name, command in verbs.items() if key in by_key(command.params)]
+    if not others:
+        return unknown_name(f"option in {path}:", key, own)
+    near = get_close_matches(key, own)
+    guess = f" Did you mean {' or '.join(near)}?" if near else ""
+    return TrisectError(
+        f"{path}: {key} is an option of {', '.join(others)}, not of {context.info_name}; a file has the "
+        f"options of one verb.{guess}"
+    )
+
+
+def _as_typed(where: str, parameter: Any, value: Any) -> Any:
+    """A value of the file as the command line would have it."""
+    if value is None:
+        raise TrisectError(f"{where} has no value; give it one, or leave the line out for the default.")
+    if is_flag(parameter):
+        if not isinstance(value, bool):
+            raise TrisectError(f"{where} is true or false, not {shown(value)}.")
+        return value
+    if takes_many(parameter):
+        return [_word(where, parameter, entry) for entry in (value if isinstance(value, list) else [value])]
+    listed = any(mark in (parameter.metavar or "") for mark in ("LIST", ",..."))
+    if listed and isinstance(value, list):
+        return ",".join(_word(where, parameter, entry) for entry in value)
+    if listed and isinstance(value, dict):
+        return ",".join(f"{name}={_word(where, parameter, entry)}" for name, entry in value.items())
+    return _word(where, parameter, value)
+
+
+def _word(where: str, parameter: Any, value: Any) -> str:
+    """One value as the word that would have been typed; the shell's `~/` included."""
+    if isinstance(value, bool):
+        word = "on" if value else "off"  # YAML reads these two as true and false
+        if word not in (parameter.metavar or "").split("|"):
+            raise TrisectError(f"{where} takes no {str(value).lower()}; put it in quotes if it is a name.")
+        return word
+    if value is None or isinstance(value, list | dict):
+        kind = "nothing" if value is None else "a list" if isinstance(value, list) else "a mapping"
+        raise TrisectError(f"{where} takes one value, not {kind}.")
+    text = str(value)
+    return os.path.expanduser(text) if text.startswith("~/") else text

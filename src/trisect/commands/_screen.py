@@ -120,7 +120,7 @@ def quiet_libraries() -> Iterator[None]:
 
     In a command it stays so to the end: saving and generating have things to say too.
     """
-    from trisect.support.quiet import quiet_transformers
+    from trisect.support.with_transformers import quiet_transformers
 
     command = _running.get()
     with ExitStack() as here:

@@ -1,27 +1,16 @@
-"""`trisect calibrate`: collect a method's moments once, to cut at any ratio later."""
+"""`trisect calibrate`: moments collected once, to cut at any ratio; `trisect sample`: text to calibrate on."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import LoadOptions, Model, option
-from trisect.config import CalibrationConfig
-
-PANEL = "Compress"
-EXAMPLES = (
-    ("Collect once", "trisect calibrate smollm2-135m -o moments.safetensors"),
-    (
-        "... and cut at any ratio",
-        "trisect compress smollm2-135m -o small --ratio 0.3 --method a3 --moments moments.safetensors",
-    ),
-    (
-        "With your own text and fewer windows",
-        "trisect calibrate models/llama -o moments.safetensors --calibration text.txt --samples 32",
-    ),
-)
+from trisect.commands._options import LoadOptions, Model, Verb, option
+from trisect.config import CalibrationConfig, CompressConfig
+from trisect.config.verbs import SampleConfig
 
 
-def run(
+def calibrate(
     model: Model,
     settings: CalibrationConfig,
     out: Annotated[Path, option("E.g. moments.safetensors.", "FILE")],
@@ -30,21 +19,71 @@ def run(
 ) -> None:
     """Run the calibration tokens through a model and save its moments."""
     from trisect.calibrate.texts import prepare
-    from trisect.config import CompressConfig
     from trisect.methods import get_method
-    from trisect.pipeline.stored_moments import calibrate, refuse_stored_moments
+    from trisect.pipeline import statistics
     from trisect.support.files import check_writable
 
     # Moments are the same for every ratio.
     config = CompressConfig(ratio=0.5, method=method, parts=get_method(method).parts, calibration=settings)
-    refuse_stored_moments(get_method(method))
+    statistics.refuse_stored_moments(get_method(method))
     check_writable(out)
     loaded = screen.load(model, loading)
     with screen.progress() as report:
         prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
     screen.say(prepared.line(), *prepared.notes)
     with screen.progress() as report:
-        info = calibrate(loaded.model, config, out, tokens=prepared.tokens, progress=report)
+        info = statistics.calibrate(loaded.model, config, out, tokens=prepared.tokens, progress=report)
     screen.say(f"Moments of {info.num_tokens:,} tokens saved to {out}")
     cut = f"trisect compress {screen.quoted(model)} -o OUT --ratio 0.25"
     screen.say_next(f"{cut} --method {method} --moments {screen.quoted(out)}")
+
+
+def sample(
+    model: Model,
+    out: Annotated[Path, option("New file, e.g. own.jsonl.", "FILE")],
+    settings: SampleConfig,
+    loading: LoadOptions,
+) -> None:
+    """Let a model write synthetic text to calibrate on."""
+    from trisect.calibrate.synthetic import check_output, write_synthetic
+
+    check_output(out)
+    loaded = screen.load(model, loading)
+    with screen.progress() as report:
+        stage = partial(report, "tokens")
+        written = write_synthetic(loaded.model, loaded.tokenizer, settings, out, name=model, progress=stage)
+    count = settings.samples * written["recipe"]["length"]
+    screen.say(f"{settings.samples} texts, {count:,} tokens, saved to {out}")
+    cut = f"trisect compress {screen.quoted(model)} -o OUT --ratio 0.25"
+    screen.say_next(f"{cut} --calibration {screen.quoted(out)}")
+
+
+VERBS = {
+    "calibrate": Verb(
+        calibrate,
+        "Compress",
+        (
+            ("Collect once", "trisect calibrate smollm2-135m -o moments.safetensors"),
+            (
+                "... and cut at any ratio",
+                "trisect compress smollm2-135m -o small --ratio 0.3 --method a3 --moments moments.safetensors",
+            ),
+            (
+                "With your own text and fewer windows",
+                "trisect calibrate models/llama -o moments.safetensors --calibration text.txt --samples 32",
+            ),
+        ),
+    ),
+    "sample": Verb(
+        sample,
+        "Compress",
+        (
+            ("Synthetic text", "trisect sample smollm2-135m -o own.jsonl --device cuda"),
+            (
+                "... alone, or beside yours",
+                "trisect compress smollm2-135m -o small --ratio 0.25 --calibration text.txt:0.5+own.jsonl:0.5",
+            ),
+            ("Less, for a CPU", "trisect sample smollm2-135m -o own.jsonl --samples 32 --length 512"),
+        ),
+    ),
+}

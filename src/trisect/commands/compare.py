@@ -33,7 +33,7 @@ def run(
 ) -> None:
     """Run every cell of a recipe that has no receipt yet, and write one table and figures."""
     from trisect.compare import Folder, load_recipe, run_recipe, write_results
-    from trisect.compare.outcomes import measurements, outcomes_of
+    from trisect.compare.results import measurements, outcomes_of
     from trisect.compare.runner import check_only
 
     loaded, chosen = load_recipe(recipe), only or ()
@@ -66,22 +66,15 @@ def run(
 
 
 def _show_cells(recipe: "Recipe", folder: "Folder") -> None:
-    """The cells of a recipe, and what is not at hand for them."""
-    from trisect.compare.runner import dry_run
+    """The cells of a recipe, and which of them are done."""
+    from trisect.compare.recipe import cells_of
 
-    with screen.quiet_libraries():
-        cells, remarks = dry_run(recipe, folder)
-    table = screen.table("model", "method", "ratio", "calibration", "removes", "state")
-    for entry in cells:
-        cell = entry.cell
-        table.add_row(
-            cell.model.name,
-            cell.label,
-            f"{cell.ratio:g}" if cell.config else "",
-            cell.calibration.name if cell.calibration else "",
-            "" if entry.removed is None else f"{entry.removed:.1%}",
-            f"would fail: {entry.problem}" if entry.problem else entry.state,
-        )
-    screen.say(table)
-    waiting = sum(entry.state != "done" for entry in cells)
-    screen.say(*remarks, f"{recipe.name}: {len(cells)} cells, {waiting} to run; nothing was run.")
+    table = screen.table("model", "method", "ratio", "calibration", "state")
+    waiting, cells = 0, list(cells_of(recipe))
+    for cell in cells:
+        done, failed = folder.receipt_path(cell.key).exists(), folder.error_path(cell.key).exists()
+        waiting += not done
+        ratio, text = (f"{cell.ratio:g}", cell.calibration.name) if cell.calibration else ("", "")
+        state = "done" if done else "failed before" if failed else "to run"
+        table.add_row(cell.model.name, cell.label, ratio, text, state)
+    screen.say(table, f"{recipe.name}: {len(cells)} cells, {waiting} to run; nothing was run.")

@@ -9,7 +9,7 @@ from trisect.commands import _screen as screen
 from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, option
 from trisect.commands.plan import show_plan
 from trisect.config import CompressConfig
-from trisect.config.record import RUNNING
+from trisect.config.settings import RUNNING
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:

@@ -118,7 +118,7 @@ def check_devices() -> Iterator[Finding]:
 
 def check_folders() -> Iterator[Finding]:
     """The folder of fetched models, and that of local datasets where one is set."""
-    from trisect.data.registry import cache_folder
+    from trisect.data.catalogue import cache_folder
     from trisect.support.files import check_writable, existing_parent
 
     folder = cache_folder() / "models"
@@ -139,7 +139,7 @@ def check_hub() -> Iterator[Finding]:
     """Whether models, texts and tasks can come from the hub; everything else works without."""
     from huggingface_hub import constants
 
-    from trisect.data.hub import hub_answers
+    from trisect.data.read import hub_answers
 
     answers = hub_answers()
     silent = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"

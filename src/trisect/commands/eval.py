@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, Length, LoadOptions, Model, option
-from trisect.config.record import RUNNING
+from trisect.config.settings import RUNNING
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
-"""`trisect plan`: the widths a goal comes to, before anything is compressed."""
+"""`trisect plan`: the widths a goal comes to; `trisect inspect`: the sizes of a model, and what was removed."""
 
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, option
+from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, TrustRemoteCode, Verb, option
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError, option_name
 
@@ -13,18 +13,8 @@ if TYPE_CHECKING:
     from trisect.plan import Curves, Plan
     from trisect.records.shapes import ModelShape
 
-PANEL = "Compress"
-EXAMPLES = (
-    ("The widths that a quarter less comes to", "trisect plan smollm2-135m --ratio 0.25"),
-    (
-        "Spread by measured losses, drawn as a picture",
-        "trisect plan smollm2-135m --ratio 0.25 --allocate balanced --curves curves.json --heatmap plan.svg",
-    ),
-    ("What fits 100 million parameters", "trisect plan smollm2-135m --target-params 100M"),
-)
 
-
-def run(
+def plan(
     model: Model,
     settings: CompressConfig,
     loading: LoadOptions,
@@ -96,7 +86,6 @@ def _curves(model: str, config: CompressConfig, path: Path | None, loading: Load
     """From their file; one that does not exist yet is measured and written, as `compress` does."""
     from trisect.calibrate.texts import prepare
     from trisect.methods import get_method
-    from trisect.methods.method import options_of
     from trisect.pipeline.loss_curves import curves_for
     from trisect.plan import read_curves
     from trisect.plan.allocate import CURVED
@@ -115,13 +104,12 @@ def _curves(model: str, config: CompressConfig, path: Path | None, loading: Load
     with screen.progress() as report:
         prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
     screen.say(prepared.line(), *prepared.notes)
-    method = options_of(config)
     with screen.progress() as report:
-        return curves_for(loaded.model, config, prepared.tokens, options=method, path=path, progress=report)
+        return curves_for(loaded.model, config, prepared.tokens, path=path, progress=report)
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    from trisect.plan.outlook import UNITS
+    from trisect.plan.problem import UNITS
 
     budget, rise = facts["budget"], facts["predicted_rise"]
     allowed = "" if budget["allowed"] is None else f", {budget['allowed']:,} asked for"
@@ -132,3 +120,71 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     elif rise is not None:
         lines.append("predicted from the curves: nothing, the plan goes below them")
     return lines
+
+
+def inspect(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode = False) -> None:
+    """Show a model's widths, parameters, cache and FLOPs; no weights are read."""
+    from trisect.models import read_shape
+    from trisect.report.terminal import compression_table
+
+    with screen.quiet_libraries():
+        current, original, info = read_shape(model, trust_remote_code=trust_remote_code)
+    name, method = screen.quoted(model), info.get("method")
+    screen.say(
+        f"{model}: family {info.get('family')}, {len(current.layers)} layers, method {method or 'none'}"
+        + quantised(info.get("quantization"))
+    )
+    screen.say(compression_table(original, current, labels=("original", "now")))
+    for line in info["left_whole"]:
+        screen.say(f"left whole: {line}")
+    screen.keep_measurement(json, {"model": model, **describe_sizes(current, original), **info})
+    screen.say_next(f"trisect eval {name}" if method else f"trisect compress {name} -o OUT --ratio 0.25")
+
+
+def quantised(packing: dict[str, Any] | None) -> str:
+    """The end of the first line: in how many bits the linear maps are held."""
+    if packing is None:
+        return ""
+    held = ", ".join(f"{count} linear maps in {bits} bits" for bits, count in packing["modules_by_bits"].items())
+    return f"; {held} ({packing['backend']})"
+
+
+def describe_sizes(current: "ModelShape", original: "ModelShape") -> dict[str, Any]:
+    """The measurement: this model's numbers, and the original's under their own key."""
+    from trisect.plan import budget_of, compare
+
+    now, was = budget_of(current), budget_of(original)
+    return {
+        **now.to_dict(),
+        "ratio": compare(was, now).ratio,
+        "layers": _widths(current),
+        "original": {**was.to_dict(), "layers": _widths(original)},
+    }
+
+
+def _widths(shape: "ModelShape") -> list[dict[str, int]]:
+    return [{"qk": layer.qk, "vo": layer.vo, "mlp": layer.mlp} for layer in shape.layers]
+
+
+VERBS = {
+    "plan": Verb(
+        plan,
+        "Compress",
+        (
+            ("The widths that a quarter less comes to", "trisect plan smollm2-135m --ratio 0.25"),
+            (
+                "Spread by measured losses, drawn as a picture",
+                "trisect plan smollm2-135m --ratio 0.25 --allocate balanced --curves curves.json --heatmap plan.svg",
+            ),
+            ("What fits 100 million parameters", "trisect plan smollm2-135m --target-params 100M"),
+        ),
+    ),
+    "inspect": Verb(
+        inspect,
+        "Measure",
+        (
+            ("What was removed from a model", "trisect inspect small"),
+            ("Its numbers as a file", "trisect inspect small --json sizes.json"),
+        ),
+    ),
+}

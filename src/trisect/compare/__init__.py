@@ -1,8 +1,7 @@
 """Comparisons: models x methods x ratios x data from one recipe, as receipts, one table and figures."""
 
-from trisect.compare.outcomes import Folder
 from trisect.compare.recipe import Recipe, load_recipe
-from trisect.compare.results import write_results
+from trisect.compare.results import Folder, write_results
 from trisect.compare.runner import RunCounts, run_recipe
 
 __all__ = ["Folder", "Recipe", "RunCounts", "load_recipe", "run_recipe", "write_results"]

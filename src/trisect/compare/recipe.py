@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.config.goals import GOALS
-from trisect.config.verbs import SampleConfig
 from trisect.errors import TrisectError, check_names
 from trisect.methods import get_method
 from trisect.support.checks import shown, validated
@@ -71,18 +70,6 @@ def _as_list(value: Any) -> Any:
 
 def _joined(names: Any) -> Any:
     return ",".join(map(str, names)) if isinstance(names, list) else names
-
-
-def _file_below(suffix: str) -> AfterValidator:
-    """Refuse names of files that a recipe must not write."""
-
-    def check(name: str) -> str:
-        path = Path(name)
-        if path.is_absolute() or ".." in path.parts or path.suffix != suffix:
-            raise TrisectError(f"{name!r} would be written: name a {suffix} file below the current folder.")
-        return name
-
-    return AfterValidator(check)
 
 
 Text = Annotated[str, Field(min_length=1)]
@@ -207,52 +194,6 @@ class MethodEntry(Entry):
         return self
 
 
-class Drawing(Entry):
-    """A figure to be made of the results; None means all there are, or the first."""
-
-    short = "kind"
-
-    kind: Literal["ratio", "bars", "diagnostic"]
-    evaluation: str | None = None
-    ratio: float | None = Field(None, gt=0, lt=1)
-    """For bars: which ratio."""
-    parts: Annotated[
-        tuple[str, ...], BeforeValidator(lambda parts: CompressConfig.from_dict({"ratio": 0.5, "parts": parts}).parts)
-    ] = ("qk", "ov")
-    """For the diagnostic: components that are cut alone and then together."""
-
-
-class DerivedText(Entry):
-    """A file made before the run from some documents of another, so that two texts share none."""
-
-    file: Annotated[str, _file_below(".txt")]
-    source: Text = Field(alias="from")
-    split: Text
-    """The separator of documents in the source."""
-    every: int = Field(1, ge=1)
-    start: int = Field(0, ge=0)
-    """Documents start, start + every, ... are taken."""
-
-
-class WrittenText(Entry):
-    """A file of synthetic text that a model writes before the run (docs/sample.md)."""
-
-    gathered = ("words", ("samples", "length", "temperature", "seed", "batch_size"))
-
-    file: Annotated[str, _file_below(".jsonl")]
-    by: Text
-    words: Annotated[SampleConfig, BeforeValidator(lambda given: SampleConfig(**{"length": 2048, **given}))]
-
-
-def _text_kind(data: Any) -> str:
-    return "(written)" if isinstance(data, Mapping) and "by" in data else "(derived)"
-
-
-TextEntry = Annotated[
-    Annotated[DerivedText, Tag("(derived)")] | Annotated[WrittenText, Tag("(written)")], Discriminator(_text_kind)
-]
-
-
 class Recipe(Entry):
     """Everything that a comparison runs and shows."""
 
@@ -268,8 +209,6 @@ class Recipe(Entry):
     tasks: TaskEntry | None = None
     kv: bool = False
     """Show KV bytes per token."""
-    figures: list[Drawing] = []
-    texts: list[TextEntry] = []
     assets: Annotated[tuple[str, str] | None, BeforeValidator(_assets)] = None
     """From ${VARIABLE:-FOLDER}: the folder that names begin with, and where it is on this machine."""
 
@@ -288,14 +227,10 @@ class Recipe(Entry):
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         models = [model.name for model in self.models]
-        texts = [text.name for model in self.models for text in model.evaluations]
         for number, method in enumerate(self.methods):
             check_names(f"model in methods[{number}]", method.models or (), models)
         for model in self.models:
             _check_unique([method.label for method in self.methods_of(model)], "label")
-        for number, drawing in enumerate(self.figures):
-            named = [] if drawing.evaluation is None else [drawing.evaluation]
-            check_names(f"evaluation in figures[{number}]", named, texts)
         return self
 
     def methods_of(self, model: ModelEntry) -> list[MethodEntry]:

@@ -1,17 +1,285 @@
-"""The files of a recipe's results: one table per model, the paper's diagnostic, a CSV and figures."""
+"""The results of a recipe: its folder, what the receipts say by model, row and ratio, and the files made of them."""
 
+import csv
+import io
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from operator import methodcaller
 from pathlib import Path
+from typing import Any
 
-from trisect.bench.rows import markdown, to_csv
-from trisect.compare.outcomes import CellOutcome, Folder, ModelOutcome, Row, measurements, outcomes_of
-from trisect.compare.recipe import Drawing, Recipe
-from trisect.support.files import atomic_write_bytes
-from trisect.support.plots import Bar, Chart, Figure, Groups, Point, Series, drawn
+from pydantic import AliasPath, Field
+
+from trisect.bench.rows import markdown
+from trisect.compare.recipe import CalibrationEntry, Cell, MethodEntry, ModelEntry, Recipe, cells_of
+from trisect.errors import TrisectError
+from trisect.records.parts import LINEARS
+from trisect.report.records import Entry, Perplexity, Score
+from trisect.support.checks import read_record, validated
+from trisect.support.files import (
+    after_others,
+    atomic_write_bytes,
+    atomic_write_text,
+    check_writable,
+    locked,
+    write_json,
+)
+from trisect.support.plots import Chart, Point, Series, file_name, has_matplotlib, svg
+
+ROUNDING = 1e-9
+RUN_AGAIN = "remove it, and its cell is run again"
+COLUMNS = (
+    *("model", "method", "parts", "calibration", "ratio", "removed", "removed_of", "missed", "zeros"),
+    *("removed_decoder", "removed_kv", "removed_flops", "kv_bytes_per_token"),
+    *("data", "metric", "value", "increase", "error"),
+)
+REMOVED = {
+    **{"removed": "chosen", "removed_of": "of", "zeros": "zeros", "removed_decoder": "decoder"},
+    **{"removed_kv": "kv_bytes_per_token", "removed_flops": "flops"},
+}
+"""Column -> its field in the receipt."""
+
+
+class Removed(Entry):
+    """Shares that were removed; `chosen` is the one to compare with the ratio."""
+
+    of: str
+    """What the ratio is a share of: weights, or KV."""
+    chosen: float
+    step: float | None
+    zeros: float
+    decoder: float
+    kv_bytes_per_token: float
+    flops: float
+
+
+class ObjectiveLoss(Entry):
+    """A component's local objective over all layers, and the part of it that was lost."""
+
+    loss: float
+    total: float
+
+
+class CellReceipt(Entry):
+    """What tables read of a cell's receipt. Anybody may have written the file, so it is validated."""
+
+    fingerprint: str = Field(validation_alias=AliasPath("model", "fingerprint"))
+    kv_bytes_per_token: int = Field(validation_alias=AliasPath("counts", "kv_bytes_per_token"))
+    cpu: str = Field(validation_alias=AliasPath("receipt", "hardware", "cpu"))
+    gpu: str | None = Field(validation_alias=AliasPath("receipt", "hardware", "gpu"))
+    commit: str | None = Field(validation_alias=AliasPath("receipt", "commit"))
+    perplexity: list[Perplexity]
+    """In the order of the recipe's evaluations."""
+    removed: Removed | None = None
+    """None for the dense model."""
+    losses: dict[str, ObjectiveLoss] = {}
+    notes: list[str] = []
+    scores: dict[str, Score] = Field({}, validation_alias=AliasPath("tasks", "scores"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """Where a recipe's receipts, errors and caches are."""
+
+    path: Path
+
+    @property
+    def cache(self) -> Path:
+        """Loss curves and locks: made again where they are missing."""
+        return self.path / "cache"
+
+    def receipt_path(self, key: str) -> Path:
+        return self.path / "cells" / f"{key}.json"
+
+    def error_path(self, key: str) -> Path:
+        return self.path / "cells" / f"{key}.error.json"
+
+    def receipt(self, key: str) -> dict[str, Any] | None:
+        """All that the receipt of a cell says; None if it was not run."""
+        return _read(self.receipt_path(key))
+
+    def error(self, key: str) -> str | None:
+        """Why a cell failed."""
+        entry = _read(self.error_path(key))
+        return None if entry is None else str(entry.get("error"))
+
+    def keep_receipt(self, key: str, receipt: Mapping[str, Any]) -> None:
+        write_json(self.receipt_path(key), receipt)
+        self.error_path(key).unlink(missing_ok=True)
+
+    def prepare(self) -> None:
+        check_writable(self.path / "cells")
+        self.cache.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(self.cache / ".gitignore", "*\n")  # so that nobody commits it
+
+    @contextmanager
+    def claimed(self, key: str) -> Iterator[bool]:
+        """Whether a cell is this process's to run; several may work on one recipe."""
+        with ExitStack() as stack:
+            mine = True
+            try:
+                stack.enter_context(locked(self.cache / f"{key}.lock", "a cell of another process"))
+            except TrisectError:
+                mine = False
+            yield mine
+
+    def waiting(self, name: str) -> AbstractContextManager[None]:
+        """Let one process make what many cells share, while the others wait for it."""
+        return after_others(self.cache / f"{name}.lock")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return read_record(path, what="receipt", instead=RUN_AGAIN) if path.is_file() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellOutcome:
+    """One cell with its receipt, its error, or neither where it was not run."""
+
+    cell: Cell
+    receipt: CellReceipt | None = None
+    error: str | None = None
+
+    def perplexity(self, text: int) -> float | None:
+        """On the evaluation with this number."""
+        if self.receipt is None:
+            return None
+        value = self.receipt.perplexity[text].perplexity
+        return math.inf if value is None else value
+
+    def accuracies(self) -> dict[str, float]:
+        """Task -> its score, between 0 and 1."""
+        scores = {} if self.receipt is None else self.receipt.scores
+        return {name: score.value for name, score in scores.items()}
+
+    def removed(self, what: str = "chosen") -> float | None:
+        """The share that was removed of what the ratio was asked of, or of something else."""
+        shares = None if self.receipt is None else self.receipt.removed
+        return None if shares is None else getattr(shares, what)
+
+    @property
+    def missed(self) -> bool:
+        """Whether it is more than one alignment step from the ratio it was asked for."""
+        removed, step = self.removed(), self.removed("step")
+        return removed is not None and abs(removed - self.cell.ratio) > (step or 0.0) + ROUNDING
+
+    def objective_lost(self, part: str) -> float | None:
+        """The share of a component's local objective that was lost, over all layers."""
+        losses = {} if self.receipt is None else self.receipt.losses
+        entries = [losses[name] for name in (part, *LINEARS[part]) if name in losses]
+        total = sum(entry.total for entry in entries)
+        return sum(entry.loss for entry in entries) / total if total else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method with one calibration set."""
+
+    method: MethodEntry
+    calibration: CalibrationEntry
+    cells: dict[float, CellOutcome]
+    """By ratio."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        config = next(iter(self.cells.values())).cell.config
+        assert config is not None
+        return config.parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOutcome:
+    """All rows of one model, and the dense model."""
+
+    model: ModelEntry
+    dense: CellOutcome
+    rows: tuple[Row, ...]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        return tuple(sorted({ratio for row in self.rows for ratio in row.cells}))
+
+    @property
+    def outcomes(self) -> list[CellOutcome]:
+        return [self.dense, *(outcome for row in self.rows for outcome in row.cells.values())]
+
+    def label(self, row: Row, name: str = "") -> str:
+        """The method's label, or another name of it, and its calibration set where there are several."""
+        name = name or row.method.label
+        return f"{name} ({row.calibration.name})" if len(self.model.calibrations) > 1 else name
+
+    def increase(self, outcome: CellOutcome, text: int) -> float | None:
+        """Perplexity above the dense model's."""
+        now, was = outcome.perplexity(text), self.dense.perplexity(text)
+        return None if now is None or was is None else now - was
+
+
+def outcomes_of(recipe: Recipe, folder: Folder) -> list[ModelOutcome]:
+    """Everything the folder knows about the recipe, model by model."""
+    dense: dict[str, CellOutcome] = {}
+    rows: dict[str, dict[tuple[str, str], Row]] = {model.name: {} for model in recipe.models}
+    for cell in cells_of(recipe):
+        outcome, method, calibration = _outcome(cell, folder), cell.method, cell.calibration
+        if method is None or calibration is None:
+            dense[cell.model.name] = outcome
+        else:
+            row = Row(method=method, calibration=calibration, cells={})
+            row = rows[cell.model.name].setdefault((calibration.name, method.label), row)
+            row.cells[cell.ratio] = outcome
+    return [
+        ModelOutcome(model=model, dense=dense[model.name], rows=tuple(rows[model.name].values()))
+        for model in recipe.models
+    ]
+
+
+def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
+    data = folder.receipt(cell.key)
+    if data is None:
+        return CellOutcome(cell=cell, error=folder.error(cell.key))
+    try:
+        receipt = validated(CellReceipt, data)
+        if len(receipt.perplexity) != len(cell.model.evaluations):
+            raise TrisectError(f"perplexity must be a list for {len(cell.model.evaluations)} texts.")
+        if cell.config is not None and receipt.removed is None:
+            raise TrisectError("removed is missing.")
+    except TrisectError as error:
+        path = folder.receipt_path(cell.key)
+        raise TrisectError(f"{path} is no receipt: {error} To mend it, {RUN_AGAIN}.") from error
+    return CellOutcome(cell=cell, receipt=receipt)
+
+
+def measurements(models: Sequence[ModelOutcome]) -> Iterator[dict[str, Any]]:
+    """Every number of the table with what belongs to it, keyed by COLUMNS."""
+    for model in models:
+        for outcome in model.outcomes:
+            fixed = _fixed_columns(outcome)
+            if outcome.receipt is None:
+                yield {**fixed, "error": outcome.error or "not run"}
+                continue
+            for number, text in enumerate(model.model.evaluations):
+                value, increase = outcome.perplexity(number), model.increase(outcome, number)
+                found = {"data": text.name, "metric": "perplexity", "value": value, "increase": increase}
+                yield fixed | found
+            dense = model.dense.accuracies()
+            for task, value in outcome.accuracies().items():
+                increase = value - dense[task] if task in dense else None
+                yield fixed | {"data": task, "metric": "accuracy", "value": value, "increase": increase}
+
+
+def _fixed_columns(outcome: CellOutcome) -> dict[str, Any]:
+    """What all measurements of one cell have in common."""
+    cell, receipt = outcome.cell, outcome.receipt
+    data = dict.fromkeys(COLUMNS, "") | {"model": cell.model.name, "method": cell.label, "ratio": cell.ratio}
+    if cell.config is not None and cell.calibration is not None:
+        data |= {"parts": ",".join(cell.config.parts), "calibration": cell.calibration.name}
+    if receipt is not None:
+        data["kv_bytes_per_token"] = receipt.kv_bytes_per_token
+    if receipt is not None and receipt.removed is not None:
+        data |= {column: getattr(receipt.removed, name) for column, name in REMOVED.items()}
+        data["missed"] = "yes" if outcome.missed else "no"
+    return data
+
 
 MISS = "(!)"
 MISS_LEGEND = f"{MISS} misses the asked ratio by more than one alignment step."
@@ -27,10 +295,10 @@ def write_results(recipe: Recipe, folder: Folder, source: Path, *, figures: bool
     files = {
         "recipe.yaml": source.read_bytes(),
         "table.md": page(recipe, models).encode(),
-        "table.csv": to_csv(measurements(models)).encode(),
+        "table.csv": to_csv(models).encode(),
     }
-    if figures:
-        pictures = draw(recipe, models)
+    if figures and has_matplotlib():
+        pictures = draw(models)
         files |= {f"figures/{name}": svg for name, svg in pictures.items()}
         for old in (folder.path / "figures").glob("*.svg"):
             if old.name not in pictures:  # of a recipe that has changed since
@@ -42,14 +310,20 @@ def write_results(recipe: Recipe, folder: Folder, source: Path, *, figures: bool
     return changed
 
 
+def to_csv(models: Sequence[ModelOutcome]) -> str:
+    """One line per number."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(measurements(models))
+    return out.getvalue()
+
+
 def page(recipe: Recipe, models: Sequence[ModelOutcome]) -> str:
-    """The whole page: a table for each model, then diagnostics and where the numbers come from."""
+    """The whole page: a table for each model, and where the numbers come from."""
     blocks = [f"# {recipe.title}", recipe.note, LEGEND + (" Tasks: accuracy." if recipe.tasks else "")]
     for model in models:
         blocks += _section(recipe, model)
-    for drawing in recipe.figures:
-        if drawing.kind == "diagnostic":
-            blocks += [_diagnostic_table(entry) for entry in diagnostics(models, drawing)]
     return "\n\n".join(filter(None, [*blocks, _provenance(models)])) + "\n"
 
 
@@ -162,88 +436,6 @@ def _provenance(models: Sequence[ModelOutcome]) -> str:
     return f"{said}; measured on {', '.join(machines)}; commit {', '.join(sorted(map(''.join, commits)))}."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Diagnostic:
-    """What each component costs when it alone is cut, and all at once: one method, model and text.
-
-    If local objectives add up, the sum of the single increases and the joint one agree.
-    """
-
-    model: str
-    method: str
-    text: str
-    ratios: tuple[float, ...]
-    alone: dict[str, dict[float, float]]
-    """Component -> ratio -> increase in perplexity when only it is cut."""
-    together: dict[float, float]
-    lost: dict[str, dict[float, float]]
-    """Component -> ratio -> share of its local objective that was lost, as the solver predicted it."""
-
-    def sums(self) -> dict[float, float]:
-        """Ratio -> the single increases added up, where all of them are known."""
-        known = [r for r in self.ratios if all(r in increases for increases in self.alone.values())]
-        return {ratio: sum(increases[ratio] for increases in self.alone.values()) for ratio in known}
-
-
-def diagnostics(models: Sequence[ModelOutcome], drawing: Drawing) -> list[Diagnostic]:
-    """One for every model and method that has a row for each component alone and one for all together."""
-    found = []
-    for model in models:
-        rows: dict[str, dict[tuple[str, ...], Row]] = {}
-        for row in model.rows:
-            rows.setdefault(model.label(row, row.method.name), {}).setdefault(row.parts, row)
-        texts = [text.name for text in model.model.evaluations]
-        needed = {drawing.parts, *((part,) for part in drawing.parts)}
-        for name, by_parts in rows.items():
-            if (drawing.evaluation or texts[0]) in texts and needed <= by_parts.keys():
-                number = texts.index(drawing.evaluation or texts[0])
-                found.append(_diagnostic(model, name, number, by_parts, drawing.parts))
-    return found
-
-
-def _diagnostic(
-    model: ModelOutcome, method: str, number: int, rows: Mapping[tuple[str, ...], Row], parts: tuple[str, ...]
-) -> Diagnostic:
-    def known(row: Row, value: Callable[[CellOutcome], float | None]) -> dict[float, float]:
-        return {ratio: v for ratio, outcome in row.cells.items() if (v := value(outcome)) is not None}
-
-    def increase(outcome: CellOutcome) -> float | None:
-        return model.increase(outcome, number)
-
-    return Diagnostic(
-        model=model.model.name,
-        method=method,
-        text=model.model.evaluations[number].name,
-        ratios=tuple(sorted(rows[parts].cells)),
-        alone={part: known(rows[part,], increase) for part in parts},
-        together=known(rows[parts], increase),
-        lost={part: known(rows[part,], methodcaller("objective_lost", part)) for part in parts},
-    )
-
-
-def _diagnostic_table(entry: Diagnostic) -> str:
-    """The table in the paper's form, with the local objectives below it."""
-
-    def line(name: str, values: dict[float, float], text: Callable[[float], str] = _increase_text) -> list[str]:
-        return [name, *(text(values[r]) if r in values else "-" for r in entry.ratios)]
-
-    names = [part.upper() for part in entry.alone]
-    lines = [
-        *(line(part.upper(), increases) for part, increases in entry.alone.items()),
-        line(" + ".join(names), entry.sums()),
-        line("Both" if len(names) == 2 else "Together", entry.together),
-        *(line(f"{p.upper()} objective lost", shares, "{:.2%}".format) for p, shares in entry.lost.items()),
-    ]
-    name = f"{entry.model}, {entry.method}"
-    table = markdown([name, *(f"{100 * ratio:g}%" for ratio in entry.ratios)], lines).rstrip()
-    said = f"Increase in perplexity on {entry.text} when components are cut alone and together."
-    return f"### Local objectives and perplexity: {name}\n\n{said}\n\n{table}"
-
-
-def _increase_text(value: float) -> str:
-    return f"{value:.3f}" if value < 10 else number_text(value)
-
-
 def number_text(value: float | None) -> str:
     """Two decimals while they mean something."""
     if value is None:
@@ -257,23 +449,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}".removesuffix(".0") + "%"
 
 
-def draw(recipe: Recipe, models: Sequence[ModelOutcome]) -> dict[str, bytes]:
-    """File name -> SVG, for every figure of the recipe that has something to show."""
-    figures = [figure for drawing in recipe.figures for figure in _figures(drawing, models)]
-    return drawn(figure for figure in figures if figure is not None)
+def draw(models: Sequence[ModelOutcome]) -> dict[str, bytes]:
+    """File name -> SVG, for every model and text that has something to show."""
+    charts = [ratio_chart(model, number) for model in models for number in range(len(model.model.evaluations))]
+    return {file_name(chart.name): f"{svg(chart)}\n".encode() for chart in charts if chart is not None}
 
 
-def _figures(drawing: Drawing, models: Sequence[ModelOutcome]) -> Iterator[Figure | None]:
-    if drawing.kind == "diagnostic":
-        yield from map(_diagnostic_chart, diagnostics(models, drawing))
-        return
-    for model in models:
-        for number, text in enumerate(model.model.evaluations):
-            if drawing.evaluation in (None, text.name):
-                yield _ratio(model, number) if drawing.kind == "ratio" else _bars(model, number, drawing.ratio)
-
-
-def _ratio(model: ModelOutcome, number: int) -> Chart | None:
+def ratio_chart(model: ModelOutcome, number: int) -> Chart | None:
     """Perplexity against the ratio really removed, one line per method."""
     lines = {model.label(row): _points(row, number) for row in model.rows}
     series = [Series(label=label, points=points) for label, points in lines.items() if points]
@@ -291,33 +473,3 @@ def _ratio(model: ModelOutcome, number: int) -> Chart | None:
 def _points(row: Row, number: int) -> list[Point]:
     known = ((outcome.removed(), outcome.perplexity(number)) for outcome in row.cells.values())
     return sorted((100 * x, y) for x, y in known if x is not None and y is not None and math.isfinite(y))
-
-
-def _bars(model: ModelOutcome, number: int, asked: float | None) -> Groups | None:
-    """Increase in perplexity at one ratio, bars grouped by the components that were cut."""
-    ratio = min(model.ratios, default=0.0) if asked is None else asked
-    groups: dict[str, list[Bar]] = {}
-    for row in model.rows:
-        increase = model.increase(row.cells[ratio], number) if ratio in row.cells else None
-        if increase is not None and math.isfinite(increase):
-            # The group names the parts.
-            label = re.sub(rf" {','.join(row.parts)}\b", "", model.label(row))
-            bar = Bar(label=label, value=increase, note=f"{increase:.2f}")
-            groups.setdefault("+".join(row.parts).upper(), []).append(bar)
-    name, text = model.model.name, model.model.evaluations[number].name
-    title, label = f"{name}, {100 * ratio:g}% removed", f"increase in perplexity, {text}"
-    return Groups(name=f"bars-{name}-{text}", title=title, y_label=label, groups=groups) if groups else None
-
-
-def _diagnostic_chart(entry: Diagnostic) -> Chart | None:
-    """Share of the local objective lost against the increase in perplexity, one line per component."""
-    series = []
-    for part, alone in entry.alone.items():
-        ratios = [ratio for ratio in entry.ratios if ratio in alone and ratio in entry.lost[part]]
-        points = [(100 * entry.lost[part][ratio], alone[ratio]) for ratio in ratios]
-        notes = [f"{100 * ratio:g}%" for ratio in ratios]
-        if points:
-            series.append(Series(label=f"{part.upper()} alone", points=points, notes=notes))
-    name, title = f"diagnostic-{entry.model}-{entry.method}-{entry.text}", f"{entry.model}, {entry.method}"
-    axes = ("local objective lost (%)", f"increase in perplexity, {entry.text}")
-    return Chart(name=name, title=title, axes=axes, series=series) if series else None

@@ -1,31 +1,50 @@
-"""Run a recipe: its texts are made, then each cell is run at most once; one that fails leaves the others alone."""
+"""Run a recipe: each cell at most once, compressed, counted and measured; one that fails leaves the others alone."""
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
+from trisect.bench.measure import release
 from trisect.calibrate import Progress
-from trisect.calibrate.synthetic import receipt_beside, write_synthetic
-from trisect.compare.measure import ModelRun, chosen_weights
-from trisect.compare.outcomes import Folder
-from trisect.compare.recipe import Cell, DerivedText, Recipe, WrittenText, allocation, cells_of
-from trisect.data import REGISTRY_MODELS
-from trisect.data.catalogue import BUILTIN, DATASETS
-from trisect.data.load import parse_mixture
-from trisect.data.registry import cache_folder
+from trisect.compare.recipe import (
+    FORMAT,
+    CalibrationEntry,
+    Cell,
+    ModelEntry,
+    Recipe,
+    allocation,
+    cells_of,
+    content_key,
+)
+from trisect.compare.results import Folder
+from trisect.config import CompressConfig
+from trisect.data import Tokens, load_tokens
 from trisect.errors import TrisectError, check_names
+from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method
-from trisect.models import load_model, read_shape
-from trisect.plan import apply_plan, budget_of, plan_for
-from trisect.records.shapes import ModelShape
-from trisect.support.checks import read_record
-from trisect.support.files import after_others, atomic_write_text, write_json
-from trisect.support.receipt import package_commit, package_version
+from trisect.methods.method import LinearMethod
+from trisect.models import Loaded, fingerprint, layer_views, load_model, shape_of, zeros_of
+from trisect.pipeline.run import Compressed, compress
+from trisect.plan import budget_of, compare
+from trisect.plan.budget import linear_parameters, linears_of, matrix_parameters
+from trisect.plan.problem import grid_of
+from trisect.records.parts import COMPONENTS
+from trisect.records.shapes import LayerShape, ModelShape
+from trisect.support.files import write_json
+from trisect.support.receipt import build_receipt, package_commit, package_version
 
 log = logging.getLogger(__name__)
+
+COPY_LIMIT = 3_000_000_000
+"""Models with more parameters are loaded again for each cell: two of them may not fit."""
+LARGE = 10_000_000
+"""Parameters of a model whose memory is freed at once."""
 
 
 @dataclass
@@ -60,8 +79,6 @@ def run_recipe(
     if keep_errors:
         missing = [cell for cell in missing if not folder.error_path(cell.key).exists()]
     counts = RunCounts(total=len(missing), done=len(wanted) - len(missing))
-    if missing:
-        make_texts(recipe, device=device, progress=progress)
     for model in recipe.models:
         cells = [cell for cell in missing if cell.model == model]
         if cells:
@@ -90,7 +107,7 @@ def _words(cell: Cell) -> set[str]:
     return {cell.model.name} | ({cell.method.name, cell.method.label} if cell.method else set())
 
 
-def _run_model(run: ModelRun, cells: Sequence[Cell], counts: RunCounts) -> None:
+def _run_model(run: "ModelRun", cells: Sequence[Cell], counts: RunCounts) -> None:
     try:
         run.say(f"loading {run.model.name}")
         run.loaded  # noqa: B018, a model that cannot be loaded fails all its cells at once
@@ -113,7 +130,7 @@ def _run_model(run: ModelRun, cells: Sequence[Cell], counts: RunCounts) -> None:
         run.release()
 
 
-def _fail(run: ModelRun, cell: Cell, error: Exception, counts: RunCounts) -> None:
+def _fail(run: "ModelRun", cell: Cell, error: Exception, counts: RunCounts) -> None:
     message = explain(error, run.recipe)
     if not isinstance(error, TrisectError):
         log.warning("an error that is not the recipe's fault:", exc_info=error)
@@ -143,97 +160,232 @@ def explain(error: Exception, recipe: Recipe) -> str:
     return text[:500]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedCell:
-    """A cell, and what is known of it before it runs."""
+class ModelRun:
+    """One model of a recipe, with what its cells share: weights and tokens, made when needed."""
 
-    cell: Cell
-    state: str
-    """done, failed before, or to run."""
-    removed: float | None = None
-    """Share of the chosen parts' weights that the plan removes, where the model's config is at hand."""
-    problem: str = ""
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: ModelEntry,
+        *,
+        folder: Folder,
+        device: str = "cpu",
+        progress: Progress | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        self.recipe, self.model, self.folder, self.device = recipe, model, folder, device
+        self.progress, self.say = progress, say
+        self._tokens: dict[str, Tokens] = {}
+        self._loaded: Loaded | None = None
 
+    def run(self, cell: Cell) -> dict[str, Any]:
+        """The receipt of one cell."""
+        dense, texts, tokenizer = self.dense, self.texts, self.loaded.tokenizer
+        weights = {"source": self.model.source, "dtype": self.model.dtype, "fingerprint": self.fingerprint}
+        if cell.config is None or cell.calibration is None:
+            model, made = self.loaded.model, build_receipt({}, seed=0, token_hash=None, timings={})
+            body: dict[str, Any] = {"method": "dense", **dense.to_dict()}
+        else:
+            result = self._compressed(cell.config, cell.calibration)
+            model, made = result.model, result.receipt
+            body = compressed_receipt(cell.config, dense, result)
+        measured = measurements(cell, model, tokenizer, texts, progress=self.progress)
+        # Plan and losses of every layer are too long to keep for every cell.
+        kept = {name: value for name, value in made.items() if name not in ("recipe", "plan", "losses")}
+        return {"format": FORMAT, "model": weights, **body, **measured, "receipt": kept}
 
-def dry_run(recipe: Recipe, folder: Folder) -> tuple[list[PlannedCell], list[str]]:
-    """Every cell, and remarks about what is not at hand. Nothing is written and no weights are fetched."""
-    remarks = [f"no file {name}" for name in missing_files(recipe)]
-    shapes: dict[str, ModelShape] = {}
-    for model in recipe.models:
-        source = recipe.located(model.source)
-        try:
-            if source in REGISTRY_MODELS and not (cache_folder() / "models" / source).is_dir():
-                raise TrisectError("its weights were not downloaded yet.")
-            shapes[model.name] = read_shape(source)[0]
-        except TrisectError as error:
-            remarks.append(f"{model.source} is not at hand, so its cells have no plan: {error}")
-    return [_planned(cell, folder, shapes.get(cell.model.name)) for cell in cells_of(recipe)], remarks
+    @property
+    def loaded(self) -> Loaded:
+        """The dense model; after a large one was compressed, it is loaded again."""
+        if self._loaded is None:
+            source = self.recipe.located(self.model.source)
+            self._loaded = load_model(source, dtype=self.model.dtype, device=self.device)
+        return self._loaded
 
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.loaded.model)
 
-def _planned(cell: Cell, folder: Folder, shape: ModelShape | None) -> PlannedCell:
-    done, failed = folder.receipt_path(cell.key).exists(), folder.error_path(cell.key).exists()
-    state, config = "done" if done else "failed before" if failed else "to run", cell.config
-    # Plans that need measurements are not known beforehand, and methods on linear maps choose ranks.
-    if config is None or shape is None or allocation(config) != "uniform" or get_method(config.method).linear:
-        return PlannedCell(cell=cell, state=state)
-    try:
-        after = apply_plan(shape, plan_for(shape, config))
-    except TrisectError as error:
-        return PlannedCell(cell=cell, state=state, problem=str(error))
-    gone = budget_of(shape).linear_parameters - budget_of(after).linear_parameters
-    return PlannedCell(cell=cell, state=state, removed=gone / chosen_weights(shape, config))
+    @cached_property
+    def dense(self) -> "ModelCount":
+        return count(self.loaded.model)
 
+    @cached_property
+    def texts(self) -> list[Tokens]:
+        """The windows of every evaluation text."""
+        how: Any = {"sampling": "first", "split": "evaluation"}
+        texts = self.model.evaluations
+        return [self._read(text.data, samples=text.windows, length=text.length, **how) for text in texts]
 
-def make_texts(recipe: Recipe, *, device: str = "cpu", progress: Progress | None = None) -> None:
-    """Make the files of a recipe that are missing or whose source changed."""
-    for text in recipe.texts:
-        path = Path(text.file)
-        if isinstance(text, DerivedText):
-            content = _derived(text, Path(recipe.located(text.source)))
-            if not path.is_file() or path.read_text(encoding="utf-8") != content:
-                atomic_write_text(path, content)
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with after_others(Path(f"{text.file}.lock")):  # several processes may run one recipe
-            if path.exists():
-                _check_written(text, path)
+    def tokens(self, calibration: CalibrationEntry) -> Tokens:
+        """The windows of a calibration set, tokenized once."""
+        if calibration.name not in self._tokens:
+            config = calibration.config
+            settings: Any = {name: getattr(config, name) for name in ("samples", "length", "sampling", "seed")}
+            self._tokens[calibration.name] = self._read(str(config.source), split="calibration", **settings)
+        return self._tokens[calibration.name]
+
+    def _read(self, source: str, **settings: Any) -> Tokens:
+        return load_tokens(self.recipe.located(source), self.loaded.tokenizer, **settings)
+
+    def curves_path(self, config: CompressConfig, calibration: CalibrationEntry) -> Path | None:
+        """Where a method's loss curves or sensitivities are kept: the same for every ratio and alignment."""
+        method = get_method(config.method)
+        if allocation(config) == "uniform" or (isinstance(method, LinearMethod) and method.search != "sensitivity"):
+            return None
+        made_of = [self.fingerprint, self.tokens(calibration).hash, config.method, config.seed]
+        if method.linear:  # sensitivities are of the maps that are cut
+            made_of.append(config.parts)
+        return self.folder.cache / f"curves-{content_key(made_of)}.json"
+
+    def release(self) -> None:
+        """Free the last model before the next one is made, where it is large enough to matter."""
+        if "dense" in vars(self) and self.dense.parameters >= LARGE:
+            release()
+
+    def _compressed(self, config: CompressConfig, calibration: CalibrationEntry) -> Compressed:
+        curves = self.curves_path(config, calibration)
+        settings: Any = {"tokenizer": self.loaded.tokenizer, "tokens": self.tokens(calibration), "curves": curves}
+        with nullcontext() if curves is None or curves.exists() else self.folder.waiting(curves.stem):
+            model = self.loaded.model
+            if self.dense.parameters <= COPY_LIMIT:
+                model = copy.deepcopy(model)
             else:
-                _write(text, path, recipe.located(text.by), device=device, progress=progress)
+                self._loaded = None
+            return compress(model, config, progress=self.progress, **settings)
 
 
-def missing_files(recipe: Recipe) -> list[str]:
-    """Files that the recipe names and this machine does not have; data sets are not looked up."""
-    names = [text.source for text in recipe.texts if isinstance(text, DerivedText)]
-    for model in recipe.models:
-        names += [calibration.config.source or BUILTIN for calibration in model.calibrations]
-        names += [text.data for text in model.evaluations]
-    sources = [part.source for name in names for part in parse_mixture(recipe.located(name))]
-    elsewhere = {BUILTIN, *DATASETS, *(text.file for text in recipe.texts)}
-    return [name for name in dict.fromkeys(sources) if name not in elsewhere and not Path(name).is_file()]
+@dataclass(frozen=True, kw_only=True)
+class ModelCount:
+    """The size of a model, counted from the modules it has."""
+
+    shape: ModelShape
+    weights: int
+    """Of the decoder layers' linear modules, without biases, as in the paper's ratio."""
+    zeros: int
+    """Of these, weights that are exactly zero: what a mask takes without making anything smaller."""
+    parameters: int
+    """Of the whole model, embeddings included."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return budget_of(self.shape).kv_bytes_per_token
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts and widths, as receipts have them."""
+        names = ("weights", "zeros", "parameters", "kv_bytes_per_token")
+        return {"counts": {name: getattr(self, name) for name in names}, "widths": widths(self.shape)}
 
 
-def _derived(text: DerivedText, path: Path) -> str:
-    try:
-        whole = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrisectError(f"{text.file} is made from {text.source}, which cannot be read: {error}.") from error
-    documents = [document.strip() for document in whole.split(text.split) if document.strip()]
-    return "\n\n".join(documents[text.start :: text.every])
+def count(model: Any) -> ModelCount:
+    """Count a model as it stands."""
+    modules = [module for view in layer_views(model) for module in view.projections()]
+    return ModelCount(
+        shape=shape_of(model),
+        weights=sum(p.numel() for module in modules for p in module.parameters() if p.ndim > 1),
+        zeros=zeros_of(model),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
 
 
-def _write(text: WrittenText, path: Path, model: str, *, device: str, progress: Progress | None) -> None:
-    report = None if progress is None else partial(progress, f"tokens of {path.name}")
-    loaded = load_model(model, device=device)
-    write_synthetic(loaded.model, loaded.tokenizer, text.words, path, name=text.by, progress=report)
+def compressed_receipt(config: CompressConfig, dense: ModelCount, result: Compressed) -> dict[str, Any]:
+    """What went and what it cost, as the solvers predicted it."""
+    after, losses = count(result.model), result.losses
+    sums: dict[str, dict[str, float]] = {}
+    for entry in losses:
+        total = sums.setdefault(entry["component"], {"loss": 0.0, "total": 0.0})
+        total["loss"] += entry["loss"]
+        total["total"] += entry["total"]
+    said = [f"{entry['component']}: {entry['note']}" for entry in losses if entry["note"]]
+    kinds = [text for text in dict.fromkeys(said) if not text.endswith(": full width")]
+    return {
+        "method": config.method,
+        "config": {**config.to_dict(), "allocate": allocation(config)},
+        **after.to_dict(),
+        "removed": removed_shares(dense, after, config),
+        "losses": sums,
+        "notes": [f"{text} ({said.count(text)} layers)" for text in kinds[:8]],
+    }
 
 
-def _check_written(text: WrittenText, path: Path) -> None:
-    """Refuse a file that was written otherwise: it may be meant for something else."""
-    beside = receipt_beside(path)
-    known = read_record(beside, what="receipt of a text", instead="remove both") if beside.is_file() else {}
-    recipe, asked = known.get("recipe"), {"model": text.by, **asdict(text.words)}
-    if not isinstance(recipe, dict) or {name: recipe.get(name) for name in asked} != asked:
-        raise TrisectError(
-            f"{path} is there, and {beside.name} does not say that {text.by} wrote it with these settings; "
-            "remove both, or name another file."
-        )
+def removed_shares(before: ModelCount, after: ModelCount, config: CompressConfig) -> dict[str, Any]:
+    """Shares that were removed; `chosen`, of weights or of KV, is the one to compare with the ratio."""
+    weights = chosen_weights(before.shape, config)
+    change = compare(budget_of(before.shape), budget_of(after.shape))
+    gone, zeroed = before.weights - after.weights, max(0, after.zeros - before.zeros)
+    of = "KV" if getattr(get_method(config.method), "cached", False) or config.goal.budget == "kv" else "weights"
+    return {
+        "of": of,
+        "chosen": removed_cache(before, after, config) if of == "KV" else (gone + zeroed) / weights,
+        "step": alignment_step(before.shape, config),
+        "zeros": zeroed / weights,
+        "decoder": gone / before.weights,
+        "parameters": 1 - after.parameters / before.parameters,
+        "kv_bytes_per_token": change.kv_bytes_per_token,
+        "flops": change.flops,
+    }
+
+
+def chosen_weights(shape: ModelShape, config: CompressConfig) -> int:
+    """Weights of the dense model that the config lets its method remove from."""
+    solvers = get_method(config.method).solvers
+    return sum(
+        linear_parameters(layer, name)
+        for layer in _chosen_layers(shape, config)
+        for part in config.parts
+        for name in linears_of(layer, part)
+        if part in solvers or name in solvers
+    )
+
+
+def removed_cache(before: ModelCount, after: ModelCount, config: CompressConfig) -> float:
+    """The share of the chosen components' KV cache that is gone."""
+    was = sum(
+        layer.kv_heads * (layer.qk * ("qk" in config.parts) + layer.vo * ("ov" in config.parts))
+        for layer in _chosen_layers(before.shape, config)
+    )
+    gone = before.kv_bytes_per_token - after.kv_bytes_per_token
+    return gone / (was * before.shape.bytes_per_element)
+
+
+def alignment_step(shape: ModelShape, config: CompressConfig) -> float:
+    """The share of the chosen components that one step of the alignment grid is."""
+    step = whole = 0.0
+    for layer in _chosen_layers(shape, config):
+        for part in (part for part in config.parts if part in layer.components):
+            weights = matrix_parameters(layer, part)
+            whole += weights
+            step += weights * grid_of(layer, part, align=config.align).step / layer.width(part)
+    return step / whole
+
+
+def _chosen_layers(shape: ModelShape, config: CompressConfig) -> list[LayerShape]:
+    chosen = range(len(shape.layers)) if config.layers is None else config.layers
+    return [shape.layers[index] for index in chosen]
+
+
+def widths(shape: ModelShape) -> dict[str, Any]:
+    """Widths of all layers, and ranks of factored maps: a list, or one number where all are the same."""
+    found: dict[str, Any] = {part: [layer.width(part) for layer in shape.layers] for part in COMPONENTS}
+    ranks = [{linear.name: linear.rank for linear in layer.linears} for layer in shape.layers]
+    for name in dict.fromkeys(name for layer in ranks for name in layer):
+        found[name] = [layer.get(name) for layer in ranks]
+    return {name: values[0] if len(set(values)) == 1 else values for name, values in found.items()}
+
+
+def measurements(
+    cell: Cell, model: Any, tokenizer: Any, texts: Sequence[Tokens], *, progress: Progress | None
+) -> dict[str, Any]:
+    """Perplexity on every text, in the order of the recipe, and accuracy on its tasks."""
+    report = None if progress is None else partial(progress, "perplexity")
+    data: dict[str, Any] = {"perplexity": []}
+    for text, tokens in zip(cell.model.evaluations, texts, strict=True):
+        # The name as the recipe has it: where the file is on this machine does not matter.
+        data["perplexity"].append({**asdict(perplexity(model, tokens, progress=report)), "data": text.data})
+    if cell.tasks is not None:
+        from trisect.evaluate.tasks import evaluate_tasks, parse_tasks
+
+        asked = parse_tasks(cell.tasks.names, shots=cell.tasks.shots)
+        scores = evaluate_tasks(model, tokenizer, asked, limit=cell.tasks.limit, progress=progress)
+        data["tasks"] = scores.to_dict()
+    return data

@@ -7,25 +7,7 @@ from trisect.config.settings import (
     CalibrationConfig,
     CompressConfig,
     layer_out_of_range,
-    load_config,
     parse_align,
     parse_layers,
     read_mapping,
 )
-
-__all__ = [
-    "ALLOCATIONS",
-    "DEFAULT_ALIGN",
-    "CalibrationConfig",
-    "CompressConfig",
-    "Floors",
-    "Goal",
-    "Increase",
-    "Limit",
-    "Share",
-    "layer_out_of_range",
-    "load_config",
-    "parse_align",
-    "parse_layers",
-    "read_mapping",
-]

@@ -20,6 +20,10 @@ CACHED = ("qk", "ov")
 
 COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+SIZES: dict[str, tuple[dict[str, int], str, str]] = {
+    "target_params": (COUNTS, "parameters", "--target-params 100M (K, M, B or T)"),
+    "target_kv_bytes": (BYTES, "bytes", "--target-kv-bytes 20K (thousands) or 20KiB (of 1024)"),
+}
 NUMBER = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e\+?[0-9]{1,2})?)\s*([a-z]*)")
 """A number and its unit, in lower case."""
 
@@ -53,7 +57,6 @@ class Limit:
     most: int
 
     def settings(self) -> dict[str, Any]:
-        """The goal as it is given."""
         name = "target_params" if self.budget == "params" else "target_kv_bytes"
         return {name: self.most, "budget": "params"}
 
@@ -72,7 +75,6 @@ class Increase:
     typed: str = field(default="", compare=False)
 
     def settings(self) -> dict[str, Any]:
-        """The goal as it is given."""
         return {"max_ppl_increase": str(self), "budget": self.budget}
 
     def __str__(self) -> str:
@@ -112,11 +114,7 @@ def goal_of(settings: Mapping[str, Any], *, budget: str) -> Goal:
         return Share(budget=own, removed=_checked_ratio(value))
     if name == "max_ppl_increase":
         return parse_increase(value, budget=own)
-    if isinstance(value, str):
-        value = parse_count(value) if name == "target_params" else parse_bytes(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise TrisectError(f"{name} must be a whole number of at least 1, not {value!r}.")
-    return Limit(budget=own, most=value)
+    return Limit(budget=own, most=parse_size(name, value))
 
 
 def check_latency_table(budget: str, table: str | None) -> None:
@@ -174,16 +172,18 @@ def read_floors(value: Any) -> Floors:
     return Floors(qk=value, ov=value, mlp=value)
 
 
-def parse_count(value: Any) -> int:
-    """A number of parameters from "100M", "1.2B", "95_000_000" or an integer."""
-    return _scaled(value, COUNTS, what="parameters", example="--target-params 100M (K, M, B or T)")
-
-
-def parse_bytes(value: Any) -> int:
-    """Bytes from "20K" (20,000), "20KiB" (20,480), "20480" or an integer; a closing B changes nothing."""
-    text = value.strip().lower().removesuffix("b") if isinstance(value, str) else value
-    example = "--target-kv-bytes 20K (thousands) or 20KiB (of 1024)"
-    return _scaled(text, BYTES, what="bytes", example=example, typed=value)
+def parse_size(name: str, value: Any) -> int:
+    """What a whole model may cost: "100M" or "1.2B" parameters, "20K" (20,000) or "20KiB" (20,480) bytes."""
+    units, what, example = SIZES[name]
+    text = str(value).strip().lower()
+    match = NUMBER.fullmatch(text.removesuffix("b") if units is BYTES else text)
+    known = isinstance(value, int | float | str) and not isinstance(value, bool)
+    number = Fraction(0)
+    if known and match is not None and match[2] in units:
+        number = Fraction(match[1].replace("_", "").replace(",", "")) * units[match[2]]
+    if number < 1:
+        raise TrisectError(f"Cannot read {value!r} as a number of {what}; write e.g. {example}.")
+    return math.floor(number)
 
 
 def parse_increase(value: Any, *, budget: str = "params") -> Increase:
@@ -217,21 +217,6 @@ def _floor_entries(text: str) -> float | dict[str, float]:
             f"Cannot read the floor {text!r}; write e.g. --floor 0.25 or --floor qk=0.5,mlp=0.3."
         ) from None
     return entries
-
-
-def _scaled(value: Any, units: Mapping[str, int], *, what: str, example: str, typed: object | None = None) -> int:
-    """A positive whole number, written with one of the units."""
-    shown = value if typed is None else typed
-    refusal = TrisectError(f"Cannot read {shown!r} as a number of {what}; write e.g. {example}.")
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise refusal
-    match = NUMBER.fullmatch(str(value).strip().lower())
-    if match is None or match[2] not in units:
-        raise refusal
-    number = Fraction(match[1].replace("_", "").replace(",", "")) * units[match[2]]
-    if number < 1:
-        raise refusal
-    return math.floor(number)
 
 
 def _checked_ratio(ratio: Any) -> float:

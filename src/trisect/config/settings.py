@@ -1,11 +1,12 @@
-"""The records of a run: what a user chose, checked once, and readable back from YAML or JSON."""
+"""The records of a run: checked by pydantic, readable back from YAML or JSON, and the command line's options too."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from trisect.config.goals import (
@@ -19,10 +20,93 @@ from trisect.config.goals import (
     goal_of,
     read_floors,
 )
-from trisect.config.record import CALIBRATION, GOAL, RUNNING, check_choices, defaults_of, option, record, setting_names
-from trisect.errors import TrisectError, option_name, unknown_name
+from trisect.errors import TrisectError, check_names, option_name, unknown_name
 from trisect.records.shapes import COMPONENTS
-from trisect.support.checks import check_integer, read_settings, refuse_unknown_keys
+from trisect.support.checks import read_settings
+
+GOAL, CUT, CALIBRATION, RUNNING = "Goal", "How to cut", "Calibration", "Running"
+"""Panels of the command line's help."""
+
+T = TypeVar("T")
+
+
+def option(
+    *,
+    default: Any,
+    help: str,
+    panel: str | None = CUT,
+    metavar: str | None = None,
+    choices: tuple[str, ...] = (),
+    typed: Any = None,
+    **checks: Any,
+) -> Any:
+    """A setting: its default, its help, and how it is typed.
+
+    `choices` are all values there are; `typed` is the type on the command line where that is not the setting's
+    own; `checks` are pydantic's (ge, le, ...).
+    """
+    about = {"panel": panel, "metavar": metavar or "|".join(choices) or None, "choices": choices, "typed": typed}
+    chosen = {"default_factory": default} if isinstance(default, type) else {"default": default}
+    return Field(description=help, json_schema_extra=about, **chosen, **checks)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, Field))
+def record(cls: type[T]) -> type[T]:
+    """A frozen dataclass with keyword arguments, whose bad values are refused by name with a TrisectError."""
+    made: Any = dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))(cls)
+    init: Callable[..., None] = made.__init__
+
+    def checked_init(self: Any, **given: Any) -> None:
+        try:
+            init(self, **given)
+        except ValidationError as error:
+            raise refusal(made, error) from None
+
+    made.__init__ = checked_init
+    return made
+
+
+def refusal(cls: type, error: ValidationError) -> TrisectError:
+    """The first thing that pydantic found, in our words."""
+    first = error.errors()[0]
+    raised = first.get("ctx", {}).get("error")
+    if isinstance(raised, TrisectError):
+        return raised
+    name = str(first["loc"][0]) if first["loc"] else cls.__name__
+    if first["type"] == "unexpected_keyword_argument":
+        return unknown_name(f"{cls.__name__} setting", name, setting_names(cls))
+    if first["type"] == "bool_type":
+        return TrisectError(f"{name} is true or false, not {first['input']!r}.")
+    return TrisectError(f"{name} must be {first['msg'].removeprefix('Input should be ')}, not {first['input']!r}.")
+
+
+def check_choices(self: Any) -> None:
+    """Refuse a value that is none of its setting's choices."""
+    for name, about in options_of_record(type(self)).items():
+        value = getattr(self, name)
+        if about["choices"] and value is not None and value not in about["choices"]:
+            raise unknown_name(name.replace("_", " "), str(value), about["choices"])
+
+
+def options_of_record(cls: type) -> dict[str, Mapping[str, Any]]:
+    """Settings by name, with their help, default and how they are typed."""
+    declared: Any = cls.__pydantic_fields__  # type: ignore[attr-defined]
+    return {
+        name: {**entry.json_schema_extra, "help": entry.description, "annotation": entry.annotation}
+        for name, entry in declared.items()
+        if entry.json_schema_extra
+    }
+
+
+def setting_names(cls: type) -> list[str]:
+    return [entry.name for entry in fields(cls)]
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """Settings and their defaults."""
+    declared: Any = cls.__pydantic_fields__  # type: ignore[attr-defined]
+    return {name: entry.get_default(call_default_factory=True) for name, entry in declared.items()}
+
 
 MOST_TOKENS = 1 << 28
 """Of a calibration set; the paper's has 262,144."""
@@ -77,23 +161,18 @@ def layer_out_of_range(layer: int, *, num_layers: int) -> TrisectError:
     )
 
 
-def parse_align(text: str) -> int | None:
-    """The alignment step from "8", "16", "32", or "none" for exact ranks."""
-    if text.strip().lower() == "none":
-        return None
-    if text.strip() in map(str, ALIGNMENTS):
-        return int(text)
-    raise TrisectError(f"Cannot align widths to {text!r}; use --align 8, 16, 32 or none.")
+def parse_align(value: Any) -> int | None:
+    """The alignment step from 8, "16" or "32", or from None or "none" for exact ranks."""
+    text = "none" if value is None else str(value).strip().lower()
+    if text not in ("none", *map(str, ALIGNMENTS)):
+        raise TrisectError(f"Cannot align widths to {value!r}; use --align 8, 16, 32, or none for exact ranks.")
+    return None if text == "none" else int(text)
 
 
-def parse_parts(text: str) -> tuple[str, ...]:
-    """Components from "qk,ov,mlp" or any part of that list, in the order of a layer."""
-    return tuple(component for component in COMPONENTS if component in _parts(text.split(",")))
-
-
-def _parts(value: Any) -> tuple[str, ...]:
+def parse_parts(value: Any) -> tuple[str, ...]:
+    """Components from a list as it is, or from "mlp,qk" in the order of a layer."""
     if isinstance(value, str):
-        return parse_parts(value)
+        return tuple(component for component in COMPONENTS if component in parse_parts(value.split(",")))
     if not value or not isinstance(value, tuple | list):
         raise TrisectError("No parts were named; use --parts qk,ov,mlp or some of the three.")
     parts = tuple(part.strip() if isinstance(part, str) else part for part in value)
@@ -105,30 +184,20 @@ def _parts(value: Any) -> tuple[str, ...]:
     return parts
 
 
+def parse_names(value: Any) -> tuple[str, ...]:
+    """Names from a list, or from "fold,values"."""
+    if isinstance(value, str):
+        value = [piece.strip() for piece in value.split(",") if piece.strip()]
+    if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
+        raise TrisectError(f"Give a list of names such as fold,values, not {value!r}.")
+    return tuple(value)
+
+
 def _layers(value: Any) -> Any:
     value = parse_layers(value) if isinstance(value, str) else value
-    if value is None:
-        return None
-    if not value or not isinstance(value, tuple | list):
+    if value is not None and (not value or not isinstance(value, tuple | list)):
         raise TrisectError("No layers were named; write e.g. --layers 4-27, or leave it out for all.")
-    for layer in value:
-        check_integer("A layer index", layer, minimum=0)
-    return tuple(value)
-
-
-def _align(value: Any) -> Any:
-    value = parse_align(value) if isinstance(value, str) else value
-    if value is not None and value not in ALIGNMENTS:
-        raise TrisectError(f"Cannot align widths to {value!r}; use 8, 16, 32, or none for exact ranks.")
-    return value
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = tuple(piece.strip() for piece in value.split(",") if piece.strip())
-    if not isinstance(value, tuple | list) or not all(isinstance(name, str) for name in value):
-        raise TrisectError(f"without must be a list of names such as fold,values, not {value!r}.")
-    return tuple(value)
+    return None if value is None else tuple(value)
 
 
 @record
@@ -189,7 +258,7 @@ class CalibrationConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "CalibrationConfig":
         """The inverse of `to_dict`; keys that are left out have their default."""
-        refuse_unknown_keys(data, cls, where="calibration")
+        check_names("calibration key", map(str, data), setting_names(cls))
         return cls(**data)
 
     @classmethod
@@ -220,13 +289,13 @@ class CompressConfig:
         typed=str,
     )
     method: str = option(default="a3+", help="See `trisect ls methods`. (default: a3+)", metavar="NAME", min_length=1)
-    parts: Annotated[tuple[str, ...], BeforeValidator(_parts)] = option(
+    parts: Annotated[tuple[str, ...], BeforeValidator(parse_parts)] = option(
         default=COMPONENTS, help="What to narrow. (default: qk,ov,mlp)", metavar="LIST", typed=str
     )
-    layers: Annotated[tuple[int, ...] | None, BeforeValidator(_layers)] = option(
+    layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_layers)] = option(
         default=None, help="E.g. 4-27 or 0,3,5-7. (default: all)", metavar="LIST", typed=str
     )
-    align: Annotated[int | None, BeforeValidator(_align)] = option(
+    align: Annotated[int | None, BeforeValidator(parse_align)] = option(
         default=DEFAULT_ALIGN,
         help="Head widths in multiples; none = exact. (default: 16)",
         metavar="32|16|8|none",
@@ -237,6 +306,9 @@ class CompressConfig:
         help="Widths: the same share off each; by loss curves per layer; or per layer and part. "
         "(default: as the method has it)",
         choices=ALLOCATIONS,
+    )
+    drop_experts: bool = option(
+        default=False, help="Mixtures of experts: drop whole experts where that costs less than narrowing all of them."
     )
     calibration: Annotated[CalibrationConfig, BeforeValidator(CalibrationConfig.read)] = option(
         default=CalibrationConfig, help=""
@@ -249,7 +321,7 @@ class CompressConfig:
     rope_scope: str = option(
         default="head", help="Who shares one set of RoPE frequencies, in a3+. (default: head)", choices=ROPE_SCOPES
     )
-    without: Annotated[tuple[str, ...], BeforeValidator(_names)] = option(
+    without: Annotated[tuple[str, ...], BeforeValidator(parse_names)] = option(
         default=(),
         help="Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.",
         metavar="LIST",
@@ -280,7 +352,7 @@ class CompressConfig:
             values = _with_preset({name: v for name, v in values.items() if v != defaults.get(name)})
         if values["goal"].budget == "kv":
             # What holds no cache is not touched for the cache's sake.
-            values["parts"] = cached_parts(_parts(values.get("parts", COMPONENTS)))
+            values["parts"] = cached_parts(parse_parts(values.get("parts", COMPONENTS)))
         return ArgsKwargs((), values)
 
     def __post_init__(self) -> None:
@@ -309,10 +381,7 @@ class CompressConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "CompressConfig":
         """The inverse of `to_dict`; also takes the command line's spellings, e.g. layers "4-27"."""
-        known = [*GOALS, "budget", *setting_names(cls)]
-        for key in data:
-            if key not in known:
-                raise unknown_name("configuration key", str(key), known)
+        check_names("configuration key", map(str, data), [*GOALS, "budget", *setting_names(cls)])
         return cls(**(_with_preset(data) if data.get("portable") is True else data))
 
 
@@ -325,13 +394,13 @@ NARROWEST = 0.5
 
 def _with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a portable run; what was given may add to the preset, not contradict it."""
-    given = {**given, "layers": _layers(given.get("layers")), "align": _align(given.get("align", STEPS[0]))}
+    given = {**given, "layers": _layers(given.get("layers")), "align": parse_align(given.get("align", STEPS[0]))}
     for name, value in PRESET.items():
         if given.get(name, value) != value:
             raise _contradiction(name, given[name], f"{option_name(name)} {value}" if value else "every layer")
     if given["align"] not in STEPS:
         raise _contradiction("align", given["align"] or "none", "--align 16 or 32")
-    parts = _parts(given.get("parts", COMPONENTS))
+    parts = parse_parts(given.get("parts", COMPONENTS))
     if ("qk" in parts) != ("ov" in parts):
         raise _contradiction("parts", ",".join(parts), "qk and ov together: stock heads have one width")
     floor = read_floors(given.get("floor"))
@@ -351,8 +420,3 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise TrisectError(f"{path} must hold a mapping such as `ratio: 0.25`, not {type(data).__name__}.")
     return data
-
-
-def load_config(path: str | Path) -> CompressConfig:
-    """A CompressConfig from a YAML or JSON file."""
-    return CompressConfig.from_dict(read_mapping(path))

@@ -6,18 +6,16 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from trisect.config.record import check_choices, option, record
-from trisect.errors import TrisectError, unknown_name
+from trisect.config.settings import check_choices, option, parse_names, parse_parts, record
+from trisect.errors import TrisectError
 from trisect.records.shapes import COMPONENTS
 
 BITS = (8, 4, 3, 2)
 setting = partial(option, panel=None)
 
 
-def _listed(value: Any) -> Any:
-    """Names as the command line has them, or as they are."""
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    return tuple(names) if isinstance(names, list) else names
+def _targets(value: Any) -> tuple[str, ...] | None:
+    return None if value is None else parse_names(value)
 
 
 def _group_size(value: Any) -> Any:
@@ -53,18 +51,13 @@ class QuantizeConfig:
         typed=str,
     )
     backend: str = setting(default="hqq", help="torchao: int8 with one scale per output.", choices=("hqq", "torchao"))
-    parts: Annotated[tuple[str, ...], BeforeValidator(_listed)] = setting(
+    parts: Annotated[tuple[str, ...], BeforeValidator(parse_parts)] = setting(
         default=COMPONENTS, help="What to quantise. (default: qk,ov,mlp)", metavar="LIST", typed=str
     )
     lm_head: bool = setting(default=False, help="Also the head; where it shares the embedding, it stops to.")
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for part in self.parts:
-            if part not in COMPONENTS:
-                raise unknown_name("part", part, COMPONENTS)
-        if not self.parts:
-            raise TrisectError(f"No part was named to quantise; use some of {','.join(COMPONENTS)}.")
         if self.bits not in BITS:
             raise TrisectError(f"Cannot quantise to {self.bits} bits; use one of {', '.join(map(str, BITS))}.")
         if self.backend == "torchao" and (self.bits != 8 or self.group_size is not None):
@@ -82,7 +75,7 @@ class TuneConfig:
 
     rank: int = setting(default=8, help="Rank of the adapters.", ge=1)
     alpha: int = setting(default=16, help="Adapters count alpha / rank times.", ge=1)
-    targets: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = setting(
+    targets: Annotated[tuple[str, ...] | None, BeforeValidator(_targets)] = setting(
         default=None, help="E.g. q,v of q,k,v,o,gate,up,down. (default: all)", metavar="LIST", typed=str
     )
     epochs: int = setting(default=2, help="Times that every example is seen.", ge=1)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from trisect.data import catalogue
 from trisect.data.catalogue import ALIASES, BUILTIN, DATASETS, DEFAULT_MIXTURE, STOPGAP, SYNTHETIC
-from trisect.data.files import KNOWN, read_file
-from trisect.data.hub import dataset_text, is_local
+from trisect.data.read import KNOWN, dataset_text, is_local, read_file
 from trisect.data.tokens import Tokens, check_request, rows, started, tokens_from_tensor, windows
 from trisect.errors import TrisectError, unknown_name
 from trisect.support.checks import explained

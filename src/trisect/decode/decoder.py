@@ -179,6 +179,12 @@ class Decoder:
         self.device = next(model.parameters()).device
         self.mode = resolved_mode(mode, model, self.device)
         self._views = layer_views(model, own=True)
+        bare = [view.index for view in self._views if view.attention_module is None]
+        if bare:
+            raise TrisectError(
+                f"Layer {bare[0]} has no attention, and the Decoder's cache holds keys and values alone; use "
+                "model.generate of transformers, and calibrate on a text file."
+            )
         if prepare:
             prepare_for_inference(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -360,7 +366,7 @@ class Decoder:
             and wants_decode_kernel(probe)
             and all(
                 view.attention.prepared
-                and view.attention.config._attn_implementation == "sdpa"
+                and view.attention.has_kernel
                 and not any(linear.cached for linear in view.shape().linears)
                 for view in self._views
             )

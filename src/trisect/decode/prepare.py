@@ -174,8 +174,10 @@ def prepare_for_inference(model: Any) -> Any:
     stays wherever the model goes.
     """
     for view in layer_views(model, own=True):
-        view.attention.prepare()
-        fuse_gate(view.layer, view.family)
+        if view.attention_module is not None:
+            view.attention.prepare()
+        if "mlp" in view.components:
+            fuse_gate(view.layer, view.family)
     for module in model.modules():
         fuse_norm(module)
     return model

@@ -24,7 +24,7 @@ import numpy
 import torch
 from transformers import PreTrainedModel
 
-from trisect.data.hub import replaced, short_patience
+from trisect.data.read import replaced, short_patience
 from trisect.errors import TrisectError, unknown_name
 from trisect.evaluate.perplexity import check_batch_size, fitting_batch_size, training_flags_kept
 

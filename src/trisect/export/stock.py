@@ -35,7 +35,8 @@ def no_stock_form(family: Family) -> str | None:
     if family.rotary == "adjacent":
         return "it rotates adjacent channels at frequencies that its config cannot list"
     alike = all(getattr(family, name) == getattr(LLAMA, name) for name in LIKE_LLAMA)
-    if family.rotary is None or not (alike or family.name in UNFUSED):
+    other = family.rotary is None or family.experts or family.latent or family.sinks or family.mixer
+    if other or not (alike or family.name in UNFUSED):
         return "it is not of the Llama kind: rotated, gated, with one norm type"
     if not family.reads_head_dim:
         return "its config states no head width"
@@ -166,7 +167,9 @@ def stock_weights(model: Any, *, baked: bool = False) -> Stock:
             scale *= (turned / rotation.scaling) ** 2
         found = _norms(view, scale)
         found |= _qk(view.read_qk(), places, pairs, 1.0 if found else scale)
-        found |= _ov(view.read_ov(), 2 * pairs) | _mlp(view.read_mlp(), max(widths))
+        mlp = view.read_mlp()
+        assert isinstance(mlp, MLP)  # check_exportable knows no family with experts
+        found |= _ov(view.read_ov(), 2 * pairs) | _mlp(mlp, max(widths))
         tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in found.items()}
     return Stock(head_width=2 * pairs, mlp_widths=widths, rates=rotation.slots, tensors=tensors)
 

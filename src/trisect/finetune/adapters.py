@@ -43,10 +43,12 @@ def target_modules(model: nn.Module, targets: tuple[str, ...] | None) -> dict[st
     hold no plain matrix and stay as they are.
     """
     views = layer_views(model)
-    known = views[0].linears()
+    known = tuple(dict.fromkeys(name for view in views for name in view.linears()))
     check_names("linear map", targets or (), known)
     wanted = known if targets is None else targets
-    inside = {id(m) for view in views for name in wanted for m in view.module(name).modules()}
+    inside = {
+        id(m) for view in views for name in wanted if name in view.linears() for m in view.module(name).modules()
+    }
     return {
         name: module
         for name, module in model.named_modules()

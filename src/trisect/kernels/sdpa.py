@@ -109,24 +109,49 @@ def _prefers_cudnn(index: int | None) -> bool:
 
 
 def sdpa(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, dropout: float = 0.0, causal: bool = True
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    causal: bool = True,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q (b, h, t, qk) over k (b, k, s, qk) and v (b, k, s, vo): (b, t, h, vo).
 
-    Without a mask, `causal` lets a token look at those before it; a single token looks at everything.
+    Without a mask, `causal` lets a token look at those before it; a single token looks at everything. `sinks`
+    (h,) are logits that join the softmax and add nothing.
     """
     length, vo = q.shape[2], v.shape[3]
     causal = length > 1 and mask is None and causal
     if causal and k.shape[2] > length:  # an empty static cache behind the prompt
         k, v = k[:, :, :length], v[:, :, :length]
     way = route_of(q, k, v, mask)
-    if way.plain:
-        return one_query(q, k, v, mask, scale=scale, dropout=dropout)
+    if way.plain or (sinks is not None and length == 1):
+        return one_query(q, k, v, mask, scale=scale, dropout=dropout, sinks=sinks)
+    if sinks is not None:
+        q, k, v, mask = with_sink(q, k, v, mask, sinks / scale, causal=causal)
+        causal, way = False, route_of(q, k, v, mask)
     q, k, v = prepared(q, k, v, way)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out[..., :vo].transpose(1, 2)
+
+
+def with_sink(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, logits: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """One more key, of value zero, that every query sees: a channel of its own gives each head its logit (h,)."""
+    own = logits.to(q.dtype).reshape(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    sink = F.pad(k.new_ones(1, 1, 1, 1), (k.shape[3], 0)).expand(*k.shape[:2], 1, -1)
+    if causal:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
+    if mask is not None:
+        mask = F.pad(mask[..., : k.shape[2]], (0, 1), value=1.0 if mask.dtype == torch.bool else 0.0)
+    return torch.cat([q, own], dim=-1), torch.cat([F.pad(k, (0, 1)), sink], dim=2), F.pad(v, (0, 0, 0, 1)), mask
 
 
 def route_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Route:
@@ -159,7 +184,16 @@ def padded(x: Tensor, width: int) -> Tensor:
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
-def one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, dropout: float = 0.0) -> Tensor:
+def one_query(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attention of a single token as two matrix products: keys and values are read where they lie."""
     kv_heads = k.shape[1]
     queries = q.squeeze(2).unflatten(1, (kv_heads, -1)) * scale  # (b, k, g, qk)
@@ -169,6 +203,9 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: fl
             mask = mask.squeeze(2).unflatten(1, (kv_heads, -1))
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     wide = torch.float32 if scores.element_size() < 4 else scores.dtype
-    weights = torch.softmax(scores, dim=-1, dtype=wide).to(q.dtype)
+    if sinks is not None:
+        own = sinks.to(scores.dtype).reshape(1, kv_heads, -1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, own], dim=-1)
+    weights = torch.softmax(scores, dim=-1, dtype=wide).to(q.dtype)[..., : k.shape[2]]
     weights = F.dropout(weights, p=dropout) if dropout else weights
     return (weights @ v).flatten(1, 2).unsqueeze(1)  # (b, k, g, vo) -> (b, 1, h, vo)

@@ -7,13 +7,14 @@ from trisect.methods.clover import CLOVER
 from trisect.methods.masks import WANDA_2_4, WANDA_4_8, WANDA_SPARSE
 from trisect.methods.method import Method, solve
 from trisect.methods.palu import PALU
+from trisect.methods.reap import REAP
 from trisect.methods.selection import MAGNITUDE, WANDA
 from trisect.methods.weighted_svd import ASVD, FWSVD, SVD, SVD_LLM, SVD_LLM_SEQUENTIAL, SVD_LLM_V2
 
 A3_FAMILY = (A3_PLUS, A3, A3_Q_ONLY, A3_K_ONLY, A3_XKV, A3_OV_OVERALL)
 BASELINES = (
     *(CLOVER, PALU, SVD, FWSVD, ASVD, SVD_LLM, SVD_LLM_SEQUENTIAL, SVD_LLM_V2),
-    *(MAGNITUDE, WANDA, WANDA_SPARSE, WANDA_2_4, WANDA_4_8),
+    *(REAP, MAGNITUDE, WANDA, WANDA_SPARSE, WANDA_2_4, WANDA_4_8),
 )
 METHODS: dict[str, Method] = {method.name: method for method in (*A3_FAMILY, *BASELINES)}
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.records.parts import COMPONENTS, LINEARS, Linear, Moments, Part, Shrunk, Slots, Solution
+from trisect.methods.experts import EXPERT_READS, EXPERTS, choose_experts, solve_experts
+from trisect.records.parts import COMPONENTS, LINEARS, Experts, Linear, Moments, Part, Shrunk, Slots, Solution
 
 Solver = Callable[..., Solution]
 """(part, moments, width, options) -> solution."""
@@ -61,6 +63,10 @@ class Method:
         """The components it changes."""
         return tuple(c for c in COMPONENTS if {c, *LINEARS[c]} & set(self.solvers))
 
+    def reads_for(self, component: str) -> frozenset[str]:
+        """The moments that a component, a linear map or the choice of experts is solved from."""
+        return EXPERT_READS if component == EXPERTS else self.reads[component]
+
     @property
     def in_order(self) -> bool:
         """Whether each layer is solved behind the layers solved before it."""
@@ -75,6 +81,8 @@ class ComponentMethod(Method):
     """Moments of the dense layer that `slots` reads, gathered before the layer is solved."""
     slots: Callable[..., tuple[Slots, ...]] | None = None
     """(part, dense moments, width, options, shared) -> slots to be measured on the narrow stream for QK."""
+    mixture: Solver | None = None
+    """Solves all experts of a layer together; None solves each as an MLP of its own."""
     share: Callable[..., Any] | None = None
     """(layers, width, options) -> what all layers have to agree on beforehand (rope_scope "model")."""
 
@@ -113,6 +121,9 @@ def check_parts(method: Method, parts: tuple[str, ...]) -> None:
 
 def solve(method: Method, component: str, part: Part, moments: Moments, *, width: int, options: Options) -> Solution:
     """Solve one part at one width; where nothing is cut or repaired, nothing is computed."""
+    if component == EXPERTS:
+        assert isinstance(part, Experts)
+        return choose_experts(part, moments, width, options)
     if isinstance(part, Linear):
         # Ranks and kept weights go up to different numbers; the solvers know at which nothing is lost.
         return method.solvers[component](part, moments, width, options)
@@ -122,7 +133,11 @@ def solve(method: Method, component: str, part: Part, moments: Moments, *, width
         raise TrisectError(
             f"{component} has width {part.width} and cannot be widened to {width}; plan a smaller width."
         )
-    return method.solvers[component](part, moments, width, options)
+    solver = method.solvers[component]
+    if isinstance(part, Experts):
+        mixture = method.mixture if isinstance(method, ComponentMethod) else None
+        solver = mixture or partial(solve_experts, solver)
+    return solver(part, moments, width, options)
 
 
 def need(moments: Moments, name: str) -> Tensor:

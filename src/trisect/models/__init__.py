@@ -6,7 +6,7 @@ from trisect.models.checkpoint import Loaded, load_model, original_shape, read_s
 from trisect.models.compressed import mark_compressed, original_widths, register_families, register_family
 from trisect.models.families import FAMILIES, WRAPPERS, Family, family_for
 from trisect.models.fingerprint import fingerprint, shape_of, zeros_of
-from trisect.models.view import LayerView, layer_views
+from trisect.models.view import LayerView, layer_views, left_whole
 
 
 def family_of(model: Any) -> Family:
@@ -24,6 +24,7 @@ __all__ = [
     "family_of",
     "fingerprint",
     "layer_views",
+    "left_whole",
     "load_model",
     "mark_compressed",
     "original_shape",

@@ -8,65 +8,17 @@ b = batch, t = tokens, h = query heads, k = key/value heads, g = h / k
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trisect.kernels import rotate_qk, wants_decode_kernel
-from trisect.kernels.sdpa import padded, sdpa
-from trisect.models.families import Family
+from trisect.models.attend import Attended, biased_mask, interface
+from trisect.models.families import Family, Latent
 from trisect.models.linear import QKV, FactoredLinear, FusedMaps, HeadLayout, SplitLinear, fused_maps
 from trisect.models.rotary import HeadNorm, rope_of, to_canonical
-
-Attended = tuple[Tensor, Tensor | None]
-"""Head outputs (b, t, h, vo), and the attention weights where the function has them."""
-Attend = Callable[..., Attended]
-"""(module, query, key, value, mask, scaling=, dropout=, ...), as transformers calls attention functions."""
-
-
-def interface(name: str, *, device: torch.device, capped: bool = False) -> Attend:
-    """The attention function transformers has under a name, or ours where that one is slow or wrong."""
-    found: Attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
-    if found is sdpa_attention_forward and (capped or device.type in ("cpu", "cuda")):
-        return eager if capped else _sdpa  # torch's fused attention cannot bound its scores
-    return partial(_flash, found) if "flash" in name else found
-
-
-def _sdpa(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
-    """Our way through torch's fused attention, for `attn_implementation="sdpa"`."""
-    causal = module.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"]
-    dropout = kwargs.get("dropout", 0.0)
-    return sdpa(q, k, v, mask, scale=kwargs["scaling"], dropout=dropout, causal=bool(causal)), None
-
-
-def _flash(attend: Attend, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Attended:
-    """Flash attention takes one width: transformers pads values up to keys, but cuts wider ones off."""
-    width = max(q.shape[-1], v.shape[-1])
-    return attend(module, *(padded(x, width) for x in (q, k, v)), *args, **kwargs)
-
-
-def eager(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
-    """Attention spelt out, for `attn_implementation="eager"`: the reference for every other kernel."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = softcapped(q @ k.mT * kwargs["scaling"], kwargs.get("softcap"))
-    if mask is None and module.is_causal and q.shape[-2] > 1:  # what SDPA knows by itself
-        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(k.shape[-2] - q.shape[-2])
-    if mask is not None:
-        mask = mask[..., : k.shape[-2]]
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
-    weights = nn.functional.dropout(weights, p=kwargs.get("dropout", 0.0), training=module.training)
-    return (weights @ v).transpose(1, 2).contiguous(), weights
-
-
-def softcapped(scores: Tensor, bound: float | None) -> Tensor:
-    """Scores between -bound and bound: c tanh(score / c)."""
-    return scores if bound is None else torch.tanh(scores / bound) * bound
 
 
 def clamped(x: Tensor, bound: float | None) -> Tensor:
@@ -116,6 +68,9 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         if self.tap is not None:
             self.tap("x", hidden_states)
+        if self.family.short_table and position_embeddings is not None:
+            cos, sin = (torch.cat([x, x], dim=-1) for x in position_embeddings)
+            position_embeddings = cos, sin
         cache = past_key_values if past_key_values is not None else layer_past
         latent = self._latent_maps(cache)
         q, k, v = self._project(hidden_states, latent)
@@ -148,31 +103,43 @@ class Attention(nn.Module):
         if self.family.position_scale:
             q = q * self._position_scale(position_ids, q.dtype)
         # Scores approximate those of the original head, so they keep the original head's scale.
-        scale, dropout = getattr(self, self.family.scale), getattr(self, self.family.dropout)
+        scale = getattr(self, self.family.scale)
         if self.tap is not None and self.num_pairs:
-            rotated = (self._canonical(q * scale), self._canonical(k))
-            self.tap("rotated", *rotated, *([] if attention_mask is None else [attention_mask]))
+            self.tap("rotated", self._canonical(q * scale), self._canonical(k), attention_mask, self.sink_logits)
         if latent:
             k, v = self._cache_latents(cache, k, v, latent)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (b, heads, t, width)
-        if cache is not None and not latent:
-            live = self.live is not None and self.live.clock is getattr(cache, "clock", None)
-            k, v = self.live.update(k, v) if live else cache.update(k, v, self.layer_idx)
+        if not latent:
+            k, v = self._cached(cache, k, v)
         if position_bias is not None:
-            attention_mask = _biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
-        softcap = self.softcap
-        capped = {} if softcap is None else {"softcap": softcap}
-        out, weights = interface(self.config._attn_implementation, device=q.device, capped=softcap is not None)(
+            attention_mask = biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
+        return self._attend(q, k, v, attention_mask, position_ids=position_ids, **kwargs)
+
+    def _cached(self, cache: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """All that a cache holds of (b, heads, t, width) once these are in it."""
+        if cache is None:
+            return k, v
+        live = self.live is not None and self.live.clock is getattr(cache, "clock", None)
+        found: tuple[Tensor, Tensor] = self.live.update(k, v) if live else cache.update(k, v, self.layer_idx)
+        return found
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
+        """Heads (b, heads, t, width) through the attention function of the config and the output projection."""
+        dropout = 0.0 if self.family.dropout is None else getattr(self, self.family.dropout)
+        if self.sink_logits is not None:
+            kwargs["s_aux"] = self.sink_logits
+        if self.softcap is not None:
+            kwargs["softcap"] = self.softcap
+        capped = self.softcap is not None
+        out, weights = interface(self.config._attn_implementation, device=q.device, capped=capped)(
             self,
             q,
             k,
             v,
-            attention_mask,
+            mask,
             dropout=getattr(dropout, "p", dropout) if self.training else 0.0,
-            scaling=scale,
+            scaling=getattr(self, self.family.scale),
             sliding_window=self.window,
-            position_ids=position_ids,
-            **capped,
             **kwargs,
         )
         return self._put_out(out[..., : self.layout.vo]), weights
@@ -259,9 +226,7 @@ class Attention(nn.Module):
             return False
         ours = getattr(cache, "clock", None) is self.live.clock
         single = q.shape[1] == 1 and not self.live.clock.prompt
-        plain = self.tap is None and self.config._attn_implementation == "sdpa"
-        plain = plain and self.softcap is None and not self.norm_last
-        return ours and single and plain and wants_decode_kernel(q)
+        return ours and single and self.tap is None and self.has_kernel and wants_decode_kernel(q)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, table: Table | None, positions: Tensor | None) -> Tensor:
         """One new token per text (b, 1, heads, width): into the cache, and its attention (b, 1, h, vo)."""
@@ -322,6 +287,17 @@ class Attention(nn.Module):
         return None if self.family.softcap is None else getattr(self, self.family.softcap)
 
     @property
+    def has_kernel(self) -> bool:
+        """Whether single tokens may go through the decode kernel, which knows nothing of all this."""
+        plain = self.sink_logits is None and self.family.latent is None and self.softcap is None and not self.norm_last
+        return plain and self.config._attn_implementation == "sdpa"
+
+    @property
+    def sink_logits(self) -> Tensor | None:
+        """(h,) what each head's softmax has beside its keys."""
+        return None if self.family.sinks is None else getattr(self, self.family.sinks)
+
+    @property
     def window(self) -> int | None:
         if not getattr(self, "is_sliding", True):
             return None
@@ -343,11 +319,91 @@ class Attention(nn.Module):
         return to_canonical(x, self.num_pairs, self.family.rotary)
 
 
+class LatentAttention(Attention):
+    """Keys and values out of one latent per token, which is what the cache holds (MLA)."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Any = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Attended:
+        names = self.family.latent
+        assert names is not None
+        q, q_rotated = self._queries(hidden_states).split([self.layout.qk, self.layout.rotated], dim=-1)
+        both = getattr(self, names.compress)(hidden_states)
+        latent, k_rotated = both.split([both.shape[-1] - self.layout.rotated, self.layout.rotated], dim=-1)
+        latent = getattr(self, names.norm)(latent)
+        if self.tap is not None:
+            for name, heads in zip(QKV, (q, *self._expanded(latent)), strict=True):
+                self.tap(name, heads)
+        adjacent = getattr(self.config, "rope_interleave", self.family.rotary == "adjacent")
+        q_rotated, k_rotated = rotate_qk(
+            q_rotated,
+            k_rotated.unsqueeze(2),
+            pairs=self.layout.rotated // 2,
+            layout="adjacent" if adjacent else "half",
+            table=_real_table(position_embeddings),
+        )
+        latent, k_rotated = self._cached(past_key_values, latent.unsqueeze(1), k_rotated.transpose(1, 2))
+        k, v = (x.transpose(1, 2) for x in self._expanded(latent.squeeze(1)))
+        k = torch.cat([k, k_rotated.expand(-1, self.layout.heads, -1, -1)], dim=-1)
+        q = torch.cat([q, q_rotated], dim=-1).transpose(1, 2)
+        return self._attend(q, k, v, attention_mask, position_ids=position_ids, **kwargs)
+
+    def _queries(self, x: Tensor) -> Tensor:
+        """(b, t, h, qk + rotated)."""
+        assert self.family.latent is not None
+        down, norm, up = self.family.latent.q
+        name = latent_query(self, self.family.latent)
+        if name == up:
+            x = getattr(self, norm)(getattr(self, down)(x))
+        q: Tensor = getattr(self, name)(x)
+        return q.unflatten(-1, (self.layout.heads, -1))
+
+    def _expanded(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (b, t, h, qk), without their rotated channels, and values (b, t, h, vo)."""
+        assert self.family.latent is not None
+        both = getattr(self, self.family.latent.kv)(latent).unflatten(-1, (self.layout.heads, -1))
+        k, v = both.split([self.layout.qk, self.layout.vo], dim=-1)
+        return k, v
+
+    def prepare(self) -> None:
+        """Nothing to fuse: each projection has an input of its own."""
+        self.prepared = True
+
+
+def latent_query(module: Any, latent: Latent) -> str:
+    """The projection that makes the heads' queries: from their latent, or from the hidden states."""
+    return latent.q[2] if getattr(module, latent.q[2], None) is not None else latent.plain_q
+
+
+def _real_table(table: Any) -> Table:
+    """Cosines and sines, every frequency twice; DeepSeek-V2 has complex numbers, every frequency once."""
+    if not isinstance(table, Tensor):
+        return table
+    cos, sin = (torch.cat([x, x], dim=-1) for x in (table.real, table.imag))
+    return cos, sin
+
+
 def layout_of(module: nn.Module, family: Family, config: Any) -> HeadLayout:
     """Sizes of an attention module's heads: an owned one knows them, a stock one's are in the text config."""
     if isinstance(module, Attention):
         return module.layout
     heads = config.num_attention_heads
+    if family.latent is not None:
+        return HeadLayout(
+            heads=heads,
+            kv_heads=heads,
+            qk=config.qk_nope_head_dim,
+            vo=config.v_head_dim,
+            per_head=False,
+            pairs=0,
+            rotated=config.qk_rope_head_dim,
+        )
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     rope = rope_of(config, getattr(module, "layer_idx", 0))
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -380,7 +436,7 @@ def own(module: nn.Module, family: Family, config: Any) -> Attention:
     layout = layout_of(module, family, config)
     clip = None if family.clip is None else getattr(module, family.clip)
     stock: Any = type(module)
-    module.__class__ = mixed_class("Owned", Attention, stock)
+    module.__class__ = mixed_class("Owned", Attention if family.latent is None else LatentAttention, stock)
     assert isinstance(module, Attention)
     module.register_buffer("rotary_index", None)
     module.register_buffer("rotary_rates", None)
@@ -400,11 +456,3 @@ def mixed_class(prefix: str, mixin: Any, stock: Any) -> Any:
     One class for all layers, or a compiler would take them for different ones.
     """
     return type(f"{prefix}{stock.__name__}", (mixin, stock), {"__module__": __name__})
-
-
-def _biased_mask(position_bias: Tensor, mask: Tensor | None, *, key_length: int) -> Tensor:
-    """ALiBi's bias (h, 1, longest) for the keys at hand, and minus infinity where `mask` is set."""
-    bias = position_bias[..., -key_length:].unsqueeze(0)  # (1, h, 1, keys)
-    if mask is None:
-        return bias
-    return torch.where(mask[..., :key_length], torch.finfo(bias.dtype).min, bias)

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from trisect.bundle import write_bundle, write_card
-from trisect.data.hub import hub_answers, short_patience
-from trisect.data.registry import REGISTRY_MODELS, fetch_model
+from trisect.data.catalogue import REGISTRY_MODELS, fetch_model
+from trisect.data.read import hub_answers, short_patience
 from trisect.errors import TrisectError
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
 from trisect.models.families import BUILT_IN, PREFIX, WRAPPERS, family_for
@@ -23,6 +23,7 @@ from trisect.models.paths import warn_of_slow_paths
 from trisect.models.quantized import packing_summary
 from trisect.models.source import Source, check_weights, read_raw_config, resolve
 from trisect.models.streamed import check_saved, load_layers_later, to_be_streamed, write_shards
+from trisect.models.view import layer_views, left_whole
 from trisect.records.shapes import ModelShape
 from trisect.support.checks import explained
 from trisect.support.files import check_disk_space, new_folder, write_json
@@ -184,6 +185,7 @@ def read_shape(name: str, *, trust_remote_code: bool = False) -> tuple[ModelShap
         "method": entry.get("method"),
         "asked_ratio": entry.get("ratio"),
         "quantization": packing_summary(entry.get("quantization")),
+        "left_whole": left_whole(layer_views(model)),
     }
     return shape_of(model), original_shape(model), info
 
@@ -192,7 +194,13 @@ def original_shape(model: Any) -> ModelShape:
     """The shape before any compression."""
     now = shape_of(model)
     layers = tuple(
-        replace(shape, qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp, shared_output=False, linears=())
+        replace(
+            shape.with_widths(qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp),
+            experts=shape.experts + shape.dropped_experts,
+            dropped_experts=0,
+            shared_output=False,
+            linears=(),
+        )
         for shape, w in zip(now.layers, original_widths(model), strict=True)
     )
     return replace(now, layers=layers)

@@ -91,6 +91,7 @@ def _register(name: str) -> None:
 def mark_compressed(model: Any, *, original: list[LayerWidths], method: str, ratio: float) -> Any:
     """Turn a rewritten stock model into its compressed class, in place, with the widths in its config."""
     shapes = [view.shape() for view in layer_views(model, own=True)]
+    _allow_sdpa(model)
     entry = {
         "format": FACTORED_FORMAT if any(shape.linears or shape.folded for shape in shapes) else FORMAT,
         "method": method,
@@ -122,14 +123,24 @@ def original_widths(model: Any) -> list[LayerWidths]:
 
 
 def _layer_entry(shape: LayerShape) -> dict[str, Any]:
-    flags = {name: True for name in ("shared_output", "folded") if getattr(shape, name)}
+    names = ("shared_output", "folded", "dropped_experts")
+    flags = {name: getattr(shape, name) for name in names if getattr(shape, name)}
     linears = {"linears": [asdict(linear) for linear in shape.linears]} if shape.linears else {}
     return {**asdict(widths_of(shape)), **flags, **linears}
+
+
+def _allow_sdpa(model: Any) -> None:
+    """Let `set_attn_implementation("sdpa")` do so where transformers has no way to sinks through it, but we have."""
+    if family_for(model.config).sinks is not None:
+        for module in model.modules():
+            if isinstance(module, transformers.PreTrainedModel):
+                module._supports_sdpa = True
 
 
 def _narrow(model: nn.Module, entry: Any) -> None:
     """Give every layer the widths that the config says."""
     check_format(entry)
+    _allow_sdpa(model)
     views, layers = layer_views(model, own=True), entry["layers"]
     if len(layers) != len(views):
         raise TrisectError(f"config.json plans {len(layers)} layers but the model has {len(views)}.")

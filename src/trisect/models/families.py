@@ -11,6 +11,36 @@ from trisect.errors import TrisectError, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertPaths:
+    """Where a layer that has a mixture of experts keeps them; other layers of the family have one MLP."""
+
+    routed: str = "mlp.experts"
+    """The module with the routed experts' weights, one 3-D tensor each; the module around it is the whole MLP."""
+    router: str = "mlp.gate"
+    shared: str | None = None
+    """The MLP that every token passes, its maps named as in the family's other MLPs."""
+    shared_gate: str | None = None
+    """A map to one number, whose sigmoid the shared expert's output is multiplied with."""
+    interleaved: bool = False
+    """Gate and up take turns in their tensor instead of lying side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Names inside attention whose keys and values come out of one latent per token (MLA)."""
+
+    q: tuple[str, str, str] = ("q_a_proj", "q_a_layernorm", "q_b_proj")
+    """To the queries' latent, its norm, and from there to the heads."""
+    plain_q: str = "q_proj"
+    """Instead of those, where queries have no latent."""
+    compress: str = "kv_a_proj_with_mqa"
+    """To [latent of keys and values | the rotated key that all heads share]."""
+    norm: str = "kv_a_layernorm"
+    kv: str = "kv_b_proj"
+    """From the latent to [key | value] of every head."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """How the checkpoints of one architecture are laid out."""
 
@@ -29,6 +59,7 @@ class Family:
     gate: str | None = "mlp.gate_proj"
     """None without a gate; the same path as `up` when one projection holds [gate | up]."""
     down: str = "mlp.down_proj"
+    experts: ExpertPaths | None = None
     rotary: Literal["half", "adjacent"] | None = "half"
     """Which channels make a rotation pair: (i, i + n) of the rotated 2n, or (2i, 2i + 1)."""
     paired_table: bool = False
@@ -41,6 +72,8 @@ class Family:
     """Attention attribute with the number of key/value heads, where the config does not name it."""
     last_norm: str = "norm"
     """The norm in front of the head: its name in the module that holds the layers."""
+    latent: Latent | None = None
+    """Multi-head latent attention; config.rope_interleave, where there is one, decides about `rotary`."""
     norms: tuple[str, str] | None = None
     """Query and key norms between projection and rotation; a model that goes without has no such modules."""
     norm_over: Literal["head", "heads", "stack"] = "head"
@@ -52,6 +85,8 @@ class Family:
     """They stand behind the rotation."""
     norm_offset: float = 0.0
     """What is added to the weights of all norms of the model: 1 in Gemma, whose norms store w - 1."""
+    mixer: str | None = None
+    """What a layer without attention has in its place (Mamba, convolution, linear attention)."""
     post_norms: tuple[str, str] | None = None
     """Norms that the outputs of attention and MLP pass before they join the residual stream."""
     residual_scale: str | None = None
@@ -64,13 +99,17 @@ class Family:
     """The config states that scale; elsewhere it follows from the head width."""
     softcap: str | None = None
     """Attention attribute with the bound c of scores: softmax sees c tanh(score / c)."""
-    dropout: str = "attention_dropout"
+    dropout: str | None = "attention_dropout"
     output_dropout: str | None = None
     """Dropout, or its share, that the attention module applies after its output projection."""
     clip: str | None = None
     """Attention attribute with the bound that projections are clamped to."""
     tuple_output: bool = False
     """The decoder layer returns (hidden states, attention weights)."""
+    sinks: str | None = None
+    """Attention parameter with a logit per head that joins the softmax and adds nothing to its output."""
+    short_table: bool = False
+    """The model's rotation table has every frequency once, where others have it twice."""
     position_scale: bool = False
     """Queries are scaled by position after rotation (Llama 4's attention temperature)."""
     starts_with_bos: bool = False
@@ -88,6 +127,7 @@ class Wrapper:
     layers: str
 
 
+WITH_SHARED = ExpertPaths(shared="mlp.shared_experts")
 LLAMA = Family(name="llama", model="LlamaForCausalLM")
 
 _RECORDS = (
@@ -100,6 +140,14 @@ _RECORDS = (
     replace(LLAMA, name="helium", model="HeliumForCausalLM", rotary="adjacent"),
     replace(
         LLAMA, name="phi3", model="Phi3ForCausalLM", qkv=("qkv_proj",), up="mlp.gate_up_proj", gate="mlp.gate_up_proj"
+    ),
+    replace(LLAMA, name="mixtral", model="MixtralForCausalLM", experts=ExpertPaths()),
+    replace(LLAMA, name="qwen3_moe", model="Qwen3MoeForCausalLM", norms=("q_norm", "k_norm"), experts=ExpertPaths()),
+    replace(
+        LLAMA,
+        name="qwen2_moe",
+        model="Qwen2MoeForCausalLM",
+        experts=ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
     ),
     Family(
         name="mpt",
@@ -158,6 +206,37 @@ _RECORDS = (
         gate=None,
         down="mlp.dense_4h_to_h",
     ),
+    replace(
+        LLAMA,
+        name="lfm2",
+        model="Lfm2ForCausalLM",
+        last_norm="embedding_norm",
+        mixer="conv",
+        norms=("q_layernorm", "k_layernorm"),
+        o="out_proj",
+        up="feed_forward.w3",
+        gate="feed_forward.w1",
+        down="feed_forward.w2",
+        dropout=None,
+    ),
+    replace(
+        LLAMA,
+        name="gpt_oss",
+        model="GptOssForCausalLM",
+        sinks="sinks",
+        short_table=True,
+        experts=ExpertPaths(router="mlp.router", interleaved=True),
+    ),
+    replace(
+        LLAMA,
+        name="deepseek_v2",
+        model="DeepseekV2ForCausalLM",
+        latent=Latent(),
+        rotary="adjacent",
+        experts=WITH_SHARED,
+    ),
+    replace(LLAMA, name="deepseek_v3", model="DeepseekV3ForCausalLM", latent=Latent(), experts=WITH_SHARED),
+    replace(LLAMA, name="glm4_moe_lite", model="Glm4MoeLiteForCausalLM", latent=Latent(), experts=WITH_SHARED),
 )
 
 _SANDWICH = replace(LLAMA, post_norms=("post_attention_layernorm", "post_feedforward_layernorm"))

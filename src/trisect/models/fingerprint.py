@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
-from trisect.models.linear import refuse_nan
+from trisect.models.linear import matrices_of, refuse_nan
 from trisect.models.quantized import is_linear
 from trisect.models.view import LayerView, layer_views
 from trisect.records.shapes import ModelShape
@@ -30,7 +30,7 @@ def shape_of(model: nn.Module) -> ModelShape:
 def zeros_of(model: nn.Module) -> int:
     """Weights of the decoder's linear maps that are zero; biases do not count."""
     modules: list[Any] = [module for view in layer_views(model) for module in view.projections()]
-    return sum(int((module.weight == 0).sum()) for module in modules)
+    return sum(int((weight == 0).sum()) for module in modules for weight in matrices_of(module))
 
 
 def check_finite(model: Any) -> None:
@@ -54,15 +54,15 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256(repr(shape_of(model).layers).encode())
     for view in layer_views(model):
         for module in view.projections():
-            sample = _corner(model, view, module).flatten()[:SAMPLE].float().cpu()
-            digest.update(sample.contiguous().numpy().tobytes())
+            transposed = is_linear(module)  # others are stored as (in, out), in groups, or as experts
+            for weight in matrices_of(module):
+                sample = _corner(model, view, weight, transposed=transposed).flatten()[:SAMPLE].float().cpu()
+                digest.update(sample.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _corner(model: Any, view: LayerView, module: Any) -> Tensor:
+def _corner(model: Any, view: LayerView, weight: Tensor, *, transposed: bool) -> Tensor:
     """The first elements of a weight in (in, out) order, without touching the rest."""
-    weight = module.weight
-    transposed = is_linear(module)  # others are stored as (in, out), or in groups
     rows = -(-SAMPLE // (weight.shape[0] if transposed else weight[0].numel()))
     key: Any = (slice(None), slice(rows)) if transposed else slice(rows)
     if weight.is_meta:

@@ -178,11 +178,13 @@ class LayerEntry(WidthsEntry):
 
     shared_output: bool = False
     folded: bool = False
+    dropped_experts: Width = 0
     linears: list[LinearEntry] = []
 
     @model_validator(mode="after")
     def _possible(self) -> "LayerEntry":
-        if not (self.qk and self.vo and self.mlp and 2 * self.pairs <= self.qk):
+        # 0 in layers without attention or MLP: whether the model has any there is known once it is built.
+        if (self.qk == 0) != (self.vo == 0) or not (self.qk or self.mlp) or 2 * self.pairs > self.qk:
             raise ValueError("impossible widths")
         if len({linear.name for linear in self.linears}) != len(self.linears):
             raise ValueError("a map is factored twice")

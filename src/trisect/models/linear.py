@@ -27,6 +27,8 @@ class HeadLayout:
     """One projection with [queries | k | v] key head by key head."""
     pairs: int
     """Rotation pairs of a query/key head."""
+    rotated: int = 0
+    """Channels of a query head beside those, all of them rotated, whose key is shared by all heads (MLA)."""
 
     def split(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(..., out) of one or three projections -> (..., h, qk), (..., k, qk), (..., k, vo)."""
@@ -44,12 +46,6 @@ class HeadLayout:
             k.unflatten(-1, (self.kv_heads, self.qk)),
             v.unflatten(-1, (self.kv_heads, self.vo)),
         )
-
-    def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """(..., out) of three maps, each with its heads side by side -> (..., out) of one projection."""
-        if not self.per_head:
-            return torch.cat([q, k, v], dim=-1)
-        return torch.cat([x.unflatten(-1, (self.kv_heads, -1)) for x in (q, k, v)], dim=-1).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -162,20 +158,22 @@ class FactoredLinear(nn.Module):
 class SplitLinear(nn.Module):
     """Several maps of one input, one child each, put out in the order of the fused matrix they replace."""
 
-    def __init__(self, maps: Mapping[str, nn.Module], *, layout: HeadLayout | None):
-        """`layout` is that of queries, keys and values; None puts the outputs side by side."""
+    def __init__(self, maps: Mapping[str, nn.Module], *, heads: int | None):
+        """With `heads`, the outputs lie head by head; else side by side."""
         super().__init__()
-        self.layout = layout
+        self.heads = heads
         for name, module in maps.items():
             self.add_module(name, module)
 
     def forward(self, x: Tensor) -> Tensor:
-        return fused([module(x) for module in self.children()], self.layout)
+        return fused([module(x) for module in self.children()], self.heads)
 
 
-def fused(columns: Sequence[Tensor], layout: HeadLayout | None) -> Tensor:
-    """(..., out) of several maps -> (..., out) of the matrix that holds them all."""
-    return torch.cat(list(columns), dim=-1) if layout is None else layout.fused(*columns)
+def fused(columns: Sequence[Tensor], heads: int | None) -> Tensor:
+    """(..., out) of several maps -> (..., out) of the matrix that holds them all, side by side or head by head."""
+    if heads is None:
+        return torch.cat(list(columns), dim=-1)
+    return torch.cat([x.unflatten(-1, (heads, -1)) for x in columns], dim=-1).flatten(-2)
 
 
 def factored_from(old: Any, solution: Factored) -> FactoredLinear:
@@ -216,6 +214,13 @@ def refuse_nan(tensor: Tensor, what: str) -> None:
 def weight_of(linear: Any) -> Tensor:
     """(in, out) view of the weight, so that y = x W."""
     return linear.weight.detach() if _stores_inputs_first(linear) else linear.weight.detach().T
+
+
+def matrices_of(module: Any) -> list[Tensor]:
+    """The weights of a projection, or of all routed experts; empty for modules that only hold others."""
+    if isinstance(getattr(module, "weight", None), Tensor):
+        return [module.weight] if module.weight.ndim > 1 else []
+    return [parameter for parameter in module.parameters(recurse=False) if parameter.ndim > 2]
 
 
 def bias_of(linear: Any) -> Tensor | None:

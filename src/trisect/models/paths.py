@@ -19,8 +19,12 @@ def slow_attention(shape: LayerShape, kind: Kind, bytes_per_element: int) -> str
 
     On a CPU the padding costs little beside what the kernel saves; single tokens are not padded at all.
     """
+    if not shape.kv_heads:
+        return None  # no attention
     group, size = shape.heads // shape.kv_heads, bytes_per_element
-    heads = Heads(qk=shape.qk, vo=shape.vo, group=group, masked=False, single=False, bytes_per_element=size)
+    heads = Heads(
+        qk=shape.qk + shape.rotated, vo=shape.vo, group=group, masked=False, single=False, bytes_per_element=size
+    )
     way, step = route(kind, heads), channel_step(kind, size)
     if kind == "cpu" or way.pad is None:
         return None

@@ -1,14 +1,13 @@
 """A decoder layer seen as its parts: read them in canonical layout, write solutions back.
 
-How a checkpoint stores what the methods think about is known here and nowhere else: q, k, v, o, gate, up and
-down are modules in one family and columns of a fused matrix in another. Looking changes nothing. Writing owns
-the attention module and replaces modules, so that whoever holds the old ones can put them back.
+How a checkpoint stores what the methods think about is known here and in maps.py, and nowhere else. Looking
+changes nothing. Writing owns the attention module and replaces modules.
 
 h = query heads, k = key/value heads, D = d_model, d = head width, I = MLP width, P = rotation pairs
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,23 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trisect.errors import TrisectError, unknown_name
-from trisect.models.attention import Attention, layout_of, norms_of, own
-from trisect.models.families import Family, family_for
-from trisect.models.linear import (
-    QKV,
-    FactoredLinear,
-    HeadLayout,
-    SplitLinear,
-    bias_of,
-    built_from,
-    factored_from,
-    fused,
-    gradient_of,
-    refuse_nan,
-    sizes_of,
-    weight_of,
-)
+from trisect.errors import TrisectError
+from trisect.models.families import family_for
+from trisect.models.linear import bias_of, matrices_of, refuse_nan, sizes_of
+from trisect.models.maps import Dense, LayerMaps
 from trisect.models.rotary import (
     HeadNorm,
     eps_of,
@@ -43,100 +29,83 @@ from trisect.models.rotary import (
     to_canonical,
 )
 from trisect.models.units import in_units
-from trisect.records.parts import COMPONENTS, LINEARS, MLP, OV, QK, Factored, Linear, Masked, Part, Solution
+from trisect.records.parts import COMPONENTS, MLP, OV, QK, Experts, Factored, Linear, Masked, Part, Solution
 from trisect.records.shapes import LayerShape, LinearShape
 
 log = logging.getLogger(__name__)
 
-Dense = tuple[Tensor, Tensor | None]
-"""Weight (in, out) and bias (out,) of one map, heads side by side in stored channel order."""
-
-
-Place = tuple[str, tuple[str, ...]]
-"""Path of a module inside the layer, and the maps it holds in order: one, or those fused there."""
-
 
 @dataclass(frozen=True)
-class LayerView:
+class LayerView(LayerMaps):
     """One decoder layer of any family: its parts, and the linear maps they are made of."""
-
-    index: int
-    layer: nn.Module
-    family: Family
-    config: Any
-    """Of the text model."""
-
-    @property
-    def attention_module(self) -> Any:
-        """The attention module as it is, stock or owned."""
-        return self.layer.get_submodule(self.family.attention)
-
-    @property
-    def attention(self) -> Attention:
-        """The attention module, which must be an owned one."""
-        module = self.attention_module
-        assert isinstance(module, Attention), "a stock module; take view.own() or layer_views(own=True)"
-        return module
-
-    def own(self) -> Attention:
-        """Put the owned forward in place of the stock one: for recording, rewriting and decoding."""
-        return own(self.attention_module, self.family, self.config)
-
-    @property
-    def heads(self) -> HeadLayout:
-        """Sizes of the heads as they are."""
-        return layout_of(self.attention_module, self.family, self.config)
-
-    @property
-    def norms(self) -> tuple[nn.Module, ...]:
-        """The norms of queries and keys, if there are any."""
-        return norms_of(self.attention_module, self.family)
-
-    @property
-    def fixed(self) -> dict[str, str]:
-        """Components that keep their width, and why."""
-        if not self.norms or (2 * self.heads.pairs == self.heads.qk and not self.family.norm_centred):
-            return {}
-        kind = "LayerNorm" if self.family.norm_centred else "norm over channels that do not all rotate"
-        return {"qk": f"a {kind} stands between projection and score, and narrow heads have no such form of it"}
-
-    @property
-    def shared_output(self) -> bool:
-        """One output projection for all heads."""
-        return getattr(self.attention_module, "shared_output", False)
-
-    @property
-    def down(self) -> nn.Module:
-        return self.layer.get_submodule(self.family.down)
 
     def shape(self) -> LayerShape:
         """Sizes as they are now."""
-        inter, d_model = sizes_of(self.down)
         sizes = {name: getattr(self.heads, name) for name in ("heads", "kv_heads", "qk", "pairs", "vo")}
-        biased = {name: bias_of(self.module(name)) is not None for name in self.linears()}
+        biased = {name for name in self.linears() if bias_of(self.module(name)) is not None}
         return LayerShape(
-            d_model=d_model,
-            mlp=inter,
+            components=self.components,
+            whole=self._whole(),
+            d_model=self.config.hidden_size,
+            **self._latents(),
             **sizes,
-            gated=self.family.gate is not None,
-            qk_bias=biased["q"],
-            **{f"{name}_bias": biased[name] for name in ("v", "o", "up", "down")},
+            **self._mlp_sizes(),
+            qk_bias="q" in biased,
+            **{f"{name}_bias": name in biased for name in ("v", "o")},
             qk_norm=bool(self.norms),
             norm_together=self.family.norm_over == "heads",
-            fixed=tuple(self.fixed),
             shared_output=self.shared_output,
             folded=getattr(self.attention_module, "rotary_rates", None) is not None,
             linears=self.factored(),
         )
 
+    def _mlp_sizes(self) -> dict[str, Any]:
+        experts = self.experts
+        if experts is None:
+            there = "mlp" in self.components
+            biased = {f"{name}_bias": there and bias_of(self.module(name)) is not None for name in ("up", "down")}
+            inter = sizes_of(self.module("down"))[0] if there else 0
+            return {"mlp": inter, "gated": self.family.gate is not None, **biased}
+        shared = 0 if experts.shared is None else experts.shared.down_proj.in_features // experts.width
+        return {
+            "mlp": experts.width,
+            "gated": experts.gated,
+            "experts": experts.count,
+            "dropped_experts": experts.dropped,
+            "top_k": experts.top_k,
+            "shared": shared,
+            "up_bias": experts.biased,
+            "down_bias": experts.biased,
+        }
+
+    def _latents(self) -> dict[str, Any]:
+        """Sizes that only latent attention has."""
+        if self.family.latent is None or self.attention_module is None:
+            return {}
+        inputs = {"q_in": sizes_of(self.module("q"))[0], "kv_in": sizes_of(self.module("k"))[0]}
+        return {**inputs, "rotated": self.heads.rotated}
+
+    def _whole(self) -> int:
+        """Elements of matrices that are in no component."""
+        inside = {id(weight) for module in self.projections() for weight in matrices_of(module)}
+        matrices = [module for module in self.layer.modules() if not isinstance(module, HeadNorm)]
+        elements = [p for module in matrices for p in module.parameters(recurse=False) if id(p) not in inside]
+        return sum(p.numel() for p in elements if p.ndim > 1)
+
     def part(self, name: str) -> Part:
         """A component in canonical layout, or a single linear map; checked to be finite."""
+        self._check_there(name)
         read: Callable[[], Part] | None = getattr(self, f"read_{name}") if name in COMPONENTS else None
         part = in_units(self.linear(name) if read is None else read(), self.layer, self.family)
-        for field, tensor in vars(part).items():
-            if isinstance(tensor, Tensor):
-                refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
+        for one in (part,) if not isinstance(part, Experts) else part.routed:
+            for field, tensor in vars(one).items():
+                if isinstance(tensor, Tensor):
+                    refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
         return part
+
+    def _check_there(self, name: str) -> None:
+        if name in COMPONENTS and name not in self.components:
+            raise TrisectError(f"Layer {self.index} has no {name} to narrow: {self.why_whole(name)}.")
 
     def read_qk(self) -> QK:
         """Queries and keys, rotation pairs in canonical order."""
@@ -171,7 +140,10 @@ class LayerView:
         W_o = W_o.unflatten(0, (1 if self.shared_output else heads.heads, -1))
         return OV(W_v=W_v, W_o=W_o, b_v=b_v, b_o=b_o, heads=heads.heads)
 
-    def read_mlp(self) -> MLP:
+    def read_mlp(self) -> MLP | Experts:
+        """Up, gate and down; those of every expert where there are several."""
+        if self.experts is not None:
+            return self.experts.read()
         (W_up, b_up), (W_down, b_down) = self.dense("up"), self.dense("down")
         W_gate, b_gate = self.dense("gate") if "gate" in self.linears() else (None, None)
         return MLP(W_up=W_up, W_gate=W_gate, W_down=W_down, b_up=b_up, b_gate=b_gate, b_down=b_down)
@@ -196,6 +168,9 @@ class LayerView:
             self._write_ov(part)
         elif isinstance(part, Linear):
             self.write_linear(part)
+        elif isinstance(part, Experts):
+            assert self.experts is not None
+            self.experts.write(part)
         else:
             maps: dict[str, Dense] = {"up": (part.W_up, part.b_up), "down": (part.W_down, part.b_down)}
             self.write_dense(maps if part.W_gate is None else {**maps, "gate": (part.W_gate, part.b_gate)})
@@ -203,7 +178,11 @@ class LayerView:
     def resize(self, shape: LayerShape) -> None:
         """Make room for weights of another shape, values to be loaded afterwards."""
         now = self.shape()
-        with torch.device(next(self.own().parameters()).device):
+        self.own()
+        for component in COMPONENTS:
+            if shape.width(component) != now.width(component):
+                self._check_there(component)
+        with torch.device(next(self.layer.parameters()).device):
             if (shape.qk, shape.pairs, shape.folded) != (now.qk, now.pairs, now.folded):
                 self.write(self._blank_qk(shape))
             if (shape.vo, shape.shared_output) != (now.vo, now.shared_output):
@@ -211,11 +190,8 @@ class LayerView:
                 W_o = torch.empty(1 if shape.shared_output else shape.heads, shape.vo, shape.d_model)
                 W_v, b_v = _resized(ov.W_v, shape.vo), _resized(ov.b_v, shape.vo)
                 self.write(replace(ov, W_v=W_v, b_v=b_v, W_o=W_o))
-            if shape.mlp != now.mlp:
-                mlp = self.read_mlp()
-                wide = ("W_up", "W_gate", "b_up", "b_gate")
-                changes = {name: _resized(getattr(mlp, name), shape.mlp) for name in wide}
-                self.write(replace(mlp, **changes, W_down=_resized(mlp.W_down, shape.mlp, dim=0)))
+            if (shape.mlp, shape.dropped_experts) != (now.mlp, now.dropped_experts):
+                self.write(self._blank_mlp(shape.mlp, dropped=shape.dropped_experts))
             for linear in shape.linears:
                 if linear not in now.linears:
                     self.check_factors(linear)
@@ -231,28 +207,46 @@ class LayerView:
             rates=torch.empty(pairs) if shape.folded else None,
         )
 
+    def _blank_mlp(self, width: int, *, dropped: int) -> MLP | Experts:
+        if self.experts is not None:
+            return self.experts.blank(width, dropped=dropped)
+        mlp = self.read_mlp()
+        assert isinstance(mlp, MLP)
+        wide = ("W_up", "W_gate", "b_up", "b_gate")
+        changes = {name: _resized(getattr(mlp, name), width) for name in wide}
+        return replace(mlp, **changes, W_down=_resized(mlp.W_down, width, dim=0))
+
     def _blank_factors(self, linear: LinearShape) -> Factored:
         whole, groups, rank = self.linear(linear.name), linear.groups, linear.rank
         d_in, d_out = whole.W.shape
         A, B = torch.empty(d_in, groups * rank), torch.empty(groups, rank, d_out // groups)
         return Factored(name=linear.name, A=A, B=B, b=whole.b, cached=linear.cached, loss=0.0, total=0.0)
 
+    def _mlp_paths(self) -> list[str]:
+        """Modules of the MLP that writing replaces."""
+        f = self.family
+        if self.experts is None:
+            return [path for path in (f.gate, f.up, f.down) if path is not None]
+        paths = self.experts.paths
+        return [path for path in (paths.routed, paths.router, paths.shared) if path is not None]
+
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Whatever is written to the layer inside is taken back at the end."""
         attention = self.attention_module
-        paths = [path for path in (self.family.gate, self.family.up, self.family.down) if path is not None]
-        before = {path: self.layer.get_submodule(path) for path in paths}
-        kind, state = type(attention), dict(vars(attention))
-        held = {name: dict(state[name]) for name in ("_modules", "_buffers", "_parameters")}
+        before = {path: self._find(path) for path in self._mlp_paths()}
+        kind, state = type(attention), {} if attention is None else dict(vars(attention))
+        held = {name: dict(state[name]) for name in ("_modules", "_buffers", "_parameters") if name in state}
         try:
             yield
         finally:
-            attention.__class__ = kind
-            vars(attention).clear()
-            vars(attention).update({**state, **held})
+            if attention is not None:
+                attention.__class__ = kind
+                vars(attention).clear()
+                vars(attention).update({**state, **held})
             for path, module in before.items():
-                self.layer.set_submodule(path, module)
+                if path is not None and module is not None:
+                    self.layer.set_submodule(path, module)
 
     def _write_qk(self, part: QK) -> None:
         """Queries and keys, with the frequencies and norms that narrow heads need."""
@@ -261,11 +255,8 @@ class LayerView:
         b_q, b_k = (None if b is None else from_canonical(b, part.num_pairs, rotary) for b in (part.b_q, part.b_k))
         narrowed = (part.width, part.num_pairs) != (a.layout.qk, a.num_pairs)
         narrowed = narrowed or part.rates is not None or a.rotary_index is not None
-        if narrowed and "qk" in self.fixed:
-            raise TrisectError(f"Layer {self.index}: QK keeps its width, because {self.fixed['qk']}.")
-        layout = replace(a.layout, qk=part.width, pairs=part.num_pairs)
-        self.write_dense({"q": _flat(W_q, b_q), "k": _flat(W_k, b_k)}, layout=layout)
-        a.layout = layout
+        self.write_dense({"q": _flat(W_q, b_q), "k": _flat(W_k, b_k)})
+        a.layout = replace(a.layout, qk=part.width, pairs=part.num_pairs)
         if not narrowed:
             return
         if (2 * part.num_pairs != part.width or part.rates is not None) and a.clips_qk is not None:
@@ -273,8 +264,7 @@ class LayerView:
             a.clips_qk = None
         a.rotary_index = part.frequencies.to(torch.int16) if part.num_pairs else None
         a.rotary_rates = None if part.rates is None else stored_rates(part.rates)
-        together = self.family.norm_over == "heads"
-        names = (self.family.norms or ()) if self.norms else ()
+        together, names = self.family.norm_over == "heads", (self.family.norms or ()) if self.norms else ()
         for name, weight in zip(names, (part.norm_q, part.norm_k), strict=False):
             assert weight is not None
             old = getattr(a, name)
@@ -289,9 +279,8 @@ class LayerView:
             self._drop_clamp("values", a.clips_v)
             a.clips_v = None
         maps = {"v": _flat(part.W_v, part.b_v), "o": (part.W_o.flatten(0, 1), part.b_o)}
-        layout = replace(a.layout, vo=part.width)
-        self.write_dense(maps, layout=layout)
-        a.layout, a.shared_output = layout, part.W_o.shape[0] != layout.heads
+        self.write_dense(maps)
+        a.layout, a.shared_output = replace(a.layout, vo=part.width), part.W_o.shape[0] != a.layout.heads
 
     def _frequencies(self) -> Tensor:
         index = getattr(self.attention_module, "rotary_index", None)
@@ -305,143 +294,6 @@ class LayerView:
         if self.index == 0:
             log.warning("narrowed %s are no longer clamped to %g: their channels are mixed now", what, bound)
 
-    def linears(self) -> tuple[str, ...]:
-        """Names of the maps this layer has."""
-        names = [name for component in LINEARS.values() for name in component]
-        return tuple(name for name in names if name != "gate" or self.family.gate is not None)
-
-    def linear(self, name: str) -> Linear:
-        """One map by itself, channels in stored order."""
-        W, b = self.dense(name)
-        h = self.heads
-        heads = {"q": h.heads, "k": h.kv_heads, "v": h.kv_heads, "o": 1 if self.shared_output else h.heads}
-        return Linear(name=name, W=W, b=b, heads=heads.get(name, 1))
-
-    def gradient(self, name: str) -> Tensor | None:
-        """The gradient of `linear(name).W`, (in, out); None before any backward pass."""
-        gradient = gradient_of(self._unfactored(name))
-        return None if gradient is None else self._columns(name, gradient)
-
-    def factored(self) -> tuple[LinearShape, ...]:
-        """The maps that became two."""
-        modules = {name: self.module(name) for name in self.linears()}
-        return tuple(
-            LinearShape(name=name, rank=m.rank, groups=m.groups, cached=m.cached)
-            for name, m in modules.items()
-            if isinstance(m, FactoredLinear)
-        )
-
-    def module(self, name: str) -> nn.Module:
-        """The module that computes a map: its own, or the one it is fused into."""
-        module = self.layer.get_submodule(self._place(name)[0])
-        return module.get_submodule(name) if isinstance(module, SplitLinear) else module
-
-    def projections(self) -> list[nn.Module]:
-        """The modules whose `weight` belongs to a linear map; a factored map has two."""
-        paths = dict.fromkeys(self._place(name)[0] for name in self.linears())
-        inside = [module for path in paths for module in self.layer.get_submodule(path).modules()]
-        return [module for module in inside if isinstance(getattr(module, "weight", None), Tensor)]
-
-    def dense(self, name: str) -> Dense:
-        """Weight and bias of a map that is not factored."""
-        module = self._unfactored(name)
-        bias = bias_of(module)
-        return self._columns(name, weight_of(module)), None if bias is None else self._columns(name, bias)
-
-    def write_dense(self, new: Mapping[str, Dense], *, layout: HeadLayout | None = None) -> None:
-        """Replace weights and biases; `layout` says how heads lie afterwards, if not as before."""
-        layout = layout or self.heads
-        for name in new:
-            self._unfactored(name)
-        for path, names in dict.fromkeys(map(self._place, new)):
-            old = self.layer.get_submodule(path)
-            heads = layout if names == QKV else None
-            if isinstance(old, SplitLinear):
-                built = {name: built_from(self.module(name), *new[name]) for name in names if name in new}
-                module: nn.Module = SplitLinear({**dict(old.named_children()), **built}, layout=heads)
-            else:
-                maps = [new[name] if name in new else self.dense(name) for name in names]
-                module = built_from(old, *_joined(maps, heads))
-            self.layer.set_submodule(path, module)
-
-    def write_linear(self, part: Linear) -> None:
-        """Replace one map's values; sizes stay, or its neighbours would no longer fit."""
-        W, b = self.dense(part.name)
-        if part.W.shape != W.shape or (part.b is None) != (b is None):
-            raise TrisectError(
-                f"Layer {self.index}: {part.name} is a {tuple(W.shape)} map {_with_bias(b)}; a "
-                f"{tuple(part.W.shape)} one {_with_bias(part.b)} cannot take its place."
-            )
-        self.write_dense({part.name: (part.W, part.b)})
-
-    def write_factored(self, solution: Factored) -> None:
-        """Two modules in place of one map; maps it was fused with become modules of their own."""
-        name = solution.name
-        self.check_factors(LinearShape(name=name, rank=solution.rank, groups=solution.groups, cached=solution.cached))
-        W, b = self.dense(name)
-        inner = solution.groups * solution.rank
-        makes = solution.A.shape[0], solution.groups * solution.B.shape[2]
-        if solution.A.shape[1] != inner or makes != W.shape or (solution.b is None) != (b is None):
-            raise TrisectError(
-                f"Layer {self.index}: {name} is a {tuple(W.shape)} map {_with_bias(b)}, but factors "
-                f"{tuple(solution.A.shape)} and {tuple(solution.B.shape)} {_with_bias(solution.b)} are not."
-            )
-        path, names = self._place(name)
-        module: nn.Module = factored_from(self.module(name), solution)
-        if len(names) > 1:
-            old = self.layer.get_submodule(path)
-            others = dict(old.named_children()) if isinstance(old, SplitLinear) else self._split(old, names)
-            module = SplitLinear({**others, name: module}, layout=self.heads if names == QKV else None)
-        self.layer.set_submodule(path, module)
-
-    def check_factors(self, linear: LinearShape) -> None:
-        """Refuse factors that a map of this layer cannot have."""
-        W, _ = self.dense(linear.name)
-        d_in, d_out = W.shape
-        if linear.cached and linear.name not in ("k", "v"):
-            raise TrisectError(f"Layer {self.index}: {linear.name} is never cached; only k and v are.")
-        fits = linear.groups >= 1 and d_out % linear.groups == 0
-        if not fits or not 1 <= linear.rank <= min(d_in, d_out // linear.groups):
-            raise TrisectError(
-                f"Layer {self.index}: {linear.name} maps {d_in} channels to {d_out}; it cannot have "
-                f"{linear.groups} groups of rank {linear.rank}."
-            )
-
-    def _split(self, old: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
-        """The maps of a fused matrix as modules; copies, because columns would keep all of it in memory."""
-        dense = {name: self.dense(name) for name in names}
-        return {
-            name: built_from(old, W.clone(), None if b is None else b.clone(), plain=True)
-            for name, (W, b) in dense.items()
-        }
-
-    def _place(self, name: str) -> Place:
-        f = self.family
-        if name not in self.linears():
-            raise unknown_name("linear map", name, self.linears())
-        if name in QKV and len(f.qkv) == 1:
-            return f"{f.attention}.{f.qkv[0]}", QKV
-        if name in ("gate", "up") and f.gate == f.up:
-            return f.up, ("gate", "up")
-        if name in QKV:
-            return f"{f.attention}.{f.qkv[QKV.index(name)]}", (name,)
-        return f"{f.attention}.{f.o}" if name == "o" else getattr(f, name), (name,)
-
-    def _unfactored(self, name: str) -> nn.Module:
-        module = self.module(name)
-        if isinstance(module, FactoredLinear):
-            raise TrisectError(f"Layer {self.index}: {name} is already factored; compress the original model.")
-        return module
-
-    def _columns(self, name: str, x: Tensor) -> Tensor:
-        """The map's own columns of (..., out) of the module that computes it."""
-        path, names = self._place(name)
-        if len(names) == 1 or isinstance(self.layer.get_submodule(path), SplitLinear):
-            return x
-        if names == QKV:
-            return self.heads.split([x])[names.index(name)].flatten(-2)
-        return x.chunk(len(names), dim=-1)[names.index(name)]
-
 
 def layer_views(model: nn.Module, *, own: bool = False) -> list[LayerView]:
     """Views of all decoder layers; with `own`, their attention modules become owned ones on the way."""
@@ -453,6 +305,27 @@ def layer_views(model: nn.Module, *, own: bool = False) -> list[LayerView]:
         for view in views:
             view.own()
     return views
+
+
+def left_whole(views: Sequence[LayerView], parts: Sequence[str] = COMPONENTS) -> list[str]:
+    """What cannot be narrowed, and why, e.g. "qk, ov of layers 0-2, 4-6: no attention"."""
+    found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for part in parts:
+        reasons: dict[str, list[int]] = {}
+        for view in views:
+            reason = view.why_whole(part)
+            if reason is not None:
+                reasons.setdefault(reason, []).append(view.index)
+        for reason, layers in reasons.items():
+            found.setdefault((reason, tuple(layers)), []).append(part)
+    return [f"{', '.join(names)} of layers {_ranges(layers)}: {reason}" for (reason, layers), names in found.items()]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """E.g. "0-2, 5"."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True))
 
 
 def _heads(dense: Dense, heads: int) -> Dense:
@@ -473,15 +346,3 @@ def _resized(x: Tensor | None, width: int, dim: int = -1) -> Any:
     shape = list(x.shape)
     shape[dim] = width
     return x.new_empty(shape)
-
-
-def _with_bias(b: Tensor | None) -> str:
-    return "without bias" if b is None else "with bias"
-
-
-def _joined(maps: Sequence[Dense], layout: HeadLayout | None) -> Dense:
-    """Maps of one input as the one matrix that holds them all."""
-    if len(maps) == 1:
-        return maps[0]
-    biases = [b for _, b in maps if b is not None]
-    return fused([W for W, _ in maps], layout), fused(biases, layout) if biases else None

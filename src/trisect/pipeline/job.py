@@ -22,9 +22,9 @@ from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
 from trisect.methods.method import check_parts
 from trisect.models import Loaded, load_model, save_model, shape_of
-from trisect.pipeline.bounds import compress_within
-from trisect.pipeline.run import Compressed, check_model, compress, plan_from_shape, with_method_defaults
-from trisect.pipeline.stored_moments import calibrated_as
+from trisect.pipeline import run as flow
+from trisect.pipeline.run import Compressed, check_model, compress, compress_within
+from trisect.pipeline.statistics import calibrated_as
 from trisect.plan import Plan, budget_of, compare, outlook
 from trisect.records.shapes import ModelShape
 from trisect.support import distributed
@@ -62,28 +62,18 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(Compressed):
     """A compressed model, the numbers on both sides of the cut, and the receipt with all of it."""
 
-    model: Any
     tokenizer: Any
-    plan: Plan
-    losses: list[dict[str, Any]]
     before: ModelShape
     after: ModelShape
     perplexities: list[tuple[Perplexity, Perplexity]]
     """Before and after, on one text after the other."""
-    receipt: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Texts:
-    """What a run reads."""
-
-    config: CompressConfig
-    """With nothing left open about calibration."""
-    tokens: Tokens | None
-    evaluations: Sequence[Tokens]
+Texts = tuple[CompressConfig, Tokens | None, Sequence[Tokens]]
+"""What a run reads: the config with nothing left open, tokens to calibrate on, and texts to evaluate on."""
 
 
 def carry_out(job: Job, *, say: Say = lambda line: None, progress: Progress | None = None) -> Result:
@@ -107,7 +97,7 @@ def refuse_early(job: Job) -> None:
     """Refuse what cannot work before a model is loaded."""
     if job.out is not None:
         check_new_folder(job.out)
-    check_parts(get_method(job.config.method), with_method_defaults(job.config).parts)
+    check_parts(get_method(job.config.method), flow.with_method_defaults(job.config).parts)
     if isinstance(job.config.goal, Increase) and job.moments is not None:
         raise TrisectError(
             "--max-ppl-increase is measured on calibration windows, which moments do not hold; leave --moments out."
@@ -122,7 +112,7 @@ def _compress_in_memory(job: Job, work: Path | None, *, say: Say, progress: Prog
         check_model(loaded.model, job.config)
         if texts is None:
             texts = read_texts(job, loaded, say=say, progress=progress)
-            job = replace(job, config=texts.config)
+            job = replace(job, config=texts[0])
         try:
             return _compress_and_measure(job, loaded, texts, work, say=say, progress=progress)
         except torch.OutOfMemoryError as error:
@@ -147,16 +137,18 @@ def _compress_and_measure(
     In place, unless copies are tried to stay within a bound on perplexity.
     """
 
+    _, tokens, evaluations = texts
+
     def measure(model: Any, when: str) -> list[Perplexity]:
         return [
             perplexity(model, text, progress=_of_stage(progress, f"perplexity {when}, {text.source}"))
-            for text in texts.evaluations
+            for text in evaluations
         ]
 
     before = shape_of(loaded.model)
     planned = _say_outlook(before, job.config, say)
     was = measure(loaded.model, "before")
-    given: dict[str, Any] = {"tokens": texts.tokens, "curves": job.curves, "progress": progress}
+    given: dict[str, Any] = {"tokens": tokens, "curves": job.curves, "progress": progress}
     if not isinstance(job.config.goal, Increase):
         found = compress(loaded.model, job.config, moments=job.moments, work=work, planned=planned, **given)
     else:
@@ -182,16 +174,8 @@ def _result(
         **({"perplexity": rows[0], "perplexities": rows} if rows else {}),
     }
     found.model.receipt = receipt
-    return Result(
-        model=found.model,
-        tokenizer=loaded.tokenizer,
-        plan=found.plan,
-        losses=found.losses,
-        before=before,
-        after=after,
-        perplexities=perplexities,
-        receipt=receipt,
-    )
+    facts = {**vars(found), "receipt": receipt, "before": before, "after": after, "perplexities": perplexities}
+    return Result(tokenizer=loaded.tokenizer, **facts)
 
 
 def _say_outlook(shape: ModelShape, config: CompressConfig, say: Say) -> Callable[[Plan], None] | None:
@@ -199,11 +183,11 @@ def _say_outlook(shape: ModelShape, config: CompressConfig, say: Say) -> Callabl
 
     Neither under a bound on perplexity: what stays within it is found by trying.
     """
-    config = with_method_defaults(config)
+    config = flow.with_method_defaults(config)
     if isinstance(config.goal, Increase):
         return None
     if config.allocate == "uniform":
-        say(str(outlook(shape, config, plan_from_shape(shape, config))))
+        say(str(outlook(shape, config, flow.plan_from_shape(shape, config))))
         return None
     return lambda plan: say(str(outlook(shape, config, plan)))
 
@@ -211,7 +195,7 @@ def _say_outlook(shape: ModelShape, config: CompressConfig, say: Say) -> Callabl
 def read_texts(job: Job, loaded: Loaded, *, say: Say, progress: Progress | None) -> Texts:
     """Read the texts of a run and say which they are."""
     if job.tokens is not None:
-        return Texts(config=job.config, tokens=job.tokens, evaluations=_evaluations(job, loaded, None, say))
+        return job.config, job.tokens, _evaluations(job, loaded, None, say)
     if job.moments is not None:
         return _texts_of_moments(job, loaded, say)
     prepared = prepare(loaded.model, job.config, loaded.tokenizer, progress=progress)
@@ -219,8 +203,7 @@ def read_texts(job: Job, loaded: Loaded, *, say: Say, progress: Progress | None)
         say(line)
     config = replace(job.config, calibration=prepared.calibration)
     job = replace(job, config=config)
-    evaluations = _evaluations(job, loaded, prepared, say)
-    return Texts(config=config, tokens=prepared.tokens, evaluations=evaluations)
+    return config, prepared.tokens, _evaluations(job, loaded, prepared, say)
 
 
 def _texts_of_moments(job: Job, loaded: Loaded, say: Say) -> Texts:
@@ -239,7 +222,7 @@ def _texts_of_moments(job: Job, loaded: Loaded, say: Say) -> Texts:
                 f"What to measure on cannot be held out of the text of {job.moments}: {error} Or name a text "
                 "with --eval, or --eval none."
             ) from error
-    return Texts(config=job.config, tokens=None, evaluations=_evaluations(job, loaded, prepared, say))
+    return job.config, None, _evaluations(job, loaded, prepared, say)
 
 
 def _evaluations(job: Job, loaded: Loaded, prepared: Prepared | None, say: Say) -> list[Tokens]:

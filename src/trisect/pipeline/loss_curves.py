@@ -23,7 +23,7 @@ from trisect.data import Tokens
 from trisect.data.tokens import TEST_SHARE
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
-from trisect.methods.method import ComponentMethod, Method, Options, solve
+from trisect.methods.method import ComponentMethod, Method, Options, options_of, solve
 from trisect.models import LayerView, fingerprint, layer_views
 from trisect.models.streamed import walk
 from trisect.pipeline.statistics import narrow_moments
@@ -74,18 +74,12 @@ def _answering(views: list[LayerView], states: Tensor) -> Iterator[None]:
     """Every layer answers with the same hidden states: the model's tail turns them into logits."""
     try:
         for view in views:
-            view.layer.forward = _answer(view, states)
+            answer = (states, None) if view.family.tuple_output else states
+            view.layer.forward = lambda *_, answer=answer, **__: answer
         yield
     finally:
         for view in views:
             del view.layer.forward
-
-
-def _answer(view: LayerView, states: Tensor) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return (states, None) if view.family.tuple_output else states
-
-    return forward
 
 
 log = logging.getLogger(__name__)
@@ -123,7 +117,7 @@ def measure_curves(
     slot_reads = method.slot_reads if isinstance(method, ComponentMethod) else frozenset()
     for view in walk(model):
         dense_moments = streams.begin(view, slot_reads if "qk" in parts else frozenset())
-        for part in parts:
+        for part in (part for part in parts if part in view.components):
             loss = _trial(streams, held_out_loss, view, part, method, dense_moments, options)
             points[view.index, part] = _curve(view, part, loss, dense)
             if progress is not None:
@@ -168,13 +162,7 @@ def held_out(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def curves_for(
-    model: Any,
-    config: CompressConfig,
-    tokens: Tokens | None,
-    *,
-    options: Options,
-    path: str | Path | None,
-    progress: Progress | None,
+    model: Any, config: CompressConfig, tokens: Tokens | None, *, path: str | Path | None, progress: Progress | None
 ) -> Curves | None:
     """The loss curves a plan goes by: from their file as far as it has them, the rest measured and added."""
     if config.allocate not in CURVED or METHODS[config.method].linear:
@@ -182,8 +170,10 @@ def curves_for(
     known = None
     if path is not None and distributed.broadcast(Path(path).exists()):
         known = read_curves(path, fingerprint=fingerprint(model))
-        _note_method(known, config)
-    missing = tuple(part for part in config.parts if known is None or (0, part) not in known.points)
+        if config.method in MEASURED and config.method != known.method:
+            log.warning("the loss curves were measured with %s, the plan is for %s", known.method, config.method)
+    measured = {part for _, part in known.points} if known is not None else set()
+    missing = tuple(part for part in config.parts if part not in measured)
     if known is not None and not missing:
         return known
     if tokens is None:
@@ -199,7 +189,7 @@ def curves_for(
         tokens,
         METHODS[known.method if known is not None else method],
         parts=missing,
-        options=options,
+        options=options_of(config),
         batch_size=config.calibration.batch_size,
         seed=config.seed,
         progress=progress,
@@ -209,11 +199,6 @@ def curves_for(
     if path is not None and distributed.is_rank_zero():
         write_json(path, curves.to_dict())
     return curves
-
-
-def _note_method(curves: Curves, config: CompressConfig) -> None:
-    if config.method in MEASURED and config.method != curves.method:
-        log.warning("the loss curves were measured with %s, the plan is for %s", curves.method, config.method)
 
 
 def _curve(view: LayerView, part: str, loss: Callable[[int], float], dense: float) -> dict[int, float]:

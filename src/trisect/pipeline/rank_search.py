@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from trisect.calibrate import Progress, collect, fisher_information
@@ -13,7 +14,8 @@ from trisect.config.goals import Floors
 from trisect.data import Tokens
 from trisect.data.tokens import content_hash
 from trisect.errors import TrisectError
-from trisect.methods.method import LinearMethod, Method, Options, solve
+from trisect.methods import get_method
+from trisect.methods.method import LinearMethod, options_of, solve
 from trisect.models import fingerprint, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
 from trisect.plan import Plan
@@ -22,28 +24,33 @@ from trisect.plan.problem import chosen_layers
 from trisect.plan.ranks import (
     Curve,
     Key,
-    Rule,
     Size,
     fisher_ratios,
     loss_ratios,
     ranks_at,
     sensitivity_ranks,
     truncation_loss,
-    uniform_ranks,
 )
 from trisect.records.parts import COMPONENTS, Factored
 from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
 from trisect.support import distributed
-from trisect.support.checks import read_json, shown
+from trisect.support.checks import read_json, shown, validated
 from trisect.support.files import write_json
 
-ROW = ("layer", "map", "share", "perplexity")
+
+class Sensitivity(BaseModel, strict=True):
+    """A row of a file: the perplexity with one linear map alone cut to a share of its parameters."""
+
+    layer: int
+    map: str
+    share: float = Field(gt=0, lt=1)
+    perplexity: float
 
 
 def write_sensitivities(path: str | Path, curves: Mapping[Key, Curve], made_of: Mapping[str, str]) -> None:
     """One row per map and share, and what they were measured on."""
     rows = [
-        dict(zip(ROW, (*key, share, perplexity), strict=True))
+        dict(zip(Sensitivity.model_fields, (*key, share, perplexity), strict=True))
         for key, curve in curves.items()
         for share, perplexity in curve.items()
     ]
@@ -66,21 +73,12 @@ def read_sensitivities(
             )
     curves: dict[Key, dict[float, float]] = {}
     for number, row in enumerate(rows):
-        layer, name, share, perplexity = _checked(row, where=f"{path}, row {number}")
-        curves.setdefault((layer, name), {})[share] = perplexity
+        found = validated(Sensitivity, row, where=f"{path}, row {number}")
+        curves.setdefault((found.layer, found.map), {})[found.share] = found.perplexity
     for key in needed:
         if key not in curves:
             raise TrisectError(f"{path} has no sensitivities of {key[1]} in layer {key[0]}; name a new file.")
     return {key: curves[key] for key in needed}
-
-
-def _checked(row: Any, *, where: str) -> tuple[int, str, float, float]:
-    values: list[Any] = [row.get(name) for name in ROW] if isinstance(row, dict) else [None] * len(ROW)
-    layer, name, share, perplexity = values
-    numbers = all(type(value) in (int, float) for value in (share, perplexity))
-    if type(layer) is not int or not isinstance(name, str) or not numbers or not 0 < share < 1:
-        raise TrisectError(f"{where}: rows have {', '.join(ROW)}, not {shown(row)}.")
-    return layer, name, float(share), float(perplexity)
 
 
 KEPT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -93,19 +91,23 @@ TEST_WINDOWS, TEST_TOKENS = 8, 4096
 class Problem:
     """Which linear maps are to have ranks, and everything a search may look at."""
 
-    shape: ModelShape
     method: LinearMethod
-    rule: Rule
+    config: CompressConfig
     ratio: float
-    align: int | None
     sizes: dict[Key, Size]
     model: Any
     tokens: Tokens | None
-    options: Options
-    batch_size: int | None
     progress: Progress | None
     kept: Path | None
     """Where what a search measured stays for other ratios."""
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.config.calibration.batch_size
+
+    def ranks(self, ratios: Mapping[Key, float]) -> dict[Key, int]:
+        """The ranks at a ratio for each linear map, on the grid."""
+        return ranks_at(self.sizes, self.method.rank, ratios, None if self.method.masks else self.config.align)
 
     @property
     def ids(self) -> Tensor:
@@ -120,27 +122,23 @@ class Problem:
 
 def linear_plan(
     model: Any,
-    method: Method,
     config: CompressConfig,
-    tokens: Tokens | None,
+    tokens: Tokens | None = None,
     *,
-    options: Options,
-    progress: Progress | None,
+    progress: Progress | None = None,
     kept: str | Path | None = None,
 ) -> Plan:
     """The ranks (or kept weights) of every linear map that a method on linear maps is to change.
 
     Uniform ranks need sizes only: there `model` may be a ModelShape.
     """
-    shape = model if isinstance(model, ModelShape) else shape_of(model)
-    chosen = chosen_layers(config.layers, num_layers=len(shape.layers))
+    shape, method = model if isinstance(model, ModelShape) else shape_of(model), get_method(config.method)
     assert isinstance(method, LinearMethod)
+    chosen = chosen_layers(config.layers, num_layers=len(shape.layers))
     problem = Problem(
-        shape=shape,
         method=method,
-        rule=method.rank,
+        config=config,
         ratio=_ratio(method, config),
-        align=None if method.masks else config.align,
         sizes={
             (index, name): _size(index, shape.layers[index], name)
             for index in chosen
@@ -148,8 +146,6 @@ def linear_plan(
         },
         model=model,
         tokens=tokens,
-        options=options,
-        batch_size=config.calibration.batch_size,
         progress=progress,
         kept=None if kept is None else Path(kept),
     )
@@ -168,9 +164,13 @@ def linear_plan(
 
 
 def maps_of(method: LinearMethod, layer: LayerShape, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """The linear maps of a layer that a method changes, within the parts asked for."""
+    """The linear maps of a layer that a method changes, within the parts asked for.
+
+    Not those behind a latent: their inputs are not the hidden states that moments are of.
+    """
     names = [name for part in COMPONENTS if part in parts for name in linears_of(layer, part)]
-    return tuple(name for name in names if name in method.solvers)
+    behind = ("q", "k", "v") if layer.kv_in else ()
+    return tuple(name for name in names if name in method.solvers and name not in behind)
 
 
 def _ratio(method: LinearMethod, config: CompressConfig) -> float:
@@ -206,7 +206,7 @@ def _allocation(method: LinearMethod, config: CompressConfig) -> Callable[[Probl
 
 
 def _uniform(problem: Problem) -> dict[Key, int]:
-    return uniform_ranks(problem.sizes, problem.rule, problem.ratio, problem.align)
+    return problem.ranks(dict.fromkeys(problem.sizes, problem.ratio))
 
 
 def _by_loss(problem: Problem) -> dict[Key, int]:
@@ -220,11 +220,10 @@ def _by_loss(problem: Problem) -> dict[Key, int]:
     for view, statistics in gathered:
         for name in (name for layer, name in problem.sizes if layer == view.index):
             key = (view.index, name)
-            solution = solve(
-                problem.method, name, view.linear(name), statistics, width=ranks[key], options=problem.options
-            )
+            part, options = view.linear(name), options_of(problem.config)
+            solution = solve(problem.method, name, part, statistics, width=ranks[key], options=options)
             losses[key] = truncation_loss(solution.loss, tokens=ids.numel())
-    return ranks_at(problem.sizes, problem.rule, loss_ratios(losses, problem.ratio), problem.align)
+    return problem.ranks(loss_ratios(losses, problem.ratio))
 
 
 def _by_fisher(problem: Problem) -> dict[Key, int]:
@@ -232,7 +231,7 @@ def _by_fisher(problem: Problem) -> dict[Key, int]:
     views = layer_views(problem.model, own=True)
     found = fisher_information(problem.model, views, problem.ids, progress=problem.progress)
     fisher = {(layer, name): found[layer][f"{name}_fisher"].sum().item() for layer, name in problem.sizes}
-    return ranks_at(problem.sizes, problem.rule, fisher_ratios(fisher, problem.ratio), problem.align)
+    return problem.ranks(fisher_ratios(fisher, problem.ratio))
 
 
 def _by_sensitivity(problem: Problem) -> dict[Key, int]:
@@ -249,7 +248,7 @@ def _by_sensitivity(problem: Problem) -> dict[Key, int]:
         curves = _sensitivities(problem)
         if path is not None and distributed.is_rank_zero():
             write_sensitivities(path, curves, made_of)
-    return sensitivity_ranks(curves, problem.sizes, problem.rule, problem.ratio)
+    return sensitivity_ranks(curves, problem.sizes, problem.method.rank, problem.ratio)
 
 
 def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
@@ -263,9 +262,9 @@ def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
     for view, statistics in collect(problem.model, ids, lambda layer: names, batch_size=problem.batch_size):
         for key in (key for key in problem.sizes if key[0] == view.index):
             name, part = key[1], view.linear(key[1])
-            widths = {share: problem.rule(*problem.sizes[key], 1 - share) for share in KEPT_SHARES}
+            widths = {share: method.rank(*problem.sizes[key], 1 - share) for share in KEPT_SHARES}
             most = max(widths.values())
-            widest = solve(method, name, part, statistics, width=most, options=problem.options)
+            widest = solve(method, name, part, statistics, width=most, options=options_of(problem.config))
             assert isinstance(widest, Factored)
             curves[key] = {}
             for share, width in widths.items():

@@ -6,14 +6,13 @@ forward pass and no solving.
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trisect.config import CompressConfig
@@ -101,7 +100,7 @@ class Journal(Ledger):
         self._take_from_here(view)
 
     def restore(self, view: LayerView) -> None:
-        about = self._about(view.index)
+        about = read_record(self.record(view.index), what="record of a layer", instead="add --fresh to start anew")
         try:
             linears = tuple(LinearShape(**linear) for linear in about["shape"].pop("linears"))
             shape, losses = LayerShape(**about["shape"], linears=linears), list(about["losses"])
@@ -116,24 +115,15 @@ class Journal(Ledger):
 
     def read(self, prefix: str, layer: int) -> dict[str, Tensor]:
         """The tensors of a finished layer, by their names inside it."""
-        with self._opened(layer) as file:
-            names = list(file.keys())
-            return {name.removeprefix(prefix): file.get_tensor(name).clone() for name in names}
-
-    def _about(self, layer: int) -> dict[str, Any]:
-        return read_record(self.record(layer), what="record of a layer", instead="add --fresh to start anew")
+        try:
+            tensors = load_file(self.path(layer))
+        except (OSError, SafetensorError) as error:
+            raise self._damaged(layer, str(error)) from error
+        return {name.removeprefix(prefix): tensor.clone() for name, tensor in tensors.items()}
 
     def _take_from_here(self, view: LayerView) -> None:
         if self.store is not None:
             self.store.sources[view.index] = partial(self.read, _prefix(view), view.index)
-
-    @contextmanager
-    def _opened(self, layer: int) -> Iterator[Any]:
-        try:
-            with safe_open(self.path(layer), framework="pt") as file:
-                yield file
-        except (OSError, SafetensorError) as error:
-            raise self._damaged(layer, str(error)) from error
 
     def _damaged(self, layer: int, why: str) -> TrisectError:
         return TrisectError(f"{self.path(layer)} cannot be read ({why}); remove it, and the layer is solved again.")
@@ -161,7 +151,7 @@ def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path 
     # A process that reads for itself may come late and find what the first one has written since.
     known = distributed.broadcast(known)
     plan = known.pop("plan", None)
-    different = list(_differences(known, _as_written(manifest)))
+    different = list(_differences(known, json.loads(json.dumps(plain(manifest)))))
     if different:
         raise TrisectError(
             f"{work} holds an unfinished run with other settings: {'; '.join(different[:4])}. Give the same "
@@ -188,18 +178,9 @@ def _prefix(view: LayerView) -> str:
     return f"{view.family.layers}.{view.index}."
 
 
-def _as_written(value: dict[str, Any]) -> dict[str, Any]:
-    """What reading it back would give."""
-    found: dict[str, Any] = json.loads(json.dumps(plain(value)))
-    return found
-
-
 def _differences(known: Any, mine: Any, name: str = "") -> Iterator[str]:
     if isinstance(known, dict) and isinstance(mine, dict):
         for key in sorted({*known, *mine}):
             yield from _differences(known.get(key), mine.get(key), f"{name}.{key}" if name else key)
     elif known != mine:
         yield f"{name} was {known!r}, is {mine!r}"
-
-
-__all__ = ["Journal", "Ledger", "open_ledger"]

@@ -1,31 +1,34 @@
 """The whole flow on one screen: plan, then layer by layer gather -> solve -> apply -> keep."""
 
+import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from trisect.calibrate import Progress, read_info
 from trisect.calibrate.texts import with_tokens
 from trisect.config import CalibrationConfig, CompressConfig, Increase
-from trisect.data import Tokens
+from trisect.data import Tokens, tokens_from_tensor
 from trisect.errors import TrisectError
+from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method, solve
 from trisect.methods.a3plus import check_pieces
+from trisect.methods.experts import EXPERTS
 from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
-from trisect.models import LayerView, layer_views, mark_compressed, original_widths, shape_of
+from trisect.models import LayerView, layer_views, left_whole, mark_compressed, original_widths, shape_of
 from trisect.models.fingerprint import check_finite
-from trisect.pipeline.loss_curves import curves_for
+from trisect.models.streamed import refuse_streamed
+from trisect.pipeline.loss_curves import curves_for, held_out
 from trisect.pipeline.rank_search import linear_plan
 from trisect.pipeline.resume import Ledger, open_ledger
-from trisect.pipeline.statistics import refuse_stored_moments, statistics_for
-from trisect.pipeline.stored_moments import calibrated_as
+from trisect.pipeline.statistics import calibrated_as, refuse_stored_moments, statistics_for
 from trisect.plan import Curves, Plan, check_plannable, plan_for
 from trisect.plan.allocate import planner_for
-from trisect.plan.problem import problem_for
-from trisect.plan.smallest import predicted_within
+from trisect.plan.curves import TRIES, predicted_within, smallest_within
+from trisect.plan.problem import grid_of, problem_for
 from trisect.records.parts import COMPONENTS, Solution
 from trisect.records.shapes import ModelShape, widths_of
 from trisect.support import distributed
@@ -81,11 +84,24 @@ class Run:
         assert self.plan is not None
         if self.plan.linears:
             return tuple(linear.name for linear in self.plan.linears[layer])
+        widths, now = self.plan.layers[layer], self.shape.layers[layer]
+        cut = tuple(c for c in self.config.parts if widths.of(c) != now.width(c))
+        drops = (EXPERTS,) if self.config.drop_experts and now.experts and "mlp" in cut else ()
         if self.method.streams == "narrow":  # widths that stay are refitted, too
             chosen = self.config.layers is None or layer in self.config.layers
-            return tuple(c for c in COMPONENTS if chosen and c in self.config.parts)
-        widths, now = self.plan.layers[layer], self.shape.layers[layer]
-        return tuple(c for c in self.config.parts if widths.of(c) != now.width(c))
+            cut = tuple(c for c in now.components if chosen and c in self.config.parts)
+        return (*(c for c in cut if c != "mlp"), *drops, *(c for c in cut if c == "mlp"))
+
+    def width(self, view: LayerView, component: str) -> int:
+        """The width that a component is to have; experts that are left share what dropped ones leave."""
+        assert self.plan is not None
+        if component not in ("mlp", EXPERTS) or view.experts is None:
+            return self.plan.width(view.index, component)
+        width, before = self.plan.width(view.index, "mlp"), self.shape.layers[view.index]
+        if component == EXPERTS or not view.experts.dropped:
+            return width
+        neurons = width * before.experts
+        return grid_of(before, "mlp", align=self.plan.align).up(-(-neurons // view.experts.count))
 
 
 @dataclass(kw_only=True)
@@ -161,6 +177,9 @@ def compress(
         if planned is not None:
             planned(run.plan)
         original = original_widths(model)
+        whole = left_whole(layer_views(model), run.config.parts)
+        if whole:
+            log.warning("left whole: %s", "; ".join(whole))
         for step in solve_layers(run):
             step.apply()
             run.ledger.note(step.layer, step.entry())
@@ -174,6 +193,7 @@ def compress(
         token_hash=run.token_hash,
         seconds=clock.seconds(),
         last_norm_scale=run.ledger.last_norm_scale,
+        whole=whole,
     )
 
 
@@ -201,7 +221,8 @@ def solve_layers(run: Run) -> Iterator[Step]:
 def solve_step(run: Run, view: LayerView, component: str, moments: dict[str, Any], number: int) -> Step:
     """Solve one component of a layer in one process, and broadcast its solution to the others."""
     assert run.plan is not None
-    width, part, solution = run.plan.width(view.index, component), view.part(component), None
+    width, solution = run.width(view, component), None
+    part = view.part("mlp" if component == EXPERTS else component)
     owner = (view.index * len(COMPONENTS) + number) % distributed.world_size()
     with stage(component):
         if distributed.rank() == owner:
@@ -243,11 +264,14 @@ def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     """Widths for the components, or ranks for the linear maps, whichever the method works on."""
     check_plannable(run.config)
     if run.method.linear:
-        return linear_plan(
-            run.model, run.method, run.config, run.tokens, options=run.options, progress=run.progress, kept=curves
-        )
+        return linear_plan(run.model, run.config, run.tokens, progress=run.progress, kept=curves)
     check_parts(run.method, run.config.parts)
-    found = curves_for(run.model, run.config, run.tokens, options=run.options, path=curves, progress=run.progress)
+    if "qk" in run.config.parts and "x_energy" in run.method.reads["qk"] and any(x.kv_in for x in run.shape.layers):
+        raise TrisectError(
+            f"{run.method.name} weighs queries and keys by the hidden states, and here they are made of latents; "
+            "use --method a3, or --parts mlp."
+        )
+    found = curves_for(run.model, run.config, run.tokens, path=curves, progress=run.progress)
     return plan_for(shape_of(run.model), run.config, found)
 
 
@@ -255,7 +279,7 @@ def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | 
     """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
     method = get_method(config.method)
     if method.linear:
-        return linear_plan(shape, method, config, None, options=options_of(config), progress=None)
+        return linear_plan(shape, config)
     check_parts(method, config.parts)
     if not isinstance(config.goal, Increase):
         return plan_for(shape, config, curves)
@@ -284,6 +308,7 @@ def with_receipt(
     token_hash: str | None,
     seconds: dict[str, float],
     last_norm_scale: float | None = None,
+    whole: Sequence[str] = (),
 ) -> Compressed:
     """The model with its receipt."""
     timings = {"compress": sum(seconds.values()), **seconds}
@@ -291,6 +316,8 @@ def with_receipt(
     model.receipt = {**receipt, "plan": plan.to_dict(), "losses": losses}
     if last_norm_scale is not None:
         model.receipt["last_norm_scale"] = last_norm_scale
+    if whole:
+        model.receipt["left_whole"] = list(whole)
     return Compressed(model=model, plan=plan, losses=losses, receipt=model.receipt)
 
 
@@ -305,22 +332,87 @@ def with_method_defaults(config: CompressConfig) -> CompressConfig:
 
 
 def check_model(model: Any, config: CompressConfig) -> None:
-    """Refuse weights that are not finite, and a model that cannot become portable; say what keeps its width."""
+    """Refuse weights that are not finite, and a model that cannot become portable."""
     check_finite(model)
-    say_what_stays(model, config.parts)
     if config.portable:
         from trisect.export.stock import check_portable
 
         check_portable(model, config.parts)
 
 
-def say_what_stays(model: Any, parts: tuple[str, ...]) -> None:
-    """One line for each reason that a component has to keep its width, with the layers it holds for."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for view in layer_views(model):
-        for component, reason in view.fixed.items():
-            if component in parts:
-                found.setdefault((component, reason), []).append(view.index)
-    for (component, reason), layers in found.items():
-        where = "all layers" if len(layers) == len(layer_views(model)) else f"layers {', '.join(map(str, layers))}"
-        log.warning("%s of %s keeps its width: %s", component.upper(), where, reason)
+def compress_within(
+    model: Any,
+    config: CompressConfig,
+    *,
+    tokenizer: Any = None,
+    tokens: Tokens | None = None,
+    curves: str | Path | None = None,
+    tries: int = TRIES,
+    progress: Progress | None = None,
+) -> Compressed:
+    """The smallest of a few compressed copies inside the bound of `config.goal`; `model` stays as it is.
+
+    The bound is kept on calibration windows set aside, never on the text that a result is reported on: one
+    window in four (the last ones, which loss curves are measured on, too) takes no part in solving.
+    Memory holds the model, the best copy and the one being tried. The receipt lists all trials.
+    """
+    goal = _bound(config)
+    refuse_streamed(model, "A bound on perplexity is kept by trying copies, which")
+    config = with_method_defaults(config)
+    check_model(model, config)
+    config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
+    solving, testing = _split(tokens)
+    loss_curves = curves_for(model, config, tokens, path=curves, progress=progress)
+    shape = shape_of(model)
+    problem = problem_for(shape, config)
+    dense = perplexity(model, testing)
+    bound = goal.nats(dense.nll)
+    inside: list[Compressed] = []
+
+    def measure(plan: Plan) -> float:
+        trial = compress(copy.deepcopy(model), config, tokens=solving, plan=plan, progress=progress)
+        rise = perplexity(trial.model, testing).nll - dense.nll
+        if rise <= bound:
+            inside[:] = [trial]  # later trials inside the bound are smaller ones
+        return rise
+
+    _, trials = smallest_within(
+        planner_for(problem, config.allocate, loss_curves),
+        measure,
+        bound=bound,
+        most=problem.full,
+        predict=None if loss_curves is None else partial(loss_curves.rise, shape),
+        tries=tries,
+    )
+    inside[0].receipt["target"] = {
+        "max_ppl_increase": str(goal),
+        "held_out": {"windows": len(testing.ids), "hash": testing.hash, "perplexity": dense.perplexity},
+        "trials": [trial.to_dict() for trial in trials],
+    }
+    return inside[0]
+
+
+def _bound(config: CompressConfig) -> Increase:
+    goal, method = config.goal, get_method(config.method)
+    if not isinstance(goal, Increase):
+        raise TrisectError("No bound on perplexity was given; set max_ppl_increase, e.g. to '5%'.")
+    if method.linear:
+        raise TrisectError(
+            f"{config.method} has ranks of single linear maps and no widths to search over; "
+            "use --ratio, or --method a3+."
+        )
+    check_parts(method, config.parts)
+    return goal
+
+
+def _split(tokens: Tokens) -> tuple[Tokens, Tokens]:
+    """Windows to solve on, and windows to measure on."""
+    if len(tokens.ids) < 2:
+        raise TrisectError(
+            "A bound on perplexity is measured on calibration windows set aside; give --samples 8 or more."
+        )
+    solving, testing = held_out(tokens.ids)
+    return (
+        tokens_from_tensor(solving, f"{tokens.source} (solving)"),
+        tokens_from_tensor(testing, f"{tokens.source} (held out)"),
+    )

@@ -5,19 +5,35 @@ before it are solved and in place, and carries the hidden states on when the lay
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trisect.calibrate import Stream, TwoStreams, collect, fisher_information, load_moments
+from trisect.calibrate import (
+    MomentsInfo,
+    Progress,
+    Stream,
+    TwoStreams,
+    collect,
+    fisher_information,
+    load_moments,
+    save_moments,
+)
 from trisect.calibrate.moments import Accumulator, recording
 from trisect.calibrate.replay import in_batches
 from trisect.calibrate.streams import last_norm, scale_last_norm
+from trisect.calibrate.texts import with_tokens
+from trisect.config import CompressConfig
+from trisect.data import Tokens
 from trisect.errors import TrisectError
+from trisect.methods import get_method
 from trisect.methods.method import ComponentMethod, Method, Options
 from trisect.models import LayerView, fingerprint, layer_views
+from trisect.models.fingerprint import check_finite
 from trisect.models.streamed import walk
-from trisect.records.parts import Slots
+from trisect.records.parts import LINEARS, Slots
 
 if TYPE_CHECKING:
     from trisect.pipeline.run import Run
@@ -55,8 +71,7 @@ class Statistics:
         """The moments that a layer's solvers read; none where the layer was finished before."""
         if self.run.ledger.has(layer):
             return frozenset()
-        read = self.run.method.reads
-        return frozenset().union(*(read[name] for name in self.run.components(layer)))
+        return frozenset().union(*(self.run.method.reads_for(name) for name in self.run.components(layer)))
 
 
 class Dense(Statistics):
@@ -184,7 +199,7 @@ def narrow_moments(
     slots: tuple[Slots, ...] = ()
     if part == "qk" and dense and isinstance(method, ComponentMethod) and method.slots is not None:
         slots = method.slots(view.part("qk"), dense, width, options, shared)
-    statistics = streams.statistics(view, part, method.reads[part], slots=slots)
+    statistics = streams.statistics(view, part, method.reads_for(part), slots=slots)
     return {**{name: dense[name] for name in ROTATION if name in dense}, **statistics}
 
 
@@ -197,7 +212,7 @@ def shared_rotation(run: "Run") -> Any:
     assert run.plan is not None
     assert run.tokens is not None
     views = layer_views(run.model, own=True)
-    widths = {run.plan.width(view.index, "qk") for view in views}
+    widths = {run.plan.width(view.index, "qk") for view in views if "qk" in view.components}
     if len(widths) != 1 or run.config.layers is not None:
         raise TrisectError(
             "--rope-scope model needs all layers at one query/key width; use --allocate uniform and all "
@@ -205,8 +220,9 @@ def shared_rotation(run: "Run") -> Any:
         )
     ids = run.tokens.ids[:SHARING_WINDOWS]
     streams = TwoStreams(run.model, views, ids, seed=run.config.seed, **run.how_to_run)
-    layers = [(view.part("qk"), streams.begin(view, method.slot_reads)) for view in walk(run.model)]
-    return method.share(layers, widths.pop(), run.options)
+    layers = [(view, streams.begin(view, method.slot_reads)) for view in walk(run.model)]
+    with_pairs = [(view.part("qk"), found) for view, found in layers if "qk" in view.components]
+    return method.share(with_pairs, widths.pop(), run.options)
 
 
 def refuse_stored_moments(method: Method) -> None:
@@ -216,3 +232,50 @@ def refuse_stored_moments(method: Method) -> None:
             f"{method.name} solves each layer on what the layers narrowed before it put out, which no stored "
             "moments can hold; compress without --moments, or use --method a3."
         )
+
+
+def calibrate(
+    model: Any,
+    config: CompressConfig,
+    out: str | Path,
+    *,
+    tokenizer: Any = None,
+    tokens: Tokens | None = None,
+    progress: Progress | None = None,
+) -> MomentsInfo:
+    """Collect every moment a method reads and write them to one file."""
+    method = get_method(config.method)
+    refuse_stored_moments(method)
+    check_finite(model)
+    config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
+    names = frozenset().union(*(reads for name, reads in method.reads.items() if _within(name, config.parts)))
+    if any(name.endswith("_fisher") for name in names):
+        raise TrisectError(
+            f"{method.name} reads gradients, which stored moments do not hold; compress without --moments."
+        )
+    return store_moments(model, tokens, names, out, progress=progress, **config.calibration.how_to_run)
+
+
+def store_moments(model: Any, tokens: Tokens, names: frozenset[str], out: str | Path, **how: Any) -> MomentsInfo:
+    """The moments `names` of every layer, in one file."""
+    found = collect(model, tokens.ids, lambda layer: names, **how)
+    layers = {view.index: statistics for view, statistics in found}
+    info = MomentsInfo(
+        fingerprint=fingerprint(model),
+        num_layers=len(layers),
+        token_hash=tokens.hash,
+        source=tokens.source,
+        num_tokens=tokens.ids.numel(),
+    )
+    save_moments(out, layers, info)
+    return info
+
+
+def calibrated_as(config: CompressConfig, info: MomentsInfo) -> CompressConfig:
+    """The config with the text that stored moments are of."""
+    return replace(config, calibration=replace(config.calibration, source=info.source))
+
+
+def _within(name: str, parts: tuple[str, ...]) -> bool:
+    """Whether a component or linear map belongs to the parts asked for."""
+    return any(name == part or name in LINEARS[part] for part in parts)

@@ -1,29 +1,7 @@
 """Plans: the widths every layer is to have, aligned to the hardware, and what they cost."""
 
-from trisect.plan.allocate import balanced_plan, check_plannable, plan_for
-from trisect.plan.budget import Budget, Change, budget_of, compare, flops_of
-from trisect.plan.costs import LatencyTable, read_latency
+from trisect.plan.allocate import check_plannable, plan_for
+from trisect.plan.budget import Budget, Change, LatencyTable, budget_of, compare, flops_of, read_latency
 from trisect.plan.curves import Curves, read_curves
-from trisect.plan.outlook import Outlook, outlook
-from trisect.plan.uniform import uniform_plan
+from trisect.plan.problem import Outlook, outlook
 from trisect.records.plan import Plan, apply_plan
-
-__all__ = [
-    "Budget",
-    "Change",
-    "Curves",
-    "LatencyTable",
-    "Outlook",
-    "Plan",
-    "apply_plan",
-    "balanced_plan",
-    "budget_of",
-    "check_plannable",
-    "compare",
-    "flops_of",
-    "outlook",
-    "plan_for",
-    "read_curves",
-    "read_latency",
-    "uniform_plan",
-]

@@ -1,37 +1,151 @@
-"""From a config to a plan."""
+"""From a config to a plan: the knapsack, and the three ways of sharing out a budget.      [math.md A-1 to A-4]"""
 
-from collections.abc import Mapping, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
 
 from trisect.config import CompressConfig, Increase, Share
 from trisect.errors import TrisectError
-from trisect.plan.costs import Costs
 from trisect.plan.curves import Curves
-from trisect.plan.knapsack import Choice, least_cost, settled, smallest_step, spend
-from trisect.plan.problem import Key, Planner, Problem, grid_of, pose, problem_for
-from trisect.plan.uniform import uniform_planner
+from trisect.plan.problem import Grid, Key, Planner, Problem, grid_of, problem_for
 from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape
 
+# The multiple-choice knapsack: one choice per item, least loss, within a budget.                  [math.md A-3]
+
+TABLE = 1 << 15
+"""Most columns of the dynamic programme; finer costs are rounded up to this many units."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One width that an item may take, what it costs, and what it loses."""
+
+    width: int
+    cost: int
+    loss: float
+
+
+C = TypeVar("C", bound=Choice)
+
+
+def least_cost(items: Sequence[Sequence[Choice]]) -> int:
+    """The cost of the cheapest choices."""
+    return sum(map(min, _costs(items)))
+
+
+def smallest_step(costs: Iterable[Sequence[int]]) -> int:
+    """The least that a step to a narrower width saves; costs come narrowest first."""
+    steps = [wide - narrow for item in costs for narrow, wide in zip(item, item[1:], strict=False)]
+    return min((step for step in steps if step > 0), default=0)
+
+
+def _costs(items: Iterable[Sequence[Choice]]) -> list[list[int]]:
+    return [[choice.cost for choice in item] for item in items]
+
+
+def spend(items: Sequence[Sequence[C]], *, budget: int, at_least: bool = False, table: int = TABLE) -> list[C]:
+    """The best choices for a budget of at least `least_cost`, met to one step: from below, or `at_least`."""
+    picked = knapsack(items, budget=budget, table=table)
+    assert picked is not None, "the reach was checked"
+    return settled(items, picked, budget=budget, at_least=at_least)
+
+
+def knapsack(items: Sequence[Sequence[C]], *, budget: int, table: int = TABLE) -> list[C] | None:
+    """One choice per item with the least total loss and total cost within the budget; None if none fits.
+
+    Exact where the costs above each item's cheapest choice, in units of their greatest common divisor, fit
+    the table. Otherwise they are rounded up to coarser units: never over the budget, and no worse than the
+    best choices for a budget that is smaller by one unit per item, the unit being at most budget / table.
+    """
+    least = [min(choice.cost for choice in item) for item in items]
+    spare = budget - sum(least)
+    if spare < 0:
+        return None
+    extras = [[choice.cost - low for choice in item] for item, low in zip(items, least, strict=True)]
+    exact = math.gcd(*(extra for item in extras for extra in item)) or 1
+    unit = exact if spare // exact <= table else -(-spare // table)
+    costs = [[-(-extra // unit) for extra in item] for item in extras]
+    losses = [[choice.loss for choice in item] for item in items]
+    numbers = _solve(costs, losses, size=spare // unit)
+    return [item[number] for item, number in zip(items, numbers, strict=True)]
+
+
+def _solve(costs: list[list[int]], losses: list[list[float]], *, size: int) -> list[int]:
+    """The number of the choice for each item; every item has one that costs nothing."""
+    best = np.full(size + 1, np.inf)  # least loss for exactly this many units
+    best[0] = 0.0
+    trail = []
+    for item_costs, item_losses in zip(costs, losses, strict=True):
+        step, used = np.full(size + 1, np.inf), np.zeros(size + 1, dtype=np.int16)
+        for number, (cost, loss) in enumerate(zip(item_costs, item_losses, strict=True)):
+            if cost <= size:
+                total = best[: size + 1 - cost] + loss
+                better = total < step[cost:]
+                np.copyto(step[cost:], total, where=better)
+                np.copyto(used[cost:], np.int16(number), where=better)
+        best = step
+        trail.append(used)
+    spent = int(best.argmin())
+    numbers: list[int] = []
+    for item_costs, used in zip(reversed(costs), reversed(trail), strict=True):
+        numbers.append(int(used[spent]))
+        spent -= item_costs[numbers[-1]]
+    return numbers[::-1]
+
+
+def settled(items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int, at_least: bool = False) -> list[C]:
+    """Widen while the budget lasts: what most loss is won with per cost, then what was cut deepest.
+
+    Items are in order of width and no loss rises with it. Flat curves and rounded costs leave something over;
+    after this, less than the next step of any item is left. Where the budget is to be kept (`at_least`), one
+    of these steps is taken as well, and others go back for it as long as no more is lost than without it.
+    """
+    at = [list(item).index(choice) for item, choice in zip(items, picked, strict=True)]
+    rest = budget - sum(choice.cost for choice in picked)
+
+    def best(way: int, most: float) -> int | None:
+        """The item to take one step wider (1) or narrower (-1), among steps that cost no more than `most`."""
+        ranks = []
+        for number, (item, here) in enumerate(zip(items, at, strict=True)):
+            if not 0 <= here + way < len(item):
+                continue
+            narrow, wide = item[min(here, here + way)], item[max(here, here + way)]
+            cost = wide.cost - narrow.cost
+            if cost <= most and (way > 0 or cost > 0):
+                price = (narrow.loss - wide.loss) / max(1, cost)
+                ranks.append((way * price, -way * (here + way) / len(item), -number))
+        return -max(ranks)[2] if ranks else None
+
+    def move(number: int, way: int) -> int:
+        at[number] += way
+        return items[number][at[number] - way].cost - items[number][at[number]].cost
+
+    def lost() -> float:
+        return sum(item[here].loss for item, here in zip(items, at, strict=True))
+
+    while (number := best(1, rest)) is not None:
+        rest += move(number, 1)
+    if at_least and rest > 0 and (number := best(1, math.inf)) is not None:
+        most = lost()
+        rest += move(number, 1)
+        while (number := best(-1, -rest)) is not None:
+            whole = all(here + 1 == len(item) for item, here in zip(items, at, strict=True))
+            rest += move(number, -1)
+            if lost() > most and not whole:  # something has to go, even where nothing cheap does
+                move(number, 1)
+                break
+    return [item[here] for item, here in zip(items, at, strict=True)]
+
+
+# Allocations from loss curves: every component by itself (balanced), or one ratio per layer (search).
+
 # Widths between grid points would only run slower; exact ranks have no grid, so they get the finest one.
 FINEST_ALIGN = 8
-
-
-def balanced_plan(
-    shape: ModelShape,
-    curves: Curves,
-    *,
-    ratio: float,
-    parts: Sequence[str],
-    layers: Sequence[int] | None,
-    align: int | None,
-    method: str,
-) -> Plan:
-    """Widths that lose least and remove no more than `ratio` of the chosen components' parameters."""
-    costs = Costs(shape=shape, unit="linear")
-    goal = Share(budget="params", removed=ratio)
-    problem = pose(costs, goal=goal, parts=parts, layers=layers, align=align, method=method)
-    return balanced_planner(problem, curves).solve(problem)
 
 
 def balanced_planner(problem: Problem, curves: Curves) -> Planner:
@@ -43,7 +157,7 @@ def balanced_planner(problem: Problem, curves: Curves) -> Planner:
         widths = [choice.width for choice in spend(items, budget=budget, at_least=problem.at_least)]
         return problem.plan(dict(zip(problem.keys, widths, strict=True)))
 
-    return Planner(least=least_cost(items), smallest=smallest_step(items), at=at, curved=True)
+    return Planner(least=least_cost(items), smallest=smallest_step(_costs(items)), at=at, curved=True)
 
 
 def choices_of(problem: Problem, curves: Curves, key: Key) -> list[Choice]:
@@ -51,7 +165,7 @@ def choices_of(problem: Problem, curves: Curves, key: Key) -> list[Choice]:
     layer, part = key
     shape = problem.shape.layers[layer]
     grid = grid_of(shape, part, align=problem.align or FINEST_ALIGN)
-    first = max(grid.at_least(problem.floors.of(part)), grid.up(curves.floor(layer, part)))
+    first = max(grid.at_least(problem.config.floor.of(part)), grid.up(curves.floor(layer, part)))
     return [
         Choice(width=width, cost=problem.costs.of(layer, part, width), loss=curves.loss_at(layer, part, width))
         for width in [*range(first, grid.width, grid.step), grid.width]
@@ -80,8 +194,7 @@ def search_planner(problem: Problem, curves: Curves) -> Planner:
         widths = dict(width for choice in picked for width in choice.widths)
         return problem.plan(_last_steps(problem, curves, single, widths, budget))
 
-    smallest = smallest_step(list(single.values()))
-    return Planner(least=least_cost(items), smallest=smallest, at=at, curved=True)
+    return Planner(least=least_cost(items), smallest=smallest_step(_costs(single.values())), at=at, curved=True)
 
 
 def _last_steps(
@@ -132,7 +245,7 @@ def check_plannable(config: CompressConfig) -> None:
     if isinstance(config.goal, Increase):
         raise TrisectError(
             "A bound on perplexity is kept by measuring, not by planning alone: use `trisect compress` or "
-            "pipeline.bounds.compress_within (`trisect plan --curves FILE` predicts what it will find)."
+            "pipeline.run.compress_within (`trisect plan --curves FILE` predicts what it will find)."
         )
 
 
@@ -146,3 +259,192 @@ def planner_for(problem: Problem, allocate: str | None, curves: Curves | None = 
             "one that does not exist yet is measured and written."
         )
     return CURVED[str(allocate)](problem, curves)
+
+
+# The uniform plan: the same share off every component. Where one width for all layers cannot meet the budget,
+# some layers have the next width on the grid.                                                     [math.md A-4]
+
+Unit = tuple[tuple[Key, ...], ...]
+"""What one layer has in a group: keys that move at once, one such lot after the other."""
+HEADS = ("qk", "ov")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Components of layers that are alike. A step takes one lot of keys of one unit to its next width.
+
+    A number of steps says everything: every unit has taken its share of them, and those that have taken one
+    more lie evenly among the others.
+    """
+
+    units: tuple[Unit, ...]
+    """In the order of their layers."""
+    widths: tuple[int, ...]
+    """From the width now to the narrowest."""
+    costs: tuple[tuple[int, ...], ...]
+    """Of each lot of a unit, at each of the widths."""
+
+    @property
+    def last(self) -> int:
+        """Steps until everything is at its narrowest."""
+        return len(self.units) * len(self.costs) * (len(self.widths) - 1)
+
+    def cost(self, steps: int) -> int:
+        return sum(costs[level] * count for costs, level, count in self._counts(steps))
+
+    def share(self, steps: int) -> float:
+        """The share of its width that the group keeps, on the mean."""
+        total = sum(self.widths[level] * count for _, level, count in self._counts(steps))
+        return total / (len(self.units) * len(self.costs) * self.widths[0])
+
+    def steps_at(self, share: float) -> float:
+        """The steps to a share on the mean: a fraction where it lies between two numbers of them."""
+        target = max(share * self.widths[0], self.widths[-1])
+        level = bisect_left(self.widths, -target, key=lambda width: -width)
+        if level == 0:
+            return 0.0
+        above, below = self.widths[level - 1], self.widths[level]
+        return len(self.units) * len(self.costs) * (level - 1 + (above - target) / (above - below))
+
+    def spread(self, steps: int) -> Iterator[tuple[Key, int]]:
+        """The width of every key. Narrow layers lie as the points of a drawn line: no end gets more of them.
+
+        Heads and MLPs start at different points of it: where they can, layers that lose one keep the other.
+        """
+        level, whole, more = self._taken(steps)
+        n, narrow = len(self.units), whole + (more > 0)
+        phase = 3 if self.units[0][0][0][1] == "mlp" else 1
+        marks = [(4 * narrow * index + phase * n) // (4 * n) for index in range(n + 1)]
+        taken = 0
+        for unit, before, after in zip(self.units, marks, marks[1:], strict=False):
+            taken += after - before
+            lots = len(unit) if after > before else 0
+            if lots and more and taken == (narrow + 1) // 2:  # the one in the middle is half-way
+                lots = more
+            for number, keys in enumerate(unit):
+                for key in keys:
+                    yield key, self.widths[level + (number < lots)]
+
+    def _taken(self, steps: int) -> tuple[int, int, int]:
+        """Steps of every lot; units where all of them took one more; lots of another unit that did."""
+        level, rest = divmod(steps, len(self.units) * len(self.costs))
+        return level, *divmod(rest, len(self.costs))
+
+    def _counts(self, steps: int) -> Iterator[tuple[tuple[int, ...], int, int]]:
+        """Costs of a lot, a place in `widths`, and how many units have the lot there."""
+        level, whole, more = self._taken(steps)
+        for number, costs in enumerate(self.costs):
+            narrow = whole + (number < more)
+            yield costs, level, len(self.units) - narrow
+            if narrow:
+                yield costs, level + 1, narrow
+
+
+def groups_of(problem: Problem) -> list[Group]:
+    """The problem's keys by what they are, how wide, and what they cost."""
+    alike: dict[tuple[object, ...], list[Unit]] = {}
+    for unit in _units(problem):
+        sort = [(keys[0][1], _span(problem, keys), problem.costs.full(*keys[0])) for keys in unit]
+        alike.setdefault(tuple(sort), []).append(unit)
+    return [_group(problem, units) for units in alike.values()]
+
+
+def _units(problem: Problem) -> list[Unit]:
+    """Tied keys all at once; heads of a layer side by side, since kernels want them equal; others alone."""
+    tied: dict[tuple[object, ...], list[Key]] = {}
+    single: dict[tuple[object, ...], list[Key]] = {}
+    for key in problem.keys:
+        parts = problem.moving_with(key[1])
+        if parts:
+            tied.setdefault((parts, problem.grid(key)), []).append(key)
+        else:
+            sort = "heads" if key[1] in HEADS else key[1]
+            single.setdefault((key[0], sort, _span(problem, (key,))), []).append(key)
+    return [(tuple(keys),) for keys in tied.values()] + [tuple((key,) for key in keys) for keys in single.values()]
+
+
+def _span(problem: Problem, keys: tuple[Key, ...]) -> tuple[Grid, int]:
+    """The widths that keys of one grid may all have."""
+    return problem.grid(keys[0]), max(map(problem.lowest, keys))
+
+
+def _group(problem: Problem, units: list[Unit]) -> Group:
+    grid, lowest = _span(problem, units[0][0])
+    widths = (grid.width, *range((grid.width - 1) // grid.step * grid.step, lowest - 1, -grid.step))
+    costs = tuple(tuple(problem.cost(dict.fromkeys(keys, width)) for width in widths) for keys in units[0])
+    return Group(units=tuple(units), widths=widths, costs=costs)
+
+
+BISECTIONS = 40
+"""Enough that no width of any model lies between the last two shares."""
+
+
+def uniform_planner(problem: Problem) -> Planner:
+    """The largest common share that fits, then single steps until no other one does."""
+    groups = groups_of(problem)
+    smallest = smallest_step(costs[::-1] for group in groups for costs in group.costs)
+
+    def at(budget: int) -> Plan:
+        widths = _common(problem, budget, smallest)
+        if widths is None:
+            steps = _single_steps(problem, groups, _largest_share(problem, groups, budget), budget)
+            pairs = zip(groups, steps, strict=True)
+            widths = {key: width for group, count in pairs for key, width in group.spread(count)}
+        return problem.plan(widths)
+
+    return Planner(least=sum(group.cost(group.last) for group in groups), smallest=smallest, at=at, curved=False)
+
+
+def _common(problem: Problem, budget: int, smallest: int) -> dict[Key, int] | None:
+    """The nearest widths, one for all layers, where they meet the budget to a step: the paper's rule.
+
+    Exact ranks are the paper's whatever they come to: rounding moves each by less than two channels.
+    """
+    if not isinstance(problem.goal, Share):
+        return None
+    widths = {key: problem.grid(key).width_at(problem.goal.removed) for key in problem.keys}
+    if any(width < problem.lowest(key) for key, width in widths.items()):
+        return None
+    if problem.align is None and problem.goal.budget == "params":
+        return widths
+    return widths if budget <= problem.cost(widths) < budget + smallest else None
+
+
+def _largest_share(problem: Problem, groups: Sequence[Group], budget: int) -> list[int]:
+    """Steps of every group to the common share that uses most of the budget.
+
+    Where the budget is to be kept, shares fall towards it from above; where it is a limit, they rise.
+    """
+    fitting, beyond = (1.0, 0.0) if problem.at_least else (0.0, 1.0)
+    for _ in range(BISECTIONS):
+        middle = (fitting + beyond) / 2
+        steps = [round(group.steps_at(middle)) for group in groups]
+        if problem.fits(sum(map(Group.cost, groups, steps)), budget):
+            fitting = middle
+        else:
+            beyond = middle
+    return [round(group.steps_at(fitting)) for group in groups]
+
+
+def _single_steps(problem: Problem, groups: Sequence[Group], start: list[int], budget: int) -> list[int]:
+    """One step after the other, of the group that is furthest from where the others are."""
+    steps, onward = list(start), 1 if problem.at_least else -1
+    cost = sum(map(Group.cost, groups, steps))
+    while True:
+        found: list[tuple[float, int, int]] = []
+        for number, group in enumerate(groups):
+            there = steps[number] + onward
+            if not 0 <= there <= group.last:
+                continue
+            change = group.cost(there) - group.cost(steps[number])
+            free = problem.at_least and change >= 0  # a cut that saves nothing is none to make
+            if problem.fits(cost + change, budget) and not free:
+                # The middle of a step decides, so that a group with large ones is not taken past its place.
+                middle = group.share(steps[number]) + group.share(there)
+                found.append((onward * middle, abs(change), -number))
+        if not found:
+            return steps
+        number = -max(found)[2]
+        cost -= groups[number].cost(steps[number])
+        steps[number] += onward
+        cost += groups[number].cost(steps[number])

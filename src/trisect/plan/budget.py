@@ -4,12 +4,17 @@ Convention with `ModelShape.other_parameters`: it holds embeddings, norms and th
 the decoder's linear layers are not in it: they shrink too, and are counted from the shape's flags.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from trisect.errors import TrisectError
 from trisect.records.parts import COMPONENTS, LINEARS
-from trisect.records.shapes import LayerShape, ModelShape
+from trisect.records.shapes import WIDTH_FIELDS, LayerShape, ModelShape
+from trisect.support.checks import read_json
 
 PREFILL_LENGTH = 2048
 
@@ -118,6 +123,8 @@ def matrix_parameters(layer: LayerShape, component: str) -> int:
 
 def linears_of(layer: LayerShape, component: str) -> tuple[str, ...]:
     """The linear maps that a component of this layer is made of."""
+    if component not in layer.components:
+        return ()
     return tuple(name for name in LINEARS[component] if name != "gate" or layer.gated)
 
 
@@ -128,7 +135,7 @@ def linear_parameters(layer: LayerShape, name: str) -> int:
         if linear.name == name:
             # Each group has its own narrow map of the whole input; the wide map is block-diagonal.
             return linear.rank * (linear.groups * d_in + d_out)
-    return d_in * d_out
+    return d_in * d_out * (layer.mlps if name in LINEARS["mlp"] else 1)
 
 
 def linear_sizes(layer: LayerShape, name: str) -> tuple[int, int]:
@@ -136,9 +143,9 @@ def linear_sizes(layer: LayerShape, name: str) -> tuple[int, int]:
     D = layer.d_model
     output_heads = 1 if layer.shared_output else layer.heads
     return {
-        "q": (D, layer.heads * layer.qk),
-        "k": (D, layer.kv_heads * layer.qk),
-        "v": (D, layer.kv_heads * layer.vo),
+        "q": (layer.q_in or D, layer.heads * (layer.qk + layer.rotated)),
+        "k": (layer.kv_in or D, layer.kv_heads * layer.qk),
+        "v": (layer.kv_in or D, layer.kv_heads * layer.vo),
         "o": (output_heads * layer.vo, D),
         "gate": (D, layer.mlp),
         "up": (D, layer.mlp),
@@ -154,6 +161,8 @@ def linear_heads(layer: LayerShape, name: str) -> int:
 
 def cached_channels(layer: LayerShape) -> int:
     """Numbers the KV cache holds per token; a key is cached narrow only where nothing rotates or norms it."""
+    if layer.kv_in:
+        return layer.kv_in + layer.rotated
     channels = {"k": layer.kv_heads * layer.qk, "v": layer.kv_heads * layer.vo}
     plain_keys = layer.pairs == 0 and not layer.qk_norm
     for linear in layer.linears:
@@ -164,10 +173,13 @@ def cached_channels(layer: LayerShape) -> int:
 
 def bias_parameters(layer: LayerShape) -> int:
     """Bias elements of one layer's linear maps."""
-    inner = (layer.heads + layer.kv_heads) * layer.qk * layer.qk_bias
-    inner += layer.kv_heads * layer.vo * layer.v_bias
-    inner += (2 if layer.gated else 1) * layer.mlp * layer.up_bias
-    return inner + layer.d_model * (layer.o_bias + layer.down_bias)
+    mlps = layer.experts or 1
+    biases = {
+        "qk": (layer.heads + layer.kv_heads) * layer.qk * layer.qk_bias,
+        "ov": layer.kv_heads * layer.vo * layer.v_bias + layer.d_model * layer.o_bias,
+        "mlp": mlps * ((2 if layer.gated else 1) * layer.mlp * layer.up_bias + layer.d_model * layer.down_bias),
+    }
+    return sum(biases[component] for component in layer.components)
 
 
 def flops_of(layer: LayerShape, *, length: int, batch: int = 1) -> int:
@@ -184,10 +196,10 @@ def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> 
     """
     rows = batch * tokens
     return Flops(
-        projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov")),
-        scores=2 * rows * context * layer.heads * (layer.qk + layer.vo),
+        projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov") + layer.whole),
+        scores=2 * rows * context * layer.heads * (layer.qk + layer.rotated + layer.vo),
         softmax=rows * context * layer.heads,
-        mlp=2 * rows * matrix_parameters(layer, "mlp"),
+        mlp=2 * rows * matrix_parameters(layer, "mlp") // layer.mlps * layer.active_mlps,
         norms=2 * rows * layer.d_model,
         residuals=2 * rows * layer.d_model,
     )
@@ -195,3 +207,161 @@ def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> 
 
 def _removed(before: int, after: int) -> float:
     return 1 - after / before if before else 0.0
+
+
+# What one component of one layer costs at a width. Every count of `budget_of` is a constant plus, per component, a
+# price per channel times its width; the price is read off `budget_of` itself: the two cannot disagree.  [math.md A-2]
+
+NANOSECONDS = 10**9
+
+ShapeKey = tuple[str, int, int, int]
+"""Component, d_model, heads, key heads; an MLP knows no heads, so its are 0."""
+
+REST = "rest"
+"""What a layer does beside its components, at any width: norms and residuals."""
+HEADLESS = ("mlp", REST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyTable:
+    """Seconds that a component takes at a width, by what decides its matrix shapes."""
+
+    seconds: Mapping[ShapeKey, Mapping[int, float]]
+    device: str
+    dtype: str
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    """What was run: phase, batch, length."""
+    source: str = "the latency table"
+
+    def nanoseconds(self, layer: LayerShape, component: str, width: int) -> int:
+        """Rounded up, so that a plan within its budget is within it in seconds too.
+
+        Below the narrowest width measured the time stays what it was there: nothing narrower was seen to
+        be faster.
+        """
+        key = key_of(component, layer.d_model, layer.heads, layer.kv_heads)
+        points = self.seconds.get(key)
+        if points is None or width > max(points):
+            shape = f"d_model {layer.d_model}, {layer.heads} heads, {layer.kv_heads} key heads, width {width}"
+            raise TrisectError(
+                f"{self.source} has no time for {component} of {shape}; measure this model with "
+                "`trisect bench MODEL --latency-table FILE`."
+            )
+        below = max((w for w in points if w <= width), default=min(points))
+        above = min((w for w in points if w >= width), default=below)
+        share = (width - below) / (above - below) if above > below else 0.0
+        return math.ceil(round(NANOSECONDS * (points[below] + share * (points[above] - points[below])), 3))
+
+    def rest(self, layer: LayerShape) -> int:
+        """Nanoseconds that no width changes; 0 where nobody measured them."""
+        measured = key_of(REST, layer.d_model, 0, 0) in self.seconds
+        return self.nanoseconds(layer, REST, 0) if measured else 0
+
+    def with_time(self, key: ShapeKey, width: int, seconds: float) -> "LatencyTable":
+        """One more point."""
+        points = {**self.seconds.get(key, {}), width: seconds}
+        return replace(self, seconds={**self.seconds, key: points})
+
+    def to_dict(self) -> dict[str, Any]:
+        """One row per point, ready for JSON; `read_latency` reads it."""
+        names = ("component", "d_model", "heads", "kv_heads", "width", "seconds")
+        tables = self.seconds.items()
+        rows = [dict(zip(names, (*key, *point), strict=True)) for key, points in tables for point in points.items()]
+        header = {"device": self.device, "dtype": self.dtype, "workload": dict(self.workload)}
+        return {**header, "entries": rows}
+
+
+def read_latency(path: str | Path) -> LatencyTable:
+    """A table that `trisect bench --latency-table` wrote."""
+    try:
+        data = read_json(path)
+        points: dict[ShapeKey, dict[int, float]] = {}
+        for row in data["entries"]:
+            heads, kv_heads = int(row.get("heads") or 0), int(row.get("kv_heads") or 0)
+            key = key_of(str(row["component"]), int(row["d_model"]), heads, kv_heads)
+            points.setdefault(key, {})[int(row["width"])] = _seconds(row["seconds"])
+        workload = dict(data.get("workload") or {})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TrisectError(
+            f"Cannot read measured times from {path}: {error!r}; "
+            "`trisect bench MODEL --latency-table FILE` measures them."
+        ) from error
+    return LatencyTable(
+        seconds=points,
+        device=str(data.get("device", "")),
+        dtype=str(data.get("dtype", "")),
+        workload=workload,
+        source=str(path),
+    )
+
+
+def key_of(component: str, d_model: int, heads: int, kv_heads: int) -> ShapeKey:
+    """What decides a component's matrix shapes beside its width."""
+    headless = component in HEADLESS
+    return (component, d_model, 0, 0) if headless else (component, d_model, heads, kv_heads)
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{value!r} is no time")
+    return seconds
+
+
+FIELDS = {
+    "linear": "linear_parameters",  # matrices of the decoder: what a ratio counts
+    "params": "parameters",  # biases too: what a whole model's size counts
+    "kv": "kv_bytes_per_token",
+    "flops": "flops",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Prices in one unit: a key of FIELDS, or nanoseconds where a table is given."""
+
+    shape: ModelShape
+    unit: str
+    table: LatencyTable | None = None
+
+    def of(self, layer: int, component: str, width: int) -> int:
+        """The cost of a component at this width."""
+        if self.table is not None:
+            return self.table.nanoseconds(self.shape.layers[layer], component, width)
+        itemsize = self.shape.bytes_per_element
+        return width * _price(self.shape.layers[layer], component, self.unit, itemsize)
+
+    def full(self, layer: int, component: str) -> int:
+        """Its cost as it is; nothing where the layer has no such component."""
+        width = self.shape.layers[layer].width(component)
+        return self.of(layer, component, width) if width else 0
+
+    def fixed(self, layer: int) -> int:
+        """What a layer costs whatever its widths: norms, softmax, biases of outputs."""
+        if self.table is not None:
+            return self.table.rest(self.shape.layers[layer])
+        bare = self.shape.layers[layer].with_widths(qk=0, pairs=0, vo=0, mlp=0)
+        return _total(bare, self.unit, self.shape.bytes_per_element)
+
+    def outside(self) -> int:
+        """What the whole model costs beside its layers."""
+        return self.shape.other_parameters if self.unit == "params" else 0
+
+    def whole(self) -> int:
+        """The whole model."""
+        layers = range(len(self.shape.layers))
+        parts = sum(self.full(layer, part) for layer in layers for part in COMPONENTS)
+        return parts + sum(self.fixed(layer) for layer in layers) + self.outside()
+
+
+@lru_cache(maxsize=4096)
+def _price(layer: LayerShape, component: str, unit: str, itemsize: int) -> int:
+    """Per channel of width."""
+    width = layer.width(component)
+    without = replace(layer, **{WIDTH_FIELDS[component]: 0})  # type: ignore[arg-type]
+    return (_total(layer, unit, itemsize) - _total(without, unit, itemsize)) // max(1, width)
+
+
+def _total(layer: LayerShape, unit: str, itemsize: int) -> int:
+    alone = ModelShape(layers=(layer,), other_parameters=0, bytes_per_element=itemsize)
+    return int(getattr(budget_of(alone), FIELDS[unit]))

@@ -1,22 +1,38 @@
-"""Loss curves: what each component of each layer costs at a few widths. Measured once, for any budget."""
+"""Loss curves: what each component of each layer costs at a few widths. Measured once, for any budget.
+
+And the smallest plan whose loss stays within a bound: a few measurements, each where the last ones point.  [A-5]
+"""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
+
+from trisect.config import Increase
 from trisect.errors import TrisectError
+from trisect.plan.problem import Planner, Problem
 from trisect.records.parts import COMPONENTS
 from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape
-from trisect.support.checks import read_json, shown
+from trisect.support.checks import read_json, validated
 
-ROW = ("layer", "component", "width", "loss")
 TEXTS = {"fingerprint": None, "token_hash": None, "method": "a3+"}
 """What curves were measured on and with, and what files that do not say it mean."""
 HIGHEST_LOSS = 500
 """Nats per token: a model that gives every token of the largest vocabulary the same chance has 17."""
+
+
+class Point(BaseModel, strict=True):
+    """A row of a file of curves."""
+
+    layer: NonNegativeInt
+    component: str
+    width: PositiveInt
+    loss: float = Field(gt=-HIGHEST_LOSS, lt=HIGHEST_LOSS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +98,9 @@ class Curves:
 
     def to_dict(self) -> dict[str, Any]:
         """One row per point, ready for JSON; `read_curves` reads it."""
-        rows = [
-            {"layer": layer, "component": component, "width": width, "loss": loss}
-            for (layer, component), curve in self.points.items()
-            for width, loss in curve.items()
-        ]
-        return {
-            "fingerprint": self.fingerprint,
-            "token_hash": self.token_hash,
-            "method": self.method,
-            "dense_loss": self.dense_loss,
-            "points": rows,
-        }
+        points = [(*key, *point) for key, curve in self.points.items() for point in curve.items()]
+        rows = [dict(zip(Point.model_fields, point, strict=True)) for point in points]
+        return {**{name: getattr(self, name) for name in (*TEXTS, "dense_loss")}, "points": rows}
 
 
 def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
@@ -104,11 +111,12 @@ def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
         raise TrisectError(f"Cannot read loss curves from {path}: there is no list of points in it.")
     points: dict[tuple[int, str], dict[int, float]] = {}
     for number, row in enumerate(rows):
-        layer, component, width, loss = _checked_row(row, where=f"{path}, point {number}")
-        points.setdefault((layer, component), {})[width] = loss
+        point = validated(Point, row, where=f"{path}, point {number}")
+        points.setdefault((point.layer, point.component), {})[point.width] = point.loss
     texts = {key: data.get(key, default) for key, default in TEXTS.items()}
     dense = data.get("dense_loss")
-    if not all(isinstance(text, str) for text in texts.values()) or not (dense is None or _is_loss(dense)):
+    lossy = dense is None or (type(dense) in (int, float) and abs(dense) < HIGHEST_LOSS)
+    if not lossy or not all(isinstance(text, str) for text in texts.values()):
         raise TrisectError(
             f"Cannot read loss curves from {path}: {', '.join(TEXTS)} must be text, and dense_loss a number."
         )
@@ -118,18 +126,121 @@ def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
     return curves
 
 
-def _checked_row(row: Any, *, where: str) -> tuple[int, str, int, float]:
-    """Layer, component, width and loss of a point, all of them possible."""
-    values: list[Any] = [row.get(key) for key in ROW] if isinstance(row, dict) else [None] * len(ROW)
-    layer, component, width, loss = values
-    counted = type(layer) is int and layer >= 0 and type(width) is int and width > 0
-    if not counted or not isinstance(component, str) or not _is_loss(loss):
+TRIES = 6
+RESOLUTION = 0.002
+"""Share of the whole budget below which two plans are not told apart."""
+AIM = 0.97
+"""Share of the bound that a trial aims at: landing just outside it is a trial for nothing."""
+NEGLIGIBLE = 0.01
+"""Share of the bound below which a rise is noise and says only: go much further."""
+CURVATURE = 4.0
+"""Without curves, removing a share x is first guessed to cost 4 x^2 nats; trials correct the factor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One plan and what it was measured to lose."""
+
+    budget: int
+    plan: Plan
+    rise: float
+    """Of the mean loss, in nats per token."""
+    inside: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trial as it stands in a receipt."""
+        return {"budget": self.budget, "ratio": self.plan.ratio, "rise": self.rise, "inside": self.inside}
+
+
+def smallest_within(
+    planner: Planner,
+    measure: Callable[[Plan], float],
+    *,
+    bound: float,
+    most: int,
+    predict: Callable[[Plan], float] | None = None,
+    tries: int = TRIES,
+) -> tuple[Trial, list[Trial]]:
+    """Bisect the budget between `planner.least` and `most`, the cost of the dense parts; gives best and all trials.
+
+    `measure` says what a plan loses and `predict` what it is expected to; only the shape of the prediction
+    matters, every trial corrects its size. The answer is a plan that was measured: a noisy measurement can
+    make it larger than need be.
+    """
+    outside, inside, scale = planner.least - 1, most, 1.0
+    plan_at = lru_cache(maxsize=None)(planner.at)
+    trials: list[Trial] = []
+
+    def expected(budget: int) -> float:
+        return CURVATURE * (1 - budget / most) ** 2 if predict is None else predict(plan_at(budget))
+
+    while len(trials) < tries and inside - outside > max(1, RESOLUTION * most):
+        budget = _aimed(expected, AIM * bound / scale, outside, inside)
+        if trials:
+            # Far enough from what is known that every round narrows it, whatever the prediction says.
+            margin = max(1, (inside - outside) // 10)
+            known_outside = any(not trial.inside for trial in trials)
+            budget = min(max(budget, outside + (margin if known_outside else 1)), inside - margin)
+        plan = plan_at(budget)
+        known = next((trial for trial in trials if trial.plan.layers == plan.layers), None)
+        if known is None:
+            rise = measure(plan)
+            known = Trial(budget=budget, plan=plan, rise=rise, inside=rise <= bound)
+            trials.append(known)
+            if rise < math.inf and 0 < expected(budget) < math.inf:
+                scale = max(rise, NEGLIGIBLE * bound) / expected(budget)
+        if known.inside:
+            inside = budget
+        else:
+            outside = budget
+    return _best(trials), trials
+
+
+def predicted_within(problem: Problem, planner: Planner, curves: Curves) -> Plan:
+    """The smallest plan that the curves alone predict to stay within the problem's bound."""
+    assert isinstance(problem.goal, Increase)
+    if curves.dense_loss is None and not problem.goal.relative:
         raise TrisectError(
-            f"{where}: a curve's points have {', '.join(ROW)}: a count, a name, a count above 0 and a loss "
-            f"below {HIGHEST_LOSS}, not {shown(row)}."
+            "These loss curves do not say what perplexity they start from; "
+            "give the bound as a share, e.g. --max-ppl-increase 5%."
         )
-    return layer, component, width, float(loss)
+    bound = problem.goal.nats(curves.dense_loss or 0.0)
+
+    def rise(plan: Plan) -> float:
+        return curves.rise(problem.shape, plan)
+
+    best, _ = smallest_within(planner, rise, bound=bound, most=problem.full, predict=rise, tries=20)
+    return best.plan
 
 
-def _is_loss(value: Any) -> bool:
-    return type(value) in (int, float) and -HIGHEST_LOSS < value < HIGHEST_LOSS
+def _aimed(expected: Callable[[int], float], target: float, outside: int, inside: int) -> int:
+    """The smallest budget in between that is expected to lose no more than the target."""
+    low, high = outside, inside
+    for _ in range(12):
+        middle = (low + high) // 2
+        if middle in (low, high):
+            break
+        low, high = (low, middle) if expected(middle) <= target else (middle, high)
+    return high
+
+
+def _best(trials: list[Trial]) -> Trial:
+    inside = [trial for trial in trials if trial.inside]
+    if inside:
+        return min(inside, key=lambda trial: trial.budget)
+    if not trials:
+        raise TrisectError("The grid and the floors leave nothing to narrow; use --align 8 or lower --floor.")
+    mildest = min(trials, key=lambda trial: trial.rise)
+    raise TrisectError(
+        f"None of {len(trials)} plans stays within the bound: the mildest removes {mildest.plan.ratio:.1%} "
+        f"of the decoder's weights and multiplies perplexity by {math.exp(mildest.rise):.4g}; "
+        f"allow more with --max-ppl-increase, or try {_milder(mildest.plan)}."
+    )
+
+
+def _milder(plan: Plan) -> str:
+    """What would let a plan remove less, or lose less by what it removes, and is not so already."""
+    finer = {32: "--align 16", 16: "--align 8"}.get(plan.align or 0, "--align none")
+    better = ["--method a3+"] if plan.method != "a3+" else []
+    found = [*([finer] if plan.align is not None else []), *better, "--allocate balanced where it is not set"]
+    return ", ".join(found[:-1]) + f" or {found[-1]}" if len(found) > 1 else found[0]

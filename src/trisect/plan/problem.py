@@ -1,19 +1,21 @@
-"""What an allocator is given: which widths it may choose, what they cost, and how much there is to spend."""
+"""What an allocator is given: widths, costs and a budget; and what a plan comes to, against what was asked for."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from trisect.config import CompressConfig, Floors, Goal, Increase, Limit, Share, layer_out_of_range
+from trisect.config import CompressConfig, Goal, Increase, Limit, Share, layer_out_of_range
 from trisect.errors import TrisectError
-from trisect.plan.budget import budget_of, compare
-from trisect.plan.costs import Costs, read_latency
-from trisect.records.parts import COMPONENTS
+from trisect.plan.budget import Costs, budget_of, compare, linear_parameters, linear_sizes, read_latency
+from trisect.records.parts import COMPONENTS, LINEARS
 from trisect.records.plan import Plan, apply_plan
-from trisect.records.shapes import LayerShape, LayerWidths, ModelShape, widths_of
+from trisect.records.shapes import WIDTH_FIELDS, LayerShape, ModelShape, widths_of
 
 MLP_STEPS = {8: 64, 16: 128, 32: 256}
 """Head step -> MLP step: what an MLP's GEMM tiles need beside heads of that step."""
+EXPERT_STEPS = {None: 8, 8: 32, 16: 64, 32: 128}
+"""The same for experts; grouped products of 16-bit numbers want rows of 16 bytes, so no width is quite exact."""
 
 MINIMUM_HEAD = 2
 MINIMUM_MLP = 1
@@ -50,14 +52,14 @@ class Grid:
         """The narrowest point of the grid that is not below `width`."""
         return min(self.width, -(-width // self.step) * self.step)
 
-    def holds(self, ratio: float) -> bool:
-        """Whether the width at this ratio is one that a model can have."""
-        return self.width_at(ratio) >= self.minimum
-
 
 def grid_of(layer: LayerShape, component: str, *, align: int | None) -> Grid:
     """The widths `component` may take in this layer."""
     width = layer.width(component)
+    if component == "mlp" and layer.experts:
+        # Eight points or more: small experts would have nowhere to go on a grid made for large ones.
+        step = min(EXPERT_STEPS[align], max(EXPERT_STEPS[None], 1 << (width // 8).bit_length() - 1))
+        return Grid(width=width, step=step, minimum=min(step, width), nearest=True)
     if align is None:
         rotary = component == "qk" and layer.pairs > 0
         smallest = MINIMUM_MLP if component == "mlp" else MINIMUM_HEAD
@@ -89,17 +91,30 @@ class Problem:
     """
 
     shape: ModelShape
+    config: CompressConfig
     keys: tuple[Key, ...]
     costs: Costs
-    goal: Goal
     fixed: int
     """What the goal counts but no width changes."""
     budget: int
-    align: int | None
-    method: str
-    floors: Floors = field(default_factory=Floors)
-    tied: tuple[tuple[str, ...], ...] = ()
-    """Components that have one width in all layers, by those that share it."""
+
+    @property
+    def goal(self) -> Goal:
+        return self.config.goal
+
+    @property
+    def align(self) -> int | None:
+        return self.config.align
+
+    @property
+    def tied(self) -> tuple[tuple[str, ...], ...]:
+        """Components that have one width in all layers, by those that share it.
+
+        Stock architectures have one width for heads, one for MLPs; shared frequencies need one for queries.
+        """
+        if self.config.portable:
+            return ("qk", "ov"), ("mlp",)
+        return (("qk",),) if self.config.rope_scope == "model" else ()
 
     @property
     def at_least(self) -> bool:
@@ -125,7 +140,7 @@ class Problem:
 
     def lowest(self, key: Key) -> int:
         """The narrowest width the grid and the floors allow."""
-        return self.grid(key).at_least(self.floors.of(key[1]))
+        return self.grid(key).at_least(self.config.floor.of(key[1]))
 
     def cost(self, widths: Mapping[Key, int]) -> int:
         return sum(self.costs.of(*key, width) for key, width in widths.items())
@@ -134,8 +149,10 @@ class Problem:
         """The plan with these widths."""
         layers = list(map(widths_of, self.shape.layers))
         for (layer, part), width in widths.items():
-            layers[layer] = _with(layers[layer], self.shape.layers[layer], part, width)
-        plan = Plan(layers=tuple(layers), method=self.method, ratio=0.0, align=self.align)
+            layers[layer] = replace(layers[layer], **{WIDTH_FIELDS[part]: width})
+            if part == "qk":
+                layers[layer] = replace(layers[layer], pairs=pairs_at(self.shape.layers[layer], qk=width))
+        plan = Plan(layers=tuple(layers), method=self.config.method, ratio=0.0, align=self.align)
         if isinstance(self.goal, Share) and self.goal.budget == "params":
             return replace(plan, ratio=self.goal.removed)
         # Other goals ask for no ratio, so the one reached stands there.
@@ -209,43 +226,10 @@ def problem_for(shape: ModelShape, config: CompressConfig) -> Problem:
         # A ratio counts the decoder's matrices, as the paper does; a size counts everything there is.
         linear = goal.budget == "params" and not isinstance(goal, Limit)
         costs = Costs(shape=shape, unit="linear" if linear else goal.budget)
-    return pose(
-        costs,
-        goal=goal,
-        parts=config.parts,
-        layers=config.layers,
-        align=config.align,
-        method=config.method,
-        floors=config.floor,
-        tied=_tied(config),
-    )
-
-
-def _tied(config: CompressConfig) -> tuple[tuple[str, ...], ...]:
-    """Stock architectures have one width for heads, one for MLPs; shared frequencies need one for queries."""
-    if config.portable:
-        return ("qk", "ov"), ("mlp",)
-    return (("qk",),) if config.rope_scope == "model" else ()
-
-
-def pose(
-    costs: Costs,
-    *,
-    goal: Goal,
-    parts: Sequence[str],
-    layers: Sequence[int] | None,
-    align: int | None,
-    method: str,
-    floors: Floors | None = None,
-    tied: tuple[tuple[str, ...], ...] = (),
-) -> Problem:
-    """The problem of reaching `goal` in these parts of these layers (None: all)."""
-    shape = costs.shape
-    chosen = chosen_layers(layers, num_layers=len(shape.layers))
-    movable = {layer: set(parts) - set(shape.layers[layer].fixed) for layer in chosen}
-    keys = tuple((layer, part) for layer in chosen for part in COMPONENTS if part in movable[layer])
+    chosen = chosen_layers(config.layers, num_layers=len(shape.layers))
+    keys = tuple((layer, part) for layer in chosen for part in shape.layers[layer].components if part in config.parts)
     if not keys:
-        raise TrisectError(f"None of the layers has {' or '.join(parts)} to narrow; name others with --parts.")
+        raise TrisectError(f"None of the layers has {' or '.join(config.parts)} to narrow; name others with --parts.")
     full = sum(costs.full(*key) for key in keys)
     if isinstance(goal, Limit):
         fixed = costs.whole() - full
@@ -253,18 +237,7 @@ def pose(
     else:
         fixed = sum(costs.fixed(layer) for layer in chosen)
         budget = full if isinstance(goal, Increase) else goal.keeps(full + fixed) - fixed
-    return Problem(
-        shape=shape,
-        keys=keys,
-        costs=costs,
-        goal=goal,
-        fixed=fixed,
-        budget=budget,
-        align=align,
-        method=method,
-        floors=floors or Floors(),
-        tied=tied,
-    )
+    return Problem(shape=shape, config=config, keys=keys, costs=costs, fixed=fixed, budget=budget)
 
 
 def chosen_layers(layers: Sequence[int] | None, *, num_layers: int) -> list[int]:
@@ -275,11 +248,115 @@ def chosen_layers(layers: Sequence[int] | None, *, num_layers: int) -> list[int]
     return list(range(num_layers)) if layers is None else sorted(set(layers))
 
 
-def _with(widths: LayerWidths, layer: LayerShape, component: str, width: int) -> LayerWidths:
-    qk = width if component == "qk" else widths.qk
-    return LayerWidths(
-        qk=qk,
-        pairs=pairs_at(layer, qk=qk),
-        vo=width if component == "ov" else widths.vo,
-        mlp=width if component == "mlp" else widths.mlp,
+UNITS = {
+    "linear": "decoder weights",
+    "params": "parameters",
+    "kv": "KV bytes per token",
+    "flops": "FLOPs",
+    "latency": "nanoseconds",
+    "maps": "weights of the maps that change",
+    "masked": "weights that do not become zero (shapes stay)",
+}
+NOTABLE = 0.005
+"""A distance from what was asked for that a finer grid is named for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """A plan in what its goal counts, in the chosen parts of the chosen layers."""
+
+    unit: str
+    before: int
+    allowed: int | None
+    """What is left where the goal is met exactly; None where nothing says how much that is."""
+    planned: int
+    asked: float | None
+    """The share to be removed, where the goal is one."""
+    widths: Mapping[str, tuple[int, int]]
+    """Component (or linear map) -> its narrowest and its widest width (or rank)."""
+    finer: tuple[str, ...]
+    """What lets a plan come nearer, as it is typed."""
+
+    @property
+    def removed(self) -> float:
+        """The share of what there was that is planned to go."""
+        return 1 - self.planned / self.before
+
+    def counts(self) -> dict[str, Any]:
+        """The numbers alone, ready for JSON."""
+        return {name: getattr(self, name) for name in ("unit", "before", "allowed", "planned")}
+
+    def __str__(self) -> str:
+        widths = ", ".join(
+            f"{name} {low}" if low == high else f"{name} {low}-{high}" for name, (low, high) in self.widths.items()
+        )
+        return f"{self._goal()} ({widths}){self._hint()}"
+
+    def _goal(self) -> str:
+        unit = UNITS["maps" if self.unit == "masked" else self.unit]
+        if self.asked is not None:
+            return f"asked to remove {self.asked:.1%}, planned {self.removed:.1%} of the {unit}"
+        if self.allowed is not None:
+            return f"asked for at most {self.allowed:,} {unit}, planned {self.planned:,}"
+        return f"planned to remove {self.removed:.1%} of the {unit}"
+
+    def _hint(self) -> str:
+        if self.allowed is None or abs(self.planned - self.allowed) <= NOTABLE * self.before:
+            return ""
+        return f"; nearer: {' or '.join(self.finer)}" if self.finer else ""
+
+
+def outlook(shape: ModelShape, config: CompressConfig, plan: Plan) -> Outlook:
+    """What `plan`, made for `config`, comes to in a model of this shape."""
+    return _of_ranks(shape, plan) if plan.linears else _of_widths(shape, config, plan)
+
+
+def _of_widths(shape: ModelShape, config: CompressConfig, plan: Plan) -> Outlook:
+    problem, goal = problem_for(shape, config), config.goal
+    widths = {key: plan.layers[key[0]].of(key[1]) for key in problem.keys}
+    by_part = {part: [w for key, w in widths.items() if key[1] == part] for part in COMPONENTS}
+    return Outlook(
+        unit=problem.costs.unit,
+        before=problem.full + problem.fixed,
+        allowed=None if isinstance(goal, Increase) else problem.budget + problem.fixed,
+        planned=problem.cost(widths) + problem.fixed,
+        asked=None if isinstance(goal, Increase | Limit) else goal.removed,
+        widths={part: (min(found), max(found)) for part, found in by_part.items() if found},
+        finer=_finer(config),
     )
+
+
+def _of_ranks(shape: ModelShape, plan: Plan) -> Outlook:
+    """Weights of the linear maps that the plan changes; a mask's are those that do not become zero.
+
+    Every map follows its method's rule by itself, so there is no amount that is allowed to them together.
+    """
+    after = apply_plan(shape, plan)
+    before = planned = 0
+    ranks: dict[str, list[int]] = {}
+    for old, new, linears in zip(shape.layers, after.layers, plan.linears, strict=True):
+        for linear in linears:
+            inputs, outputs = linear_sizes(old, linear.name)
+            before += inputs * outputs
+            planned += linear.rank * outputs if plan.masked else linear_parameters(new, linear.name)
+            ranks.setdefault(linear.name, []).append(linear.rank)
+    cached = any(linear.cached for linears in plan.linears for linear in linears)  # a ratio of the cache
+    names = [name for part in COMPONENTS for name in LINEARS[part] if name in ranks]
+    return Outlook(
+        unit="masked" if plan.masked else "maps",
+        before=before,
+        allowed=None,
+        planned=planned,
+        asked=None if cached else plan.ratio,
+        widths={name: (min(ranks[name]), max(ranks[name])) for name in names},
+        finer=(),
+    )
+
+
+def _finer(config: CompressConfig) -> tuple[str, ...]:
+    """Options that give a plan more widths to choose from."""
+    if config.portable:
+        return (*(("--align 16",) if config.align == 32 else ()), "no --portable")
+    if config.align is None:
+        return ()
+    return (*(f"--align {step}" for step in (16, 8) if step < config.align), "--align none")

@@ -30,11 +30,6 @@ SMALLEST_LOSS = math.e
 Item = TypeVar("Item")
 
 
-def uniform_ranks(sizes: Mapping[Key, Size], rule: Rule, ratio: float, align: int | None) -> dict[Key, int]:
-    """The same ratio for every linear map."""
-    return ranks_at(sizes, rule, dict.fromkeys(sizes, ratio), align)
-
-
 def ranks_at(sizes: Mapping[Key, Size], rule: Rule, ratios: Mapping[Key, float], align: int | None) -> dict[Key, int]:
     """A ratio of its own for every linear map."""
     return {key: aligned(rule(*size, ratios[key]), most=rule(*size, 0.0), align=align) for key, size in sizes.items()}

@@ -102,6 +102,23 @@ class MLP:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """The MLPs of a mixture: those a router chooses among, all of one width, and the one every token passes."""
+
+    routed: tuple[MLP, ...]
+    numbers: tuple[int, ...]
+    """Which of the original experts each routed one is."""
+    top_k: int
+    """Experts that a token is routed to."""
+    shared: MLP | None = None
+
+    @property
+    def width(self) -> int:
+        """Of a routed expert; the shared one has a multiple of it."""
+        return self.routed[0].width
+
+
+@dataclass(frozen=True, kw_only=True)
 class Linear:
     """One linear map of a layer by itself: y = x W + b."""
 
@@ -117,7 +134,7 @@ class Linear:
         return min(self.W.shape)
 
 
-Part = QK | OV | MLP | Linear
+Part = QK | OV | MLP | Experts | Linear
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ INPUTS = {"q": "x", "k": "x", "v": "x", "o": "a", "gate": "up", "up": "up", "dow
 """Linear map -> its input's name in the moments: x attention, a heads' outputs, up MLP, down neurons."""
 
 
+STRICT = {"strict": True, "extra": "forbid"}
+"""How pydantic reads a record from a file: no text for a number, nothing besides its fields."""
 WIDTH_FIELDS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
 """Component -> the field that holds its width in the records below."""
 
@@ -19,6 +21,7 @@ WIDTH_FIELDS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
 class LinearShape:
     """A linear map that was replaced by two."""
 
+    __pydantic_config__ = STRICT
     name: str
     rank: int
     """Per group."""
@@ -41,7 +44,16 @@ class LayerShape:
     vo: int
     """Value/output head width."""
     mlp: int
+    """Of the MLP, or of each routed expert."""
     gated: bool
+    experts: int = 0
+    """Routed experts in place of one MLP; 0 without a router."""
+    dropped_experts: int = 0
+    """Experts that there were besides."""
+    top_k: int = 0
+    """Experts that a token is routed to."""
+    shared: int = 0
+    """Width of the expert that every token passes, in widths of a routed one."""
     qk_bias: bool = False
     v_bias: bool = False
     o_bias: bool = False
@@ -54,11 +66,29 @@ class LayerShape:
     """Pairs turn at rates of their own instead of the model's frequencies."""
     linears: tuple[LinearShape, ...] = ()
     """The linear maps that became two; empty for dense and narrow layers."""
-    # Not in the repr, which a model's fingerprint is made of: they follow from what is.
+    # Not in the repr, which a model's fingerprint is made of: those of files that exist stay as they are.
+    components: tuple[str, ...] = field(default=COMPONENTS, repr=False)
+    """Those that can be narrowed; whatever else a layer has is left whole, and its widths are 0 or stay."""
+    rotated: int = field(default=0, repr=False)
+    """Rotated channels of a query head beside the `qk` ones, left whole; their key is shared by all heads (MLA)."""
+    q_in: int = field(default=0, repr=False)
+    """Channels that queries are made of where those are a latent; 0 where it is the model's width."""
+    kv_in: int = field(default=0, repr=False)
+    """The same for keys and values; the cache then holds this latent and the shared rotated key."""
     norm_together: bool = field(default=False, repr=False)
     """A QK-norm takes its mean over all heads."""
-    fixed: tuple[str, ...] = field(default=(), repr=False)
-    """Components that keep their width, because a narrow one could not compute what they do."""
+    whole: int = field(default=0, repr=False)
+    """Elements of the layer's matrices that are in no component; `other_parameters` counts them."""
+
+    @property
+    def mlps(self) -> int:
+        """MLPs of width `mlp` in the layer: what its size counts."""
+        return self.experts + self.shared if self.experts else 1
+
+    @property
+    def active_mlps(self) -> int:
+        """MLPs of width `mlp` that one token passes: what its FLOPs count."""
+        return self.top_k + self.shared if self.experts else 1
 
     def width(self, component: str) -> int:
         """The width of a component as it is."""
@@ -75,7 +105,7 @@ class ModelShape:
 
     layers: tuple[LayerShape, ...]
     other_parameters: int
-    """Embeddings, norms, heads: everything that is not a weight or bias of a decoder layer's projections."""
+    """Embeddings, norms, heads, layers left whole: everything that is no weight or bias of a component."""
     bytes_per_element: int
 
 
@@ -83,6 +113,7 @@ class ModelShape:
 class LayerWidths:
     """The inner widths a layer is to have (or has)."""
 
+    __pydantic_config__ = STRICT
     qk: int
     pairs: int
     vo: int

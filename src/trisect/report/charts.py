@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Sequence
 from itertools import product
+from typing import Any
 
 from trisect.errors import TrisectError
 from trisect.plan.curves import Curves
@@ -11,7 +12,7 @@ from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape, widths_of
 from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run, Spectrum
 from trisect.report.terminal import kept_shares
-from trisect.support.plots import Bars, Cell, Chart, HeatMap, Point, Series
+from trisect.support.plots import Bar, Chart, Groups, HeatMap, Point, Series
 
 ACROSS = 5
 """Layers whose spectra are shown where nobody chose any, from the first to the last."""
@@ -25,40 +26,43 @@ RISE = "rise of the loss (nats per token)"
 
 def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title: str = "") -> HeatMap:
     """Share that each component of each layer keeps."""
-    rows = {}
-    for component, shares in kept_shares(before, after).items():
-        pairs = zip(before.layers, after.layers, strict=True)
-        notes = [f", width {old.width(component)} to {new.width(component)}" for old, new in pairs]
-        rows[component.upper()] = [Cell(*cell) for cell in zip(shares, notes, strict=True)]
+    pairs = list(zip(before.layers, after.layers, strict=True))
+    rows = {component.upper(): shares for component, shares in kept_shares(before, after).items()}
+    widths = {
+        name: [f"width {old.width(name.lower())} to {new.width(name.lower())}" for old, new in pairs] for name in rows
+    }
     of = "parameters" if any(layer.linears for layer in after.layers) else "width"
-    caption = f"Share of {of} kept by each component, in per cent."
-    return HeatMap(name=name, title=title, caption=caption, rows=rows, unit=f"of its {of} kept", coldest=1, hottest=0)
+    caption, unit = f"Share of {of} kept by each component, in per cent.", f"of its {of} kept"
+    texts: Any = {"name": name, "title": title, "caption": caption, "unit": unit}
+    return HeatMap(rows=rows, notes=widths, coldest=1, hottest=0, **texts)
 
 
 def loss_map(run: Run) -> HeatMap | None:
     """Share of each local objective that is lost, as the solvers predicted it."""
-    rows: dict[str, list[Cell | None]] = {}
+    rows: dict[str, list[float | None]] = {}
     for loss in run.compression.losses:
         if loss.share is not None and loss.layer < len(run.after.layers):
-            row = rows.setdefault(loss.component.upper(), [None] * len(run.after.layers))
-            row[loss.layer] = Cell(loss.share, f" at width {loss.width}" + (f"; {loss.note}" if loss.note else ""))
+            rows.setdefault(loss.component.upper(), [None] * len(run.after.layers))[loss.layer] = loss.share
     if not rows:
         return None
-    name, title = f"losses-{run.name}", f"{run.name}: objective lost"
     caption = (
         "Share of each component's own objective that is lost on the calibration tokens, as its solver predicts "
         "it, in per cent. Objectives of different components have no common unit."
     )
-    hottest = max(cell.value for row in rows.values() for cell in row if cell)
-    return HeatMap(name=name, title=title, caption=caption, rows=rows, unit="lost", coldest=0.0, hottest=hottest)
+    texts: Any = {"name": f"losses-{run.name}", "title": f"{run.name}: objective lost", "caption": caption}
+    hottest = max(share for row in rows.values() for share in row if share is not None)
+    return HeatMap(rows=rows, unit="lost", coldest=0.0, hottest=hottest, **texts)
 
 
-def time_bars(runs: Sequence[Run]) -> Bars | None:
-    """Seconds by stage, a bar per run."""
+def time_bars(runs: Sequence[Run]) -> Groups | None:
+    """Seconds by stage, a group of bars per run."""
     timed = {run.name: run.timings for run in runs if sum(run.timings.values()) > 0}
-    caption = "Share of each stage in a run's own time. Times of different machines do not compare."
+    bars = {
+        name: [Bar(stage, spent, f"{spent:.3g}") for stage, spent in times.items()] for name, times in timed.items()
+    }
+    caption = "Seconds of each stage. Times of different machines do not compare."
     title = "Where the time went"
-    return Bars(name="time", title=title, caption=caption, unit="seconds", rows=timed) if timed else None
+    return Groups(name="time", title=title, caption=caption, y_label="seconds", groups=bars) if bars else None
 
 
 def trial_chart(run: Run) -> Chart | None:

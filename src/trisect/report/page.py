@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trisect.data.registry import REGISTRY_MODELS
+from trisect.data.catalogue import REGISTRY_MODELS
 from trisect.errors import TrisectError
 from trisect.plan.budget import budget_of, compare
 from trisect.plan.curves import Curves
@@ -23,7 +23,7 @@ from trisect.report.records import FLOPS, KV_CACHE, PARAMETERS, Fact, Kind, Quan
 from trisect.report.terminal import byte_count, count, short
 from trisect.support import plots
 from trisect.support.files import check_writable
-from trisect.support.plots import Chart, Figure
+from trisect.support.plots import Figure
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -37,8 +37,6 @@ HINTS = {
 LEADING_SIZES = (PARAMETERS, KV_CACHE, FLOPS)
 CERTAIN = 2.0
 """Standard errors that a difference must exceed before it is called better or worse."""
-MOST_TOGGLES = 10
-"""Series that are worth a button each."""
 CALIBRATION = ("source", "samples", "length", "sampling", "seed")
 PROVENANCE = ("date", "trisect", "commit", "python", "token_hash")
 
@@ -239,13 +237,6 @@ def write_figures(folder: Path, sections: Mapping[str, Section]) -> list[Path]:
     ]
 
 
-def _toggles(figure: Figure) -> list[tuple[int, str]]:
-    """Number and label of the series that have a button."""
-    series = enumerate(figure.series) if isinstance(figure, Chart) else ()
-    found = [(number, each.label) for number, each in series if each.depth is None]
-    return found if 2 <= len(found) <= MOST_TOGGLES else []
-
-
 @cache
 def _template() -> "Template":
     from jinja2 import Environment, StrictUndefined
@@ -255,7 +246,7 @@ def _template() -> "Template":
     )
     functions = (change_of, count, leading_facts, receipt_text, short, shown_value)
     environment.globals |= {function.__name__: function for function in functions}
-    environment.globals |= {"budget_of": budget_of, "compare": compare, "toggles": _toggles}
+    environment.globals |= {"budget_of": budget_of, "compare": compare}
     return environment.from_string(_asset("page.html"))
 
 

@@ -271,7 +271,7 @@ class BenchRow(Entry):
         if side is None or self.error is not None:
             return
         name = f"{case.phase}, {case.batch} x {case.length}" + (f" + {case.new}" if case.new else "") + " tokens"
-        how = f"{case.attention}, {case.mode}, {case.dtype}, {case.device}; random weights of the same shape"
+        how = f"{case.attention}, {case.mode}, {case.dtype}, {case.device}; the dense model with random weights"
         speed = Quantity(kind=Kind.SPEED, name=name, detail=how, unit="tokens/s")
         latency = replace(speed, kind=Kind.LATENCY, unit="ms")
         for quantity, value in ((speed, self.tokens_per_second), (latency, 1000 * self.times["p50"])):

@@ -8,6 +8,7 @@ from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
+from trisect.bench.rows import span
 from trisect.plan.budget import PREFILL_LENGTH, budget_of, compare, matrix_parameters
 from trisect.records.shapes import COMPONENTS, LayerShape, ModelShape
 from trisect.support.plots import heat_colours
@@ -69,14 +70,9 @@ def lost_shares(losses: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 def width_change(before: ModelShape, after: ModelShape, *, component: str) -> str:
     """E.g. "head 64 -> 48", or "head 64 -> 32..48" where the layers differ."""
-    was = _span(layer.width(component) for layer in before.layers)
-    now = _span(layer.width(component) for layer in after.layers)
+    was = span(layer.width(component) for layer in before.layers if component in layer.components)
+    now = span(layer.width(component) for layer in after.layers if component in layer.components)
     return f"{WIDTH_NAMES[component]} {was}" + (f" -> {now}" if now != was else "")
-
-
-def _span(widths: Iterable[int]) -> str:
-    found = sorted(set(widths))
-    return str(found[0]) if len(found) == 1 else f"{found[0]}..{found[-1]}"
 
 
 def kept_shares(before: ModelShape, after: ModelShape) -> dict[str, list[float]]:
@@ -86,6 +82,8 @@ def kept_shares(before: ModelShape, after: ModelShape) -> dict[str, list[float]]
 
 
 def _kept(old: LayerShape, new: LayerShape, component: str) -> float:
+    if component not in old.components:
+        return 1.0
     if new.linears:
         return matrix_parameters(new, component) / matrix_parameters(old, component)
     return new.width(component) / old.width(component)

@@ -4,16 +4,15 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -57,20 +56,6 @@ def explained(what: str) -> Iterator[None]:
 def is_number(value: object) -> bool:
     """Whether a value is an integer or a float; to Python, true and false are integers too."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def check_integer(name: str, value: object, *, minimum: int) -> None:
-    """Refuse what is no whole number of at least `minimum`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise TrisectError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
-
-
-def refuse_unknown_keys(data: Mapping[str, Any], record: type, *, where: str) -> None:
-    """Refuse keys that are no fields of a record, with near names."""
-    known = [entry.name for entry in fields(record)]
-    for key in data:
-        if key not in known:
-            raise unknown_name(f"{where} key", str(key), known)
 
 
 def read_text(path: str | Path, *, largest: int) -> str:
@@ -137,10 +122,10 @@ def validated(model: type[AnyModel], data: Any, *, where: str = "", hint: str = 
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise TrisectError((f"{where}: " if where else "") + _first_problem(error, hint)) from error
+        raise TrisectError((f"{where}: " if where else "") + first_problem(error, hint)) from error
 
 
-def _first_problem(error: "ValidationError", hint: str) -> str:
+def first_problem(error: "ValidationError", hint: str = "") -> str:
     """The first of the problems that pydantic found, with its place written as models[0].source."""
     problem = error.errors()[0]
     steps = [step for step in problem["loc"] if not str(step).startswith("(")]  # tags of unions are in brackets

@@ -6,7 +6,7 @@ Without torchrun there is one process, and everything here does nothing.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
@@ -97,17 +97,30 @@ def broadcast_record(record: Any, *, owner: int, device: torch.device) -> Any:
     """A dataclass of tensors, numbers and strings as its owner has it; the others pass None."""
     if world_size() == 1:
         return record
-    tensors: list[Tensor] = []
-    outline = [_outline(record, tensors) if rank() == owner else None]
+    mine = rank() == owner
+    outline = [_with_tensors(record, lambda tensor: tensor.detach().to("meta")) if mine else None]
     dist.broadcast_object_list(outline, src=owner)
-    found = []
-    for number, (shape, dtype) in enumerate(_sizes(outline[0])):
-        kept = getattr(torch, dtype)
-        value = tensors[number] if rank() == owner else torch.empty(shape, dtype=kept)
+
+    def received(tensor: Tensor) -> Tensor:
+        value = tensor.detach() if mine else torch.empty(tensor.shape, dtype=tensor.dtype)
         value = value.contiguous().to(_wire())
         dist.broadcast(value, src=owner)
-        found.append(value.to(device))
-    return record if rank() == owner else _rebuilt(outline[0], iter(found))
+        return value.to(device)
+
+    found = _with_tensors(record if mine else outline[0], received)
+    return record if mine else found
+
+
+def _with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A record with every tensor in it changed, always in the same order."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = {entry.name: _with_tensors(getattr(value, entry.name), change) for entry in fields(value)}
+        return type(value)(**inner)
+    if isinstance(value, tuple):
+        return tuple(_with_tensors(inner, change) for inner in value)
+    return value
 
 
 def _wire() -> torch.device:
@@ -124,32 +137,6 @@ def _check_same(names: list[str]) -> None:
             "The processes have gathered different moments: each needs calibration windows of its own to fit "
             f"and to hold out; raise --samples to at least {16 * world_size()}."
         )
-
-
-def _outline(value: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        tensors.append(value.detach())
-        return ("tensor", tuple(value.shape), str(value.dtype).removeprefix("torch."))
-    if is_dataclass(value) and not isinstance(value, type):
-        inner = {field.name: _outline(getattr(value, field.name), tensors) for field in fields(value)}
-        return ("record", type(value), inner)
-    return ("plain", value)
-
-
-def _sizes(outline: Any) -> list[tuple[tuple[int, ...], str]]:
-    if outline[0] == "tensor":
-        return [outline[1:]]
-    if outline[0] == "record":
-        return [size for inner in outline[2].values() for size in _sizes(inner)]
-    return []
-
-
-def _rebuilt(outline: Any, tensors: Iterator[Tensor]) -> Any:
-    if outline[0] == "tensor":
-        return next(tensors)
-    if outline[0] == "record":
-        return outline[1](**{name: _rebuilt(inner, tensors) for name, inner in outline[2].items()})
-    return outline[1]
 
 
 @contextmanager

@@ -8,12 +8,12 @@ import io
 import math
 import re
 import warnings
-import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.sax.saxutils import quoteattr
 
 from trisect.errors import TrisectError
 from trisect.support.files import atomic_write_bytes
@@ -54,7 +54,6 @@ MOST_MARKS, MOST_MARKED = 16, 100
 WIDTH, DPI = 5.8, 120
 """Inches, and dots per inch of a PNG."""
 
-SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 Point = tuple[float, float]
 Row = tuple[str | float, ...]
 Table = tuple[tuple[str, ...], list[Row]]
@@ -101,21 +100,16 @@ class Chart(Figure):
         return ("series", *self.axes), rows
 
 
-class Cell(NamedTuple):
-    """One field of a heat map: a share, and what else hovering over it says."""
-
-    value: float
-    note: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class HeatMap(Figure):
-    """Rows of cells, one column per layer; the hotter the colour, the more is gone."""
+    """Rows of shares, one column per layer; the hotter the colour, the more is gone."""
 
-    rows: Mapping[str, Sequence[Cell | None]]
+    rows: Mapping[str, Sequence[float | None]]
     unit: str
     coldest: float
     hottest: float
+    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What else there is to say of each cell, in the table."""
 
     @property
     def columns(self) -> int:
@@ -127,32 +121,22 @@ class HeatMap(Figure):
         return 0.0 if span == 0 else min(1.0, max(0.0, (value - self.coldest) / span))
 
     def table(self) -> Table:
-        """A row per layer."""
-        columns = enumerate(zip(*self.rows.values(), strict=True))
-        rows: list[Row] = [(layer, *(cell.value if cell else "" for cell in cells)) for layer, cells in columns]
-        return ("layer", *(f"{label}, {self.unit}" for label in self.rows)), rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bars(Figure):
-    """One bar per row made of named segments; every bar is as long as the others."""
-
-    unit: str
-    rows: Mapping[str, Mapping[str, float]]
-
-    def table(self) -> Table:
-        """A row per segment."""
-        rows: list[Row] = [(label, *segment) for label, bar in self.rows.items() for segment in bar.items()]
-        return ("run", "stage", self.unit), rows
+        """A row per cell."""
+        rows: list[Row] = [
+            (layer, label, value, self.notes[label][layer] if label in self.notes else "")
+            for label, values in self.rows.items()
+            for layer, value in enumerate(values)
+            if value is not None
+        ]
+        return ("layer", "part", self.unit, "note"), rows
 
 
 class Bar(NamedTuple):
-    """One bar of a group, with a note above it and perhaps a dash at what it could reach."""
+    """One bar of a group, with a note above it."""
 
     label: str
     value: float
     note: str = ""
-    limit: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +145,11 @@ class Groups(Figure):
 
     y_label: str
     groups: Mapping[str, Sequence[Bar]]
-    guide: float | None = None
-    """A dashed line to compare with."""
 
     def table(self) -> Table:
         """A row per bar."""
-        rows: list[Row] = [
-            (group, bar.label, bar.note, bar.value) for group, bars in self.groups.items() for bar in bars
-        ]
-        return ("group", "bar", "note", self.y_label), rows
+        rows: list[Row] = [(group, bar.label, bar.value) for group, bars in self.groups.items() for bar in bars]
+        return ("group", "bar", self.y_label), rows
 
 
 def has_matplotlib() -> bool:
@@ -177,7 +157,7 @@ def has_matplotlib() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def need_matplotlib(instead: str = "--no-figures for the tables alone") -> None:
+def need_matplotlib(instead: str) -> None:
     """Refuse where figures cannot be drawn, with what to install and what to type instead."""
     if not has_matplotlib():
         raise TrisectError(f"Figures need matplotlib: pip install 'trisect[plots]', or {instead}.")
@@ -201,46 +181,24 @@ def write_figure(path: str | Path, figure: Figure) -> Path:
 
 
 def svg(figure: Figure, *, themed: bool = False) -> str:
-    """A figure as an SVG element with a tooltip on every mark; `themed` takes a page's colours."""
-    canvas, tips = _draw(figure)
+    """A figure as an SVG element; `themed` takes a page's colours."""
+    canvas = _draw(figure)
     canvas.patch.set_visible(not themed)
-    root = ET.fromstring(as_svg(canvas))
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style"):
-                parent.remove(child)
-    for element in root.iter():
-        # Several figures share a page: names are kept only where something refers to them.
-        name = element.attrib.pop("id") if element.tag == f"{{{SVG}}}g" and "id" in element.attrib else ""
-        if name.startswith("series-"):
-            element.set("data-series", name.removeprefix("series-"))
-        marks = list(element.iter(f"{{{SVG}}}use")) or [element]
-        for mark, tip in zip(marks, tips.get(name, ()), strict=False):
-            mark.set("class", "mark")
-            ET.SubElement(mark, f"{{{SVG}}}title").text = UNWRITABLE.sub("\ufffd", tip)
-        if themed and "style" in element.attrib:
-            element.set("style", _with_variables(element.attrib["style"]))
-    root.attrib |= {"role": "img", "aria-label": UNWRITABLE.sub("\ufffd", f"{figure.title}. {figure.caption}")}
-    root.attrib |= {"stroke-linejoin": "round"}
-    ET.register_namespace("", SVG)
-    ET.register_namespace("xlink", XLINK)
-    return ET.tostring(root, encoding="unicode")
+    text = as_svg(canvas).decode("utf-8")
+    # Names of groups are dropped, as several figures share a page; so are metadata, and a style for all elements.
+    text = re.sub(r"<(metadata|style)\b.*?</\1>\n?", "", text[text.index("<svg") :].rstrip(), flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    if themed:
+        text = re.sub("|".join(VARIABLES), lambda found: f"var(--{VARIABLES[found[0]]})", text)
+    label = UNWRITABLE.sub("\ufffd", f"{figure.title}. {figure.caption}")
+    return text.replace("<svg ", f'<svg role="img" stroke-linejoin="round" aria-label={quoteattr(label)} ', 1)
 
 
 def png(figure: Figure) -> bytes:
     """A figure as PNG."""
-    canvas, _ = _draw(figure)
     out = io.BytesIO()
-    _save(canvas, out, style=STYLE, format="png", dpi=DPI, metadata={"Software": None})
+    _save(_draw(figure), out, style=STYLE, format="png", dpi=DPI, metadata={"Software": None})
     return out.getvalue()
-
-
-def drawn(figures: Iterable[Figure]) -> dict[str, bytes]:
-    """File name -> SVG."""
-    found = {file_name(figure.name): figure for figure in figures}
-    if found:
-        need_matplotlib()
-    return {name: f"{svg(figure)}\n".encode() for name, figure in found.items()}
 
 
 def file_name(text: str) -> str:
@@ -283,12 +241,12 @@ def _save(figure: Any, out: Any, *, style: Any, **settings: Any) -> None:
         figure.savefig(out, **settings)
 
 
-Drawn = tuple[list[tuple[str, Any]], dict[str, list[str]]]
-"""Label and artist of every entry of the legend; name of a group of marks -> their tips."""
+Legend = list[tuple[str, Any]]
+"""Label and artist of every entry."""
 
 
-def _draw(figure: Figure) -> tuple[Any, dict[str, list[str]]]:
-    """The matplotlib figure, and the tips of its marks."""
+def _draw(figure: Figure) -> Any:
+    """The matplotlib figure."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
 
@@ -297,16 +255,13 @@ def _draw(figure: Figure) -> tuple[Any, dict[str, list[str]]]:
         axes: Any = canvas.subplots()
         width, inner = WIDTH, 2.8
         if isinstance(figure, Chart):
-            legend, tips = _draw_chart(figure, axes)
+            legend = _draw_chart(figure, axes)
         elif isinstance(figure, HeatMap):
-            legend, tips = _draw_heat_map(figure, axes)
+            legend = _draw_heat_map(figure, axes)
             width, inner = max(WIDTH, 1.0 + 0.32 * figure.columns), 0.3 * len(figure.rows)
-        elif isinstance(figure, Groups):
-            legend, tips = _draw_groups(figure, axes)
         else:
-            assert isinstance(figure, Bars)
-            legend, tips = _draw_bars(figure, axes)
-            inner = 0.5 * len(figure.rows)
+            assert isinstance(figure, Groups)
+            legend = _draw_groups(figure, axes)
         labels = [_label(label) for label, _ in legend]
         columns = max(1, LINE_OF_LEGEND // (6 + max(map(len, labels), default=0)))
         top, bottom = 0.38 + 0.19 * math.ceil(len(labels) / columns), 0.55
@@ -320,14 +275,13 @@ def _draw(figure: Figure) -> tuple[Any, dict[str, list[str]]]:
             place: Any = {"loc": "upper left", "bbox_to_anchor": (0.1 / width, 1 - 0.3 / height)}
             style: Any = {"ncols": columns, "frameon": False, "fontsize": 8, "borderaxespad": 0}
             canvas.legend([artist for _, artist in legend], labels, **place, **style)
-    return canvas, tips
+    return canvas
 
 
-def _draw_chart(chart: Chart, axes: Any) -> Drawn:
-    layers: list[tuple[str, Any]] = []
-    named: list[tuple[str, Any]] = []
-    tips = {}
-    for place, series in enumerate(chart.series):
+def _draw_chart(chart: Chart, axes: Any) -> Legend:
+    layers: Legend = []
+    named: Legend = []
+    for series in chart.series:
         number = len(named)
         style: Any = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4}
         every = max(1, math.ceil(len(series.points) / MOST_MARKS))
@@ -339,40 +293,31 @@ def _draw_chart(chart: Chart, axes: Any) -> Drawn:
         elif len(series.points) <= MOST_MARKED:
             style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5, "markevery": every}
         style |= {} if series.line else {"linestyle": "none"}
-        x, y = zip(*series.points, strict=True)
-        line = axes.plot(x, y, gid=f"series-{place}", clip_on=False, **style)[0]
+        line = axes.plot(*zip(*series.points, strict=True), clip_on=False, **style)[0]
         (named if series.depth is None else layers).append((series.label, line))
         for note, point in zip(series.notes, series.points, strict=False):
             axes.annotate(note, point, textcoords="offset points", xytext=(4, 3), fontsize=7)
-        marked = series.points[::every] if "marker" in style else ()
-        tips[f"series-{place}"] = [
-            f"{series.label}: {chart.axes[0]} {x:.4g}, {chart.axes[1]} {y:.4g}" for x, y in marked
-        ]
     values = [y for series in chart.series for _, y in series.points]
     _set_scales(axes, values, chart.axes, log=chart.log_y)
-    return [*layers[:1], *layers[1:][-1:], *named], tips
+    return [*layers[:1], *layers[1:][-1:], *named]
 
 
-def _draw_groups(figure: Groups, axes: Any) -> Drawn:
-    tips = {}
-    colours, legend = _colours(bar.label for bars in figure.groups.values() for bar in bars)
-    for place, (group, bars) in enumerate(figure.groups.items()):
+def _draw_groups(figure: Groups, axes: Any) -> Legend:
+    from matplotlib.patches import Patch
+
+    names = dict.fromkeys(bar.label for bars in figure.groups.values() for bar in bars)
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    for place, bars in enumerate(figure.groups.values()):
         width = 0.8 / len(bars)
         for number, bar in enumerate(bars):
-            left, gid = place - 0.4 + number * width, f"mark-{place}-{number}"
+            left = place - 0.4 + number * width
             box = axes.bar(left, bar.value, 0.95 * width, align="edge", color=colours[bar.label])
-            box.patches[0].set_gid(gid)
             axes.bar_label(box, [bar.note], fontsize=7, padding=2)
-            if bar.limit is not None:
-                axes.hlines(bar.limit, left, left + width, colors=INK, linewidth=1.2)
-            tips[gid] = [f"{group}, {bar.label}: {figure.y_label} {bar.value:.4g}"]
-    if figure.guide is not None:
-        axes.axhline(figure.guide, color=SOFT, linestyle="--", linewidth=1)
     values = [bar.value for bars in figure.groups.values() for bar in bars]
     _set_scales(axes, values, ("", figure.y_label), log=True)
     axes.set_xticks(range(len(figure.groups)), [_label(group) for group in figure.groups], fontsize=7)
     axes.margins(y=0.15)
-    return legend, tips
+    return [(name, Patch(color=colour)) for name, colour in colours.items()]
 
 
 def _set_scales(axes: Any, values: Sequence[float], labels: tuple[str, str], *, log: bool) -> None:
@@ -391,58 +336,23 @@ def _set_scales(axes: Any, values: Sequence[float], labels: tuple[str, str], *, 
     axes.set_axisbelow(True)
 
 
-def _draw_heat_map(heat: HeatMap, axes: Any) -> Drawn:
-    tips = {}
-    for row, (label, cells) in enumerate(heat.rows.items()):
-        for layer, cell in enumerate(cells):
-            if cell is None:
-                continue
-            colour, ink = heat_colours(1 - heat.warmth(cell.value))
-            name = f"mark-{row}-{layer}"
-            box = axes.barh(row, 0.96, left=layer - 0.48, height=0.94, color=colour)
-            box.patches[0].set_gid(name)
-            centre = {"ha": "center", "va": "center", "fontsize": 7, "color": ink}
-            axes.text(layer, row, f"{100 * cell.value:.0f}", **centre)
-            tips[name] = [f"layer {layer}, {label}: {cell.value:.2%} {heat.unit}{cell.note}"]
-    _set_rows(axes, heat.rows)
-    axes.set_xlim(-0.5, heat.columns - 0.5)
-    axes.set_xticks(range(heat.columns))
-    axes.set_xlabel(f"layer (cells: {heat.unit}, %)")
-    return [], tips
-
-
-def _draw_bars(bars: Bars, axes: Any) -> Drawn:
-    tips = {}
-    colours, legend = _colours(name for segments in bars.rows.values() for name in segments)
-    for row, (label, segments) in enumerate(bars.rows.items()):
-        left, total = 0.0, sum(segments.values())
-        for number, (name, value) in enumerate(segments.items()):
-            box = axes.barh(row, 100 * value / total, left=left, height=0.6, color=colours[name])
-            left += 100 * value / total
-            box.patches[0].set_gid(f"mark-{row}-{number}")
-            tips[f"mark-{row}-{number}"] = [f"{label}, {name}: {value:.4g} {bars.unit}, {value / total:.1%}"]
-        axes.text(0, row - 0.32, f"{_label(label)}: {total:.4g} {bars.unit}", va="bottom", fontsize=8)
-    _set_rows(axes, [""] * len(bars.rows))
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("share (%)")
-    return legend, tips
-
-
-def _colours(names: Iterable[str]) -> tuple[dict[str, str], list[tuple[str, Any]]]:
-    """A colour for each name, and their entries in the legend."""
-    from matplotlib.patches import Patch
-
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(dict.fromkeys(names))}
-    return colours, [(name, Patch(color=colour)) for name, colour in colours.items()]
-
-
-def _set_rows(axes: Any, labels: Iterable[str]) -> None:
-    """Labelled rows from the top down."""
-    names = [_label(label, longest=9) for label in labels]
+def _draw_heat_map(heat: HeatMap, axes: Any) -> Legend:
+    for row, values in enumerate(heat.rows.values()):
+        for layer, value in enumerate(values):
+            if value is not None:
+                colour, ink = heat_colours(1 - heat.warmth(value))
+                axes.barh(row, 0.96, left=layer - 0.48, height=0.94, color=colour)
+                centre = {"ha": "center", "va": "center", "fontsize": 7, "color": ink}
+                axes.text(layer, row, f"{100 * value:.0f}", **centre)
+    names = [_label(label, longest=9) for label in heat.rows]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.6)
     axes.tick_params(left=False)
     axes.spines["left"].set_visible(False)
+    axes.set_xlim(-0.5, heat.columns - 0.5)
+    axes.set_xticks(range(heat.columns))
+    axes.set_xlabel(f"layer (cells: {heat.unit}, %)")
+    return []
 
 
 def _label(text: str, *, longest: int = LONGEST_LABEL) -> str:
@@ -454,8 +364,3 @@ def _label(text: str, *, longest: int = LONGEST_LABEL) -> str:
 def _cut(text: str, longest: int) -> str:
     text = UNWRITABLE.sub("\ufffd", text)
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
-
-
-def _with_variables(style: str) -> str:
-    """Colours that the page may change, as its variables."""
-    return re.sub("|".join(VARIABLES), lambda found: f"var(--{VARIABLES[found[0]]})", style)

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +18,11 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers.modeling_utils import local_torch_dtype
 
+from trisect.bench.rows import Variant
+from trisect.bench.sweep import original_config
 from trisect.config import CompressConfig
 from trisect.decode import prepare_for_inference
 from trisect.errors import TrisectError, check_names, unknown_name
-from trisect.methods import get_method
-from trisect.methods.method import options_of
 from trisect.models import LayerView, family_for, layer_views, mark_compressed, shape_of
 from trisect.models.compressed import compressed_class
 from trisect.models.families import FAMILIES, PREFIX
@@ -30,13 +30,10 @@ from trisect.models.rotary import rotation_of, stored_rates
 from trisect.pipeline.rank_search import linear_plan
 from trisect.plan import apply_plan, budget_of, compare, plan_for
 from trisect.plan.problem import pairs_at
-from trisect.records.parts import COMPONENTS
 from trisect.records.shapes import LayerShape, ModelShape, widths_of
 
-SHAPES: dict[str, dict[str, Any]] = json.loads((files("trisect.bench") / "shapes.json").read_text("utf-8"))
+SHAPES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("shapes.json").read_text("utf-8"))
 """Name -> config.json of a published checkpoint, as far as it decides the architecture."""
-NOT_ORIGINAL = ("trisect", "model_type", "architectures", "quantization_config", "transformers_version")
-"""What a compressed checkpoint's config has and its original's must not inherit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,7 @@ class Subject:
 def subject_of_shape(name: str) -> Subject:
     """A published shape by name, or an error that lists them."""
     if name not in SHAPES:
-        raise unknown_name("shape", name, SHAPES, "Any other model is benched by its folder or hub id.")
+        raise unknown_name("shape", name, SHAPES, "Any other model: subject_of_model(name).")
     # A copy, because configs keep and change the mappings they are given.
     settings = copy.deepcopy(SHAPES[name])
     return Subject(name=name, config=transformers.AutoConfig.for_model(**settings))
@@ -92,17 +89,14 @@ def subject_of_model(name: str, *, trust_remote_code: bool = False) -> Subject:
     family = family_for(config)
     if family.name not in FAMILIES:
         raise TrisectError(
-            f"{name} is a {config.model_type} model, of which only the text part could be timed; "
-            f"bench its text model, or a shape: trisect bench --shape NAME."
+            f"{name} is a {config.model_type} model, of which only the text part could be timed; bench its text model."
         )
     if not config.model_type.startswith(PREFIX):
         return Subject(name=name, config=config)
     with torch.device("meta"):
         model = compressed_class(family.name)(config)
     layers = tuple(view.shape() for view in layer_views(model))
-    settings = {key: value for key, value in config.to_dict().items() if key not in NOT_ORIGINAL}
-    original = getattr(transformers, family.model).config_class.from_dict(settings)
-    return Subject(name=name, config=original, narrowed=layers)
+    return Subject(name=name, config=original_config(config), narrowed=layers)
 
 
 def stock_model(config: Any, *, dtype: torch.dtype, device: str) -> Any:
@@ -119,36 +113,6 @@ FACTORED = "svd-llm"
 KINDS = ("dense", "owned", "trisect", FACTORED)
 """Stock; stock weights in our runtime; narrow; two maps for one with the narrow model's parameters."""
 WIDTHS = re.compile(r"(\d+)/(\d+)/(\d+)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """One model to be timed."""
-
-    kind: str
-    asked: str
-    """The ratio or widths that were asked for; empty for dense models."""
-    shape: ModelShape
-    removed: float
-    """Of the decoder's linear weights."""
-
-    @property
-    def widths(self) -> str:
-        """E.g. "96/96/11008", with spans where layers differ; ranks for factored maps."""
-        layers = self.shape.layers
-        if any(layer.linears for layer in layers):
-            return f"rank {_span([linear.rank for layer in layers for linear in layer.linears])}"
-        return "/".join(_span([layer.width(part) for layer in layers]) for part in COMPONENTS)
-
-    @property
-    def folded(self) -> bool:
-        """Whether heads turn at rates of their own."""
-        return any(layer.folded for layer in self.shape.layers)
-
-
-def _span(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low}..{high}"
 
 
 def variants_of(
@@ -188,9 +152,7 @@ def narrow_shape(dense: ModelShape, *, ratio: float, align: int | None) -> Model
 def factored_shape(dense: ModelShape, *, ratio: float, align: int | None) -> ModelShape:
     """The ranks that `trisect compress --method svd-llm` plans."""
     config = CompressConfig(ratio=ratio, method=FACTORED, align=align, allocate="uniform")
-    options = options_of(config)
-    plan = linear_plan(dense, get_method(FACTORED), config, None, options=options, progress=None)
-    return apply_plan(dense, plan)
+    return apply_plan(dense, linear_plan(dense, config))
 
 
 def shape_of_widths(dense: ModelShape, text: str) -> ModelShape:
@@ -265,8 +227,8 @@ def _put(model: nn.Module, path: str, value: Tensor) -> None:
 
 def _choose_rotations(view: LayerView, model: Any, generator: torch.Generator) -> None:
     """Frequencies as a method would have left them: another ascending set for every key head."""
-    a = view.attention
-    if a.rotary_index is None:
+    a = view.attention_module
+    if a is None or a.rotary_index is None:
         return
     heads, kept = a.rotary_index.shape
     rotary = getattr(model.get_submodule(view.family.layers.rpartition(".")[0]), "rotary_emb", None)

@@ -1,10 +1,13 @@
 """Compressed checkpoints are made known to transformers when it is imported, not when trisect is.
 
-Both orders work: `import trisect` before transformers waits for it, after it registers at once.
+Both orders work: `import trisect` before transformers waits for it, after it registers at once. While it loads or
+saves, transformers is kept off the screen, and its settings are left as they were.
 """
 
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -49,3 +52,28 @@ def _act(name: str) -> None:
         sys.modules[MODELS].register_families()
     elif MODELS not in sys.modules:  # else it is being imported, and what asked for transformers
         import_module(MODELS)
+
+
+# transformers imports torchao wherever it is installed, which then reports what it could not load.
+for name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No bars and no notes from transformers inside; errors still come through."""
+    from transformers import modeling_gguf_pytorch_utils as gguf
+    from transformers.utils import logging
+
+    level, bars, loud = logging.get_verbosity(), logging.is_progress_bar_enabled(), gguf.tqdm
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    # The one bar that asks nobody: its tqdm is not the one that the switch above governs.
+    gguf.tqdm = lambda entries, **_: entries
+    try:
+        yield
+    finally:
+        gguf.tqdm = loud
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

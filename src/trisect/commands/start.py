@@ -1,0 +1,190 @@
+"""First steps: `trisect demo`, the whole flow in a few minutes; `init`, a file for --config; `ls`, what there is."""
+
+import textwrap
+from pathlib import Path
+from typing import Annotated, Any
+
+from trisect import commands
+from trisect.commands import _options
+from trisect.commands import _screen as screen
+from trisect.commands._options import Json, LoadOptions, Verb, argument, option
+from trisect.commands.compress import show_result
+from trisect.errors import TrisectError, unknown_name
+
+MODEL = "smollm2-135m"
+PROMPT = "A function in Python is"
+NEW_TOKENS = 40
+# Enough that the moments settle, little enough that two cores finish within four minutes.
+SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
+WIDTH = 100
+"""Of the comments in a file of options."""
+FAMILY_COLUMNS = ("family", "QK", "OV", "MLP", "experts", "HF export", "GGUF", "vLLM")
+KINDS = ("methods", "pieces", "families", "data", "models")
+
+
+def demo(
+    ratio: Annotated[float, option("Fraction of the decoder's weights to remove.")] = 0.25,
+    method: Annotated[str, option("See `trisect ls methods`.", "NAME")] = "a3+",
+    json: Json = None,
+) -> None:
+    """Fetch a small model, compress it, and show what it cost."""
+    from trisect.config import CalibrationConfig, CompressConfig
+    from trisect.data import REGISTRY_MODELS
+    from trisect.data.catalogue import BUILTIN
+    from trisect.methods import get_method
+    from trisect.pipeline.job import Job, carry_out
+    from trisect.report.page import continue_prompts
+
+    calibration = CalibrationConfig(source=BUILTIN, samples=SAMPLES, length=LENGTH)
+    config = CompressConfig(ratio=ratio, method=method, calibration=calibration)
+    get_method(method)
+
+    def continued(loaded: Any) -> str:
+        return " ".join((PROMPT + continue_prompts(loaded, [PROMPT], NEW_TOKENS)[0]).split())
+
+    screen.say(f"{MODEL}: remove {ratio:.0%} with {method}")
+    with screen.quiet_libraries(), screen.progress() as report:
+        report("load", 0, 1)
+        loaded = screen.load(MODEL, LoadOptions(dtype="float32"))
+        report("load", 1, 1)
+        dense_text = continued(loaded)
+        job = Job(
+            model=loaded.model,
+            source=MODEL,
+            tokenizer=loaded.tokenizer,
+            config=config,
+            evaluate=None,
+            eval_windows=EVAL_WINDOWS,
+            other_text=False,
+        )
+        result = carry_out(job, say=screen.say, progress=report)
+        narrow_text = continued(loaded)
+    show_result(result)
+    screen.say(f"({MODEL}: {REGISTRY_MODELS[MODEL].note})")
+    screen.say(f"before:     {dense_text}", f"compressed: {narrow_text}")
+    texts = {"prompt": PROMPT, "before": dense_text, "after": narrow_text}
+    screen.keep_measurement(json, {**result.receipt, "texts": texts})
+    screen.say_next(f"trisect compress {MODEL} -o small --ratio {ratio} --method {method}")
+
+
+def init(
+    verb: Annotated[str, argument("Whose options.", "[VERB]")] = "compress",
+    out: Annotated[Path, option("New file.", "FILE")] = Path("run.yaml"),
+) -> None:
+    """Write a YAML file with every option of a verb, its default and what it does."""
+    from trisect.support.files import atomic_write_text
+
+    known = commands.verbs()
+    if verb not in known:
+        raise unknown_name("verb", verb, known)
+    if out.exists():
+        raise TrisectError(f"{out} exists and may hold your own settings; name another file with -o.")
+    atomic_write_text(out, commented_options(verb, out))
+    screen.say_saved(out)
+    screen.say_next(f"edit it, then trisect {verb} --config {screen.quoted(out)}")
+
+
+def commented_options(verb: str, out: Path) -> str:
+    """The file's text: options with a default as they are, the others as comments to fill in."""
+    from typer.main import get_command
+
+    command = get_command(commands.build_app()).commands[verb]  # type: ignore[attr-defined]
+    head = f"""# Options of `trisect {verb}`: {" ".join(command.help.split())}
+# Run it with: trisect {verb} --config {out.name}
+# What is typed on the command line wins over this file; lines left out have their default."""
+    return "\n".join([head, *(_entry(key, entry) for key, entry in _options.by_key(command.params).items())]) + "\n"
+
+
+def _entry(key: str, parameter: Any) -> str:
+    import yaml
+
+    needed = " Needed, here or on the command line." if parameter.required else ""
+    kind = "true|false" if _options.is_flag(parameter) else parameter.metavar
+    about = f"{parameter.help}{needed}" + (f" [{kind.strip('[]')}]" if kind else "")
+    comment = textwrap.fill(" ".join(about.split()), WIDTH, initial_indent="# ", subsequent_indent="# ")
+    default = parameter.default
+    if default is None or parameter.required:
+        line = f"# {key}: [...]" if _options.takes_many(parameter) else f"# {key}: ..."
+    else:
+        value = default if isinstance(default, bool | int | float) else str(default)
+        line = yaml.safe_dump({key: value}, width=10**6).strip()
+    return f"\n{comment}\n{line}"
+
+
+def ls(kind: Annotated[str | None, argument("Leave it out for everything.", f"[{'|'.join(KINDS)}]")] = None) -> None:
+    """List methods, pieces of a3+, model families, data sources and built-in models."""
+    if kind is not None and kind not in KINDS:
+        raise unknown_name("list", kind, KINDS)
+    for wanted in (kind,) if kind else KINDS:
+        known = wanted == "families"
+        table = screen.table(*(FAMILY_COLUMNS if known else ()), title=wanted, show_header=known)
+        for row in family_rows() if known else entries(wanted).items():
+            table.add_row(*row)
+        screen.say(table)
+
+
+def family_rows() -> list[tuple[str, ...]]:
+    """What can be done to the models of each family, from its record and from what exporters write."""
+    from trisect.export.gguf import ARCHITECTURES
+    from trisect.export.stock import no_stock_form
+    from trisect.models import FAMILIES, WRAPPERS
+
+    rows = []
+    for name in sorted(FAMILIES):
+        family = FAMILIES[name]
+        experts = "yes" if family.experts is not None else "no"
+        stock = "no" if no_stock_form(family) is not None else "yes" if family.norms is None else "yes, QK whole"
+        gguf = stock if name in ARCHITECTURES else "no"
+        rows.append((name, _qk(family), "yes", "yes", experts, stock, gguf, "no" if stock == "no" else "portable"))
+    return rows + [(name, "as the text model inside", "yes", "yes", *["no"] * 4) for name in sorted(WRAPPERS)]
+
+
+def _qk(family: Any) -> str:
+    """How queries and keys are narrowed."""
+    if family.rotary is None or family.latent is not None:
+        return "SVD" if family.latent is None else "SVD, rotated channels whole"
+    if family.norms is None:
+        return "pairs, folds"
+    return "pairs, folds; whole behind a LayerNorm" if family.norm_centred else "pairs"
+
+
+def entries(kind: str) -> dict[str, str]:
+    """Name -> one line about it."""
+    if kind == "methods":
+        from trisect.methods import METHODS
+
+        return {name: method.summary for name, method in METHODS.items()}
+    if kind == "pieces":
+        from trisect.methods.a3plus import PIECES
+
+        return dict(PIECES)
+    if kind == "data":
+        from trisect.data import list_sources
+
+        return dict(list_sources())
+    from trisect.data import REGISTRY_MODELS
+
+    return {name: entry.description for name, entry in REGISTRY_MODELS.items()}
+
+
+VERBS = {
+    "demo": Verb(
+        demo,
+        "Start here",
+        (
+            ("The whole flow on a small real model", "trisect demo"),
+            ("The paper's method, and more removed", "trisect demo --method a3 --ratio 0.4"),
+        ),
+    ),
+    "init": Verb(
+        init,
+        "Start here",
+        (
+            ("A file for compress, and a run with it", "trisect init compress -o run.yaml"),
+            ("For another verb", "trisect init finetune -o tune.yaml"),
+        ),
+    ),
+    "ls": Verb(
+        ls, "Start here", (("Everything there is to choose from", "trisect ls"), ("One table", "trisect ls methods"))
+    ),
+}

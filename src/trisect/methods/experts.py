@@ -1,0 +1,101 @@
+"""Mixtures of experts: which experts stay, and each of them solved by whatever solves an MLP.   docs/math.md, 9
+
+E = routed experts, I = their width, r = new width
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trisect.methods.fold import keep_neurons
+from trisect.records.parts import MLP, Experts, Moments, Shrunk
+from trisect.solve import SOLVE_DTYPE, neuron_scores, top
+
+EXPERTS = "experts"
+"""The step in front of a mixture's MLPs, which may drop some of them."""
+EXPERT_READS = frozenset({"mlp"})
+FEW = 32
+"""Tokens below which an expert's neurons are chosen by its weights alone."""
+
+
+def solve_experts(solver: Callable[..., Any], part: Experts, moments: Moments, width: int, options: Any) -> Shrunk:
+    """Every expert on the tokens routed to it, all to one width.                               [math.md G-1]"""
+    mlps = {f"expert{number}": mlp for number, mlp in zip(part.numbers, part.routed, strict=True)}
+    if part.shared is not None:
+        mlps["shared"] = part.shared
+    seen = {name: moments_of(moments, name) for name in mlps}
+    everyone = sum(tokens_of(found) for found in seen.values())
+    starved, loss, total = [], 0.0, 0.0
+    for name, mlp in mlps.items():
+        inner, share = width * mlp.width // part.width, tokens_of(seen[name]) / max(1.0, everyone)
+        if tokens_of(seen[name]) < FEW:
+            starved.append(name)
+            mlps[name] = keep_neurons(mlp, top(weight_scores(mlp), inner)[0])
+            continue
+        solution = solver(mlp, seen[name], inner, options)
+        mlps[name] = solution.part
+        loss, total = loss + share * solution.loss, total + share * solution.total
+    shared = mlps.pop("shared", None)
+    note = f"{len(starved)} of {len(mlps)} experts saw fewer than {FEW} tokens: their weights chose" if starved else ""
+    return Shrunk(part=replace(part, routed=tuple(mlps.values()), shared=shared), loss=loss, total=total, note=note)
+
+
+def choose_experts(part: Experts, moments: Moments, width: int, options: Any) -> Shrunk:
+    """Drop whole experts as long as that costs A3's objective less than a narrower cut.          [math.md G-3]
+
+    As many neurons stay as in all experts at `width`: with fewer experts, those that stay keep more of theirs.
+    """
+    seen = [moments_of(moments, f"expert{number}") for number in part.numbers]
+    scores = torch.stack(
+        [
+            neuron_scores(found["mlp"], mlp.W_down) * tokens_of(found)
+            for found, mlp in zip(seen, part.routed, strict=True)
+        ]
+    )  # (E, I)
+    ranked = scores.sort(dim=-1, descending=True).values
+    order = scores.sum(dim=-1).argsort(descending=True, stable=True)
+    neurons, count = width * len(scores), len(scores)
+    least = -(-neurons // part.width)
+    costs = {}
+    for kept in range(max(least, part.top_k), count + 1):
+        stays = ranked[order[:kept], : -(-neurons // kept)].sum()
+        costs[kept] = (scores.sum() - stays).item()
+    best = min(costs, key=lambda kept: (costs[kept], -kept))
+    return dropped(part, order[:best].sort().values, loss=costs[best], total=scores.sum().item())
+
+
+def drop_experts(part: Experts, moments: Moments, width: int, options: Any) -> Shrunk:
+    """REAP: the experts whose router-weighted output is largest over the tokens they see.      [math.md G-4]"""
+    seen = [moments_of(moments, f"expert{number}") for number in part.numbers]
+    saliency = torch.stack([found["out_norm"].reshape(()) for found in seen])
+    kept, lost = top(saliency, max(1, round(len(seen) * width / part.width)))
+    return dropped(part, kept, loss=lost.item(), total=saliency.sum().item())
+
+
+def dropped(part: Experts, kept: Tensor, *, loss: float, total: float) -> Shrunk:
+    """The mixture with some of its experts."""
+    routed, numbers = (tuple(each[place] for place in kept.tolist()) for each in (part.routed, part.numbers))
+    gone = len(part.routed) - len(kept)
+    note = f"dropped {gone} of {len(part.routed)} experts" if gone else ""
+    return Shrunk(part=replace(part, routed=routed, numbers=numbers), loss=loss, total=total, note=note)
+
+
+def moments_of(moments: Moments, expert: str) -> dict[str, Tensor]:
+    """What was gathered of one expert."""
+    prefix = f"{expert}."
+    return {name.removeprefix(prefix): value for name, value in moments.items() if name.startswith(prefix)}
+
+
+def tokens_of(moments: Moments) -> float:
+    return moments["observed"].item() if "observed" in moments else 0.0
+
+
+def weight_scores(mlp: MLP) -> Tensor:
+    """Squared sizes (I,) of a neuron's weights, multiplied: for want of anything better."""
+    scores = mlp.W_down.to(SOLVE_DTYPE).square().sum(dim=-1)
+    for W in (mlp.W_up, mlp.W_gate):
+        scores = scores if W is None else scores * W.to(SOLVE_DTYPE).square().sum(dim=0)
+    return scores

@@ -1,0 +1,311 @@
+"""The linear maps of a decoder layer: which are there, where they are stored, and how they are replaced.
+
+q, k, v, o, gate, up and down are modules in one family and columns of a fused matrix in another; a layer may lack
+some. Modules are replaced, never changed inside, so that whoever holds the old ones can put them back.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from trisect.errors import TrisectError, unknown_name
+from trisect.models.attention import Attention, latent_query, layout_of, norms_of, own
+from trisect.models.experts import ExpertView
+from trisect.models.families import Family
+from trisect.models.linear import (
+    QKV,
+    FactoredLinear,
+    HeadLayout,
+    SplitLinear,
+    bias_of,
+    built_from,
+    factored_from,
+    fused,
+    gradient_of,
+    matrices_of,
+    weight_of,
+)
+from trisect.records.parts import COMPONENTS, LINEARS, Factored, Linear
+from trisect.records.shapes import LinearShape
+
+Dense = tuple[Tensor, Tensor | None]
+"""Weight (in, out) and bias (out,) of one map, heads side by side in stored channel order."""
+
+
+class Place(NamedTuple):
+    """Where maps are stored."""
+
+    path: str
+    """Of the module, inside the layer."""
+    maps: tuple[str, ...]
+    """What it holds, in order: one map, or those fused there."""
+    per_head: bool = False
+    """Its maps lie key head by key head instead of side by side."""
+
+
+ROTATED = "rotated"
+"""The map that makes a query's rotated channels where those are beside the others (MLA): it is in no component."""
+
+NO_HEADS = HeadLayout(heads=0, kv_heads=0, qk=0, vo=0, per_head=False, pairs=0)
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """What one decoder layer of any family has."""
+
+    index: int
+    layer: nn.Module
+    family: Family
+    config: Any
+    """Of the text model."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The components that can be narrowed here; whatever else the layer has is left whole."""
+        return tuple(name for name in COMPONENTS if self.why_whole(name) is None)
+
+    def why_whole(self, component: str) -> str | None:
+        """Why a component is not narrowed in this layer; None where it is."""
+        if component == "mlp" and self.experts is None:
+            return None if self._find(self.family.down) is not None else "no MLP of plain matrices"
+        if component == "mlp":
+            return None
+        if self.attention_module is None:
+            return "no attention"
+        if component == "qk" and self.norms:
+            if self.family.norm_centred:
+                return "a LayerNorm between projection and score"
+            if 2 * self.heads.pairs != self.heads.qk:
+                return "a norm over channels that do not rotate"
+        return None
+
+    @property
+    def norms(self) -> tuple[nn.Module, ...]:
+        """The norms of queries and keys, if there are any."""
+        return norms_of(self.attention_module, self.family)
+
+    def _find(self, path: str | None) -> nn.Module | None:
+        """A module of the layer, if it is there."""
+        try:
+            return None if path is None else self.layer.get_submodule(path)
+        except AttributeError:
+            return None
+
+    @cached_property
+    def experts(self) -> ExpertView | None:
+        """The layer's mixture of experts; None where it has one MLP."""
+        paths = self.family.experts
+        return None if paths is None or self._find(paths.routed) is None else ExpertView(self.layer, paths)
+
+    @property
+    def mlp_output(self) -> nn.Module | None:
+        """The module whose output is what the MLP adds to the residual stream."""
+        return self._find(self.family.down) if self.experts is None else self.experts.block
+
+    @property
+    def attention_module(self) -> Any:
+        """The attention module as it is, stock or owned; None in a layer without."""
+        return self._find(self.family.attention) if self._find(f"{self.family.attention}.{self.family.o}") else None
+
+    @property
+    def mixer(self) -> nn.Module | None:
+        """What adds to the stream in front of the MLP: attention's output projection, or what stands for it."""
+        attention = self.attention_module
+        return self._find(self.family.mixer) if attention is None else getattr(attention, self.family.o)
+
+    @property
+    def attention(self) -> Attention:
+        """The attention module, which must be an owned one."""
+        module = self.attention_module
+        assert isinstance(module, Attention), "a stock module; take view.own() or layer_views(own=True)"
+        return module
+
+    def own(self) -> Attention | None:
+        """Put the owned forward in place of the stock one: for recording, rewriting and decoding."""
+        module = self.attention_module
+        return None if module is None else own(module, self.family, self.config)
+
+    @property
+    def heads(self) -> HeadLayout:
+        """Sizes of the heads as they are; zeros in a layer without attention."""
+        module = self.attention_module
+        return NO_HEADS if module is None else layout_of(module, self.family, self.config)
+
+    @property
+    def pairs(self) -> int:
+        """Rotation pairs of a query/key head that can be narrowed."""
+        return self.heads.pairs if "qk" in self.components else 0
+
+    @property
+    def shared_output(self) -> bool:
+        """One output projection for all heads."""
+        return getattr(self.attention_module, "shared_output", False)
+
+    def linears(self) -> tuple[str, ...]:
+        """Names of the maps this layer has as modules; those of experts are none."""
+        components = [name for name in self.components if name != "mlp" or self.experts is None]
+        names = [name for component in components for name in LINEARS[component]]
+        return tuple(name for name in names if name != "gate" or self.family.gate is not None)
+
+    def linear(self, name: str) -> Linear:
+        """One map by itself, channels in stored order."""
+        W, b = self.dense(name)
+        h = self.heads
+        heads = {"q": h.heads, "k": h.kv_heads, "v": h.kv_heads, "o": 1 if self.shared_output else h.heads}
+        return Linear(name=name, W=W, b=b, heads=heads.get(name, 1))
+
+    def gradient(self, name: str) -> Tensor | None:
+        """The gradient of `linear(name).W`, (in, out); None before any backward pass."""
+        gradient = gradient_of(self._unfactored(name))
+        return None if gradient is None else self._columns(name, gradient)
+
+    def factored(self) -> tuple[LinearShape, ...]:
+        """The maps that became two."""
+        modules = {name: self.module(name) for name in self.linears()}
+        return tuple(
+            LinearShape(name=name, rank=m.rank, groups=m.groups, cached=m.cached)
+            for name, m in modules.items()
+            if isinstance(m, FactoredLinear)
+        )
+
+    def module(self, name: str) -> nn.Module:
+        """The module that computes a map: its own, or the one it is fused into."""
+        module = self.layer.get_submodule(self._place(name).path)
+        return module.get_submodule(name) if isinstance(module, SplitLinear) else module
+
+    def projections(self) -> list[Any]:
+        """The modules that hold the components' weights and nothing else; a factored map has two."""
+        paths = dict.fromkeys(self._place(name).path for name in self.linears())
+        inside = [module for path in paths for module in self.layer.get_submodule(path).modules()]
+        if self.experts is not None:
+            shared = () if self.experts.shared is None else self.experts.shared.children()
+            inside += [self.experts.module, *shared]
+        return [module for module in inside if matrices_of(module)]
+
+    def dense(self, name: str) -> Dense:
+        """Weight and bias of a map that is not factored."""
+        module = self._unfactored(name)
+        bias = bias_of(module)
+        return self._columns(name, weight_of(module)), None if bias is None else self._columns(name, bias)
+
+    def write_dense(self, new: Mapping[str, Dense]) -> None:
+        """Replace weights and biases, of any width."""
+        for name in new:
+            self._unfactored(name)
+        for path, names, per_head in dict.fromkeys(map(self._place, new)):
+            old = self.layer.get_submodule(path)
+            heads = self.heads.kv_heads if per_head else None
+            if isinstance(old, SplitLinear):
+                built = {name: built_from(self.module(name), *new[name]) for name in names if name in new}
+                module: nn.Module = SplitLinear({**dict(old.named_children()), **built}, heads=heads)
+            else:
+                maps = [new[name] if name in new else self.dense(name) for name in names]
+                module = built_from(old, *_joined(maps, heads))
+            self.layer.set_submodule(path, module)
+
+    def write_linear(self, part: Linear) -> None:
+        """Replace one map's values; sizes stay, or its neighbours would no longer fit."""
+        W, b = self.dense(part.name)
+        if part.W.shape != W.shape or (part.b is None) != (b is None):
+            raise TrisectError(
+                f"Layer {self.index}: {part.name} is a {tuple(W.shape)} map {_with_bias(b)}; a "
+                f"{tuple(part.W.shape)} one {_with_bias(part.b)} cannot take its place."
+            )
+        self.write_dense({part.name: (part.W, part.b)})
+
+    def write_factored(self, solution: Factored) -> None:
+        """Two modules in place of one map; maps it was fused with become modules of their own."""
+        name = solution.name
+        self.check_factors(LinearShape(name=name, rank=solution.rank, groups=solution.groups, cached=solution.cached))
+        W, b = self.dense(name)
+        inner = solution.groups * solution.rank
+        makes = solution.A.shape[0], solution.groups * solution.B.shape[2]
+        if solution.A.shape[1] != inner or makes != W.shape or (solution.b is None) != (b is None):
+            raise TrisectError(
+                f"Layer {self.index}: {name} is a {tuple(W.shape)} map {_with_bias(b)}, but factors "
+                f"{tuple(solution.A.shape)} and {tuple(solution.B.shape)} {_with_bias(solution.b)} are not."
+            )
+        path, names, per_head = self._place(name)
+        module: nn.Module = factored_from(self.module(name), solution)
+        if len(names) > 1:
+            old = self.layer.get_submodule(path)
+            others = dict(old.named_children()) if isinstance(old, SplitLinear) else self._split(old, names)
+            module = SplitLinear({**others, name: module}, heads=self.heads.kv_heads if per_head else None)
+        self.layer.set_submodule(path, module)
+
+    def check_factors(self, linear: LinearShape) -> None:
+        """Refuse factors that a map of this layer cannot have."""
+        W, _ = self.dense(linear.name)
+        d_in, d_out = W.shape
+        if linear.cached and linear.name not in ("k", "v"):
+            raise TrisectError(f"Layer {self.index}: {linear.name} is never cached; only k and v are.")
+        fits = linear.groups >= 1 and d_out % linear.groups == 0
+        if not fits or not 1 <= linear.rank <= min(d_in, d_out // linear.groups):
+            raise TrisectError(
+                f"Layer {self.index}: {linear.name} maps {d_in} channels to {d_out}; it cannot have "
+                f"{linear.groups} groups of rank {linear.rank}."
+            )
+
+    def _split(self, old: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
+        """The maps of a fused matrix as modules; copies, because columns would keep all of it in memory."""
+        dense = {name: self.dense(name) for name in names}
+        return {
+            name: built_from(old, W.clone(), None if b is None else b.clone(), plain=True)
+            for name, (W, b) in dense.items()
+        }
+
+    def _places(self) -> list[Place]:
+        """Where this family has its maps."""
+        f, a = self.family, self.family.attention
+        if f.latent:
+            query = latent_query(self.attention_module, f.latent)
+            heads = [Place(f"{a}.{query}", ("q", ROTATED), True), Place(f"{a}.{f.latent.kv}", ("k", "v"), True)]
+        elif len(f.qkv) == 1:
+            heads = [Place(f"{a}.{f.qkv[0]}", QKV, f.per_head)]
+        else:
+            heads = [Place(f"{a}.{path}", (name,)) for name, path in zip(QKV, f.qkv, strict=True)]
+        gate = [] if f.gate is None else [Place(f.gate, ("gate",)), Place(f.up, ("up",))]
+        inner = [Place(f.up, ("gate", "up"))] if f.gate == f.up else gate or [Place(f.up, ("up",))]
+        return [*heads, Place(f"{a}.{f.o}", ("o",)), *inner, Place(f.down, ("down",))]
+
+    def _place(self, name: str) -> Place:
+        for place in self._places():
+            if name in place.maps:
+                return place
+        raise unknown_name("linear map", name, self.linears())
+
+    def _unfactored(self, name: str) -> nn.Module:
+        module = self.module(name)
+        if isinstance(module, FactoredLinear):
+            raise TrisectError(f"Layer {self.index}: {name} is already factored; compress the original model.")
+        return module
+
+    def _columns(self, name: str, x: Tensor) -> Tensor:
+        """The map's own columns of (..., out) of the module that computes it."""
+        path, names, per_head = self._place(name)
+        if len(names) == 1 or isinstance(self.layer.get_submodule(path), SplitLinear):
+            return x
+        if "up" in names:
+            return x.chunk(len(names), dim=-1)[names.index(name)]
+        h = self.heads
+        group = h.heads // h.kv_heads
+        widths = {"q": group * h.qk, "k": h.qk, "v": h.vo, ROTATED: group * h.rotated}
+        if per_head:
+            columns = x.unflatten(-1, (h.kv_heads, -1)).split([widths[n] for n in names], dim=-1)
+            return columns[names.index(name)].flatten(-2)
+        return x.split([h.kv_heads * widths[n] for n in names], dim=-1)[names.index(name)]
+
+
+def _with_bias(b: Tensor | None) -> str:
+    return "without bias" if b is None else "with bias"
+
+
+def _joined(maps: Sequence[Dense], heads: int | None) -> Dense:
+    """Maps of one input as the one matrix that holds them all."""
+    if len(maps) == 1:
+        return maps[0]
+    biases = [b for _, b in maps if b is not None]
+    return fused([W for W, _ in maps], heads), fused(biases, heads) if biases else None
