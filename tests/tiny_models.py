@@ -118,8 +118,15 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **LLAMA, **MIXTURE, num_experts=4, moe_intermediate_size=24, mlp_only_layers=[1]
     ),
+    "qwen3_moe-all": lambda: transformers.Qwen3MoeConfig(
+        **LLAMA, **MIXTURE, num_experts=4, moe_intermediate_size=24, norm_topk_prob=True
+    ),
     "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
-        **LLAMA, **MIXTURE, num_experts=4, moe_intermediate_size=24, shared_expert_intermediate_size=48
+        **{**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 1},
+        **MIXTURE,
+        num_experts=4,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=48,
     ),
     "mpt": lambda: transformers.MptConfig(vocab_size=VOCAB, d_model=48, n_layers=2, n_heads=3, max_seq_len=128),
     "mpt-clip": lambda: transformers.MptConfig(

@@ -98,7 +98,7 @@ def test_behind_a_post_norm_the_targets_close_the_gap_at_the_dense_denominator(n
     streams = TwoStreams(model, views, ids, batch_size=None, seed=0)
     streams.begin(views[0])
     with torch.no_grad():
-        views[0].down.weight.mul_(0.5)
+        views[0].mlp_output.weight.mul_(0.5)
     streams.finish(views[0])
     streams.begin(views[1])
     states, dense = streams.narrow.hidden[0], streams.before[0]

@@ -29,6 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "qk-alone": {"method": "a3", "parts": ("qk",)},
     "wide-values": {"method": "a3+", "rope_scope": "model", "parts": ("qk", "mlp")},
     "factored": {"method": "svd-llm"},
+    "fewer-experts": {"method": "reap", "parts": ("mlp",)},
 }
 
 

@@ -1,5 +1,7 @@
 """GGUF files. References: the native model, transformers' GGUF reader, and llama.cpp's rules spelt out."""
 
+import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from trisect.errors import TrisectError
 from trisect.export import check, export_gguf
 from trisect.export.gguf import halved, interleaved
 from trisect.export.vocabulary import SPLITS, vocabulary_of
-from trisect.models import load_model
+from trisect.models import layer_views, load_model
 
 PROMPT = tokens(2, 60, seed=9)
 
@@ -31,11 +33,13 @@ def test_channels_go_as_the_llama_cpp_converter_has_them() -> None:
     assert torch.equal(halved(interleaved(weight, 4), 4), weight)
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "llama-mha"])
-def test_transformers_reads_the_same_model(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "architecture"), [("llama-gqa", "llama"), ("llama-mha", "llama"), ("qwen3_moe-all", "qwen3moe")]
+)
+def test_transformers_reads_the_same_model(name: str, architecture: str, tmp_path: Path) -> None:
     native = compressed(name, "whole-qk")
     done = export_gguf(native, pieces(), tmp_path / "model.gguf", kind="f32")
-    assert (done.architecture, done.head_width) == ("llama", 16)
+    assert (done.architecture, done.head_width) == (architecture, 16)
     stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
     with torch.no_grad():
         torch.testing.assert_close(stock(PROMPT).logits, native(PROMPT).logits, rtol=0, atol=2e-4)
@@ -67,6 +71,37 @@ def test_folded_rates_are_factors(name: str, setting: str, tmp_path: Path) -> No
     if name == "mistral-window":
         assert said["llama.context_length"] == 7
         assert any("window" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "said"),
+    [
+        ("qwen3_moe", "whole-qk", "layer 1 of this model has one MLP"),
+        ("qwen3_moe-unnormalised", "whole-qk", "norm_topk_prob is False"),
+        ("qwen2_moe", "model-rates", "no list of frequencies for qwen2moe"),
+    ],
+)
+def test_a_mixture_that_llama_cpp_computes_otherwise_is_refused(
+    name: str, setting: str, said: str, tmp_path: Path
+) -> None:
+    native = compressed(name.replace("unnormalised", "all"), setting)
+    if name.endswith("unnormalised"):
+        native = deepcopy(native)
+        native.config.norm_topk_prob = False
+        for view in layer_views(native):
+            view.experts.router.norm_topk_prob = False
+    with pytest.raises(TrisectError, match=re.escape(said)):
+        export_gguf(native, pieces(), tmp_path / "model.gguf", kind="f32")
+    assert not list(tmp_path.iterdir())
+
+
+def test_experts_are_as_wide_as_the_widest_and_routers_are_not_rounded(tmp_path: Path) -> None:
+    done = export_gguf(compressed("mixtral", "some-layers"), pieces(), tmp_path / "model.gguf", kind="f16")
+    said, found = fields(done.path), {tensor.name: tensor for tensor in gguf.GGUFReader(done.path).tensors}
+    assert (said["llama.expert_count"], said["llama.expert_used_count"]) == (4, 2)
+    assert found["blk.1.ffn_up_exps.weight"].shape.tolist() == [48, 80, 4]
+    assert found["blk.1.ffn_gate_inp.weight"].tensor_type == gguf.GGMLQuantizationType.F32
+    assert any("Expert widths from 56 to 80" in note for note in done.notes)
 
 
 def test_widths_per_layer_are_deci(tmp_path: Path) -> None:

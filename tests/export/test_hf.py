@@ -21,6 +21,7 @@ from trisect.errors import TrisectError
 from trisect.export import check, export_hf, hf
 from trisect.export.rotation import stock_factors
 from trisect.export.vocabulary import split_digits, vocabulary_of
+from trisect.models.source import read_header
 from trisect.pipeline.run import compress
 
 CASES = [
@@ -41,6 +42,10 @@ CASES = [
     ("smollm3", "whole-qk"),
     *((name, "whole-qk") for name in ("gemma3", "gemma2", "olmo2", "olmo3", "exaone4", "hunyuan", "seed_oss")),
     ("granite", "model-rates"),
+    ("mixtral", "model-rates"),
+    ("mixtral", "some-layers"),
+    ("qwen3_moe", "whole-qk"),
+    ("qwen2_moe", "model-rates"),
 ]
 PROMPT = tokens(2, 60, seed=9)
 
@@ -70,6 +75,15 @@ def test_widths_are_the_largest_of_any_layer(tmp_path: Path) -> None:
     assert config.rope_parameters["rope_type"] == "default"  # all pairs have a place in the model's own
     assert sorted(set(done.mlp_widths)) == [56, 80]
     assert any("zeros" in note for note in done.notes)
+
+
+def test_experts_are_on_disk_as_transformers_writes_them(tmp_path: Path) -> None:
+    tiny("qwen2_moe").save_pretrained(tmp_path / "dense")
+    export_hf(compressed("qwen2_moe", "model-rates"), None, tmp_path / "out", dtype=torch.float32)
+    dense, out = (read_header(tmp_path / name / "model.safetensors")[0] for name in ("dense", "out"))
+    assert set(dense) == set(out)
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.shared_expert_intermediate_size == 2 * config.moe_intermediate_size < 48
 
 
 def test_narrow_heads_stay_narrow(tmp_path: Path) -> None:
@@ -145,6 +159,7 @@ def test_loads_where_trisect_cannot_be_imported(tmp_path: Path) -> None:
         ("phi3-longrope", "sliced", "query channels rotate"),
         ("gpt2", "sliced", "not of the Llama kind"),
         ("helium", "sliced", "its config cannot list"),
+        ("mixtral", "fewer-experts", "without --drop-experts"),
         ("mistral3-wrapper", "sliced", "inside a multimodal one"),
     ],
 )

@@ -33,9 +33,13 @@ CASES = [
     ("llama-gqa", "some-layers", "deci"),
     ("phi3", "model-rates", "llama"),
     ("qwen3", "whole-qk", "qwen3"),
-    ("olmo2", "whole-qk", "olmo2"),
+    ("olmo2-mha", "whole-qk", "olmo2"),
     ("granite", "model-rates", "granite"),
     ("gemma3-local", "whole-qk", "gemma3"),
+    ("mixtral", "model-rates", "llama"),
+    ("mixtral", "some-layers", "llama"),
+    ("qwen3_moe-all", "whole-qk", "qwen3moe"),
+    ("qwen2_moe", "whole-qk", "qwen2moe"),
 ]
 
 
@@ -94,6 +98,25 @@ def test_a_real_model_tells_the_same_story(assets: Path, tmp_path: Path) -> None
     assert LlamaCpp(done.path).greedy(text, 24) == expected
 
 
+def test_a_real_mixture_has_the_same_perplexity(assets: Path, tmp_path: Path) -> None:
+    """Two layers of eight experts, for the sake of time; the router's choices and their weights are llama.cpp's."""
+    loaded = load_model(str(assets / "models" / "stories-moe-22m"), dtype="float32")
+    model = loaded.model
+    model.model.layers = model.model.layers[:2]
+    model.config.num_hidden_layers = 2
+    source = str(assets / "data" / "tinystories" / "tinystories.txt")
+    ids = load_tokens(source, loaded.tokenizer, samples=4, length=48, seed=0, sampling="first")
+    compress(model, CompressConfig(ratio=0.25, portable=True, parts=("mlp",)), tokens=ids)
+    done = export_gguf(model, loaded.tokenizer, tmp_path / "model.gguf", kind="f16")
+    assert done.architecture == "qwen3moe"
+    text = loaded.tokenizer("Once upon a time, there was a little girl named Lily. She didn't").input_ids
+    with torch.no_grad():
+        logits = model(torch.tensor([text])).logits[0, :-1].log_softmax(-1)
+    native = -logits.gather(1, torch.tensor(text[1:]).unsqueeze(1)).mean().item()
+    theirs = LlamaCpp(done.path).log_probabilities(text)
+    assert abs(-sum(theirs) / len(theirs) - native) < 1e-3  # of perplexity, 0.1%
+
+
 def test_compress_then_export_then_llama_cpp(tmp_path: Path) -> None:
     """The whole way by commands, on a tiny model."""
     torch.manual_seed(0)
@@ -135,7 +158,7 @@ def test_a_file_that_llama_cpp_computes_otherwise_is_refused(tmp_path: Path) -> 
 def test_a_file_that_llama_cpp_cannot_load_costs_only_its_own_process(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF but nothing else")
     with pytest.raises(RuntimeError, match="failed to load model|error loading model|gguf"):
-        run_apart(tmp_path / "model.gguf", [1, 2], VOCAB)
+        run_apart(tmp_path / "model.gguf", [[1, 2]], VOCAB)
 
 
 def test_the_reason_is_found_in_a_log_that_python_wrote_into() -> None:

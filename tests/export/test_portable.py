@@ -57,7 +57,7 @@ def test_the_preset_is_the_same_from_python_from_a_file_and_after_a_round_trip()
     assert made == CompressConfig.from_dict({"ratio": 0.25, "portable": True})
     assert made == CompressConfig.from_dict(made.to_dict())
     assert (made.rope_scope, made.method, made.allocate, made.align) == ("model", "a3+", "uniform", 16)
-    assert (made.floor.qk, made.floor.ov, made.floor.mlp) == (0.5, 0.5, 0.0)
+    assert [made.floor_of(part) for part in ("qk", "ov", "mlp")] == [0.5, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,7 @@ def test_the_preset_is_the_same_from_python_from_a_file_and_after_a_round_trip()
         ({"method": "a3"}, "means --method a3+"),
         ({"allocate": "balanced"}, "--allocate balanced was given"),
         ({"layers": "1-2"}, "means every layer"),
+        ({"drop_experts": True}, "means every expert"),
         ({"align": "8"}, "--align 16 or 32"),
         ({"align": "none"}, "--align none was given"),
         ({"parts": "qk,mlp"}, "qk and ov together"),

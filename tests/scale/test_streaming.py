@@ -39,14 +39,23 @@ def test_a_streamed_model_computes_what_the_loaded_one_does(folder: Path) -> Non
     assert fingerprint(streamed) == fingerprint(whole)
 
 
-@pytest.mark.parametrize("method", ["a3", "a3+", "svd-llm", "svd-llm-sequential"])
-def test_a_streamed_run_writes_the_bytes_of_one_in_memory(folder: Path, tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("folder", "settings"),
+    [
+        *(("llama-gqa", {"method": method}) for method in ("a3", "a3+", "svd-llm", "svd-llm-sequential")),
+        ("mixtral", {"method": "a3+"}),
+        ("qwen2_moe", {"method": "a3", "drop_experts": True}),
+        ("qwen3_moe-all", {"method": "reap", "parts": ("mlp",)}),
+    ],
+    indirect=["folder"],
+)
+def test_a_streamed_run_writes_the_bytes_of_one_in_memory(folder: Path, tmp_path: Path, settings: dict) -> None:
     whole = load_model(str(folder)).model
-    expected = compress(whole, config(method), tokens=TOKENS)
+    expected = compress(whole, config(**settings), tokens=TOKENS)
     save_model(expected.model, None, tmp_path / "whole", receipt={})
     streamed = load_model(str(folder), stream="on").model
     with unfinished(tmp_path / "streamed") as work:
-        result = compress(streamed, config(method), tokens=TOKENS, work=work)
+        result = compress(streamed, config(**settings), tokens=TOKENS, work=work)
         layers = sorted(work.glob("layer-*"))
         save_model(result.model, None, tmp_path / "streamed", receipt={}, layers=layers)
     assert_same(weights(tmp_path / "streamed"), weights(tmp_path / "whole"))

@@ -193,7 +193,7 @@ class Accumulator:
             self._add(VALUES, head_grams(x * self._root("a").reshape(*x.shape[:2], 1, 1)), tokens)
         for name in self.regressed:
             if REGRESSIONS[name] == tap:
-                self._regress(name, x.reshape(tokens, -1), tokens)
+                self._regress(name, rows(x), tokens)
 
     def _root(self, tap: str) -> Tensor:
         """What rows are multiplied with so that their squares count by their weights: (n, 1)."""
@@ -204,7 +204,7 @@ class Accumulator:
         assert self.goal is not None
         tap = REGRESSIONS[name]
         root = self._root(tap)
-        x, y = (x * root).to(x.dtype), self.goal.target(tap).reshape(tokens, -1) * root
+        x, y = (x * root).to(x.dtype), rows(self.goal.target(tap)) * root
         suffix = "_held" if self.held else ""
         self._add(f"{name}_gram{suffix}", input_gram(x), tokens)
         self._add(f"{name}_target{suffix}", products(x, y), tokens)

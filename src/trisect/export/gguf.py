@@ -1,6 +1,6 @@
 """A GGUF file for llama.cpp, written tensor by tensor and read back before it gets its name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.export.check import Exported, check_in_llama_cpp, check_same, difference, probe
-from trisect.export.hf import built, stock_config
+from trisect.export.hf import built, padding_notes, stock_config
 from trisect.export.rotation import SAME, listed_rope, stock_factors
 from trisect.export.stock import Stock, check_exportable, plain_config, stock_weights
 from trisect.export.vocabulary import split_digits, vocabulary_of
@@ -20,15 +20,23 @@ from trisect.models import family_for
 from trisect.support.files import check_disk_space, check_writable, new_file
 
 FACTORS = "rope_freqs.weight"
+BLOCK = 32
+"""Weights that share one scale in q8_0: a row must be a whole number of them."""
+ROUTER = "ffn_gate_inp"
+"""Stays float32 as llama.cpp's own converter has it: a rounded router sends tokens elsewhere."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Architecture:
     """What llama.cpp computes under one name."""
 
     name: str
     halved: bool = False
-    """Channels are paired as Hugging Face does it, and frequencies cannot be listed."""
+    """Its channels are paired as in Hugging Face, and it reads no list of frequencies."""
+    square: bool = False
+    """Its heads are together as wide as the residual stream."""
+    normalised: bool | None = None
+    """Whether the weights of a token's experts are made to add up to one; None without experts."""
     activation: str = "silu"
     windows: bool = False
     """It knows sliding windows, and two rotations."""
@@ -36,13 +44,15 @@ class Architecture:
     """More entries of the file: GGUFWriter's name, the config's."""
 
 
-_LLAMA = Architecture(name="llama")
 ARCHITECTURES = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "phi3"), _LLAMA),
-    "qwen3": Architecture(name="qwen3", halved=True),
-    "olmo2": Architecture(name="olmo2", halved=True),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "phi3"), Architecture("llama")),
+    "qwen3": Architecture("qwen3", halved=True),
+    "mixtral": Architecture("llama", normalised=True),
+    "qwen3_moe": Architecture("qwen3moe", halved=True, normalised=True),
+    "qwen2_moe": Architecture("qwen2moe", halved=True, square=True, normalised=False),
+    "olmo2": Architecture("olmo2", halved=True, square=True),
     "granite": Architecture(
-        name="granite",
+        "granite",
         numbers=(
             ("attention_scale", "attention_multiplier"),
             ("embedding_scale", "embedding_multiplier"),
@@ -51,18 +61,22 @@ ARCHITECTURES = {
         ),
     ),
     "gemma3_text": Architecture(
-        name="gemma3",
+        "gemma3",
         halved=True,
         activation="gelu_pytorch_tanh",
         windows=True,
         numbers=(("sliding_window", "sliding_window"),),
     ),
 }
-"""Family -> what its models are written as."""
+"""By family."""
 LOCAL_BASE, PATTERN = 10_000.0, 6
 """What llama.cpp takes for granted of Gemma 3: the base of local rotations; every sixth layer looks at all."""
-BLOCK = 32
-"""Weights that share one scale in q8_0: a row must be a whole number of them."""
+WIDTHS = {
+    "intermediate_size": "feed_forward_length",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+"""Widths by their names in a config -> in llama.cpp's file."""
 
 
 @dataclass(frozen=True)
@@ -100,21 +114,25 @@ def export_gguf(
     architecture = _architecture(config, stock)
     expected = probe(model)
     apart = check_same(probe(built(stock_config(config, stock), stock.tensors)), expected, "The stock model")
+    offset = family_for(config).norm_offset
+    # Norms are written with the offset; rounded now as that rounds them, they come back as they are.
+    tensors = {k: t + offset - offset if k.split(".")[-2].endswith("norm") else t for k, t in stock.tensors.items()}
+    stock = replace(stock, tensors=parted(tensors))
     check_disk_space(path, int(1.1 * sum(4 * t.numel() for t in stock.tensors.values())))
     with new_file(path) as partial:
         writer = gguf.GGUFWriter(partial, architecture)
         for name, value in (_facts(config, stock, receipt or {}, kind) | vocabulary).items():
             getattr(writer, f"add_{name}")(value)
         kept = _write_tensors(writer, config, stock, kind)
-        said, tensors = read_file(partial, names_of(config, stock), offset=family_for(config).norm_offset)
+        said, tensors = read_file(partial, names_of(config, stock), offset=offset)
         check_tensors(tensors, stock.tensors, kind)
         # A GGUF file knows no sliding window, and is for texts inside one; the check is not.
         said |= {"max_position_embeddings": config.max_position_embeddings}
         said = {key: value for key, value in said.items() if key != "rope_parameters" or not known.windows}
-        found = probe(built(plain_config(config, said), tensors))
+        found = probe(built(plain_config(config, said), joined(tensors)))
         if kind == "f32":
             check_same(found, expected, "What was written")
-        nats = check_in_llama_cpp(partial, model, kind, longest=_longest(config))
+        nats = check_in_llama_cpp(partial, model, kind, longest=_longest(config), mixture=bool(stock.mixtures))
     return Exported(
         path=path,
         architecture=architecture,
@@ -146,9 +164,15 @@ def _architecture(config: Any, stock: Stock) -> str:
         raise TrisectError(
             f"llama.cpp takes no list of frequencies for {known.name}, and this model's are scaled; use --to hf."
         )
+    if known.square and stock.head_width * config.num_attention_heads != config.hidden_size:
+        raise TrisectError(
+            f"llama.cpp's {known.name} has heads that are together as wide as the residual stream; use --to hf."
+        )
+    if known.normalised is not None:
+        _check_mixture(config, stock, known)
     if known.windows:
         _check_windows(config)
-    return "deci" if needs_deci(stock) and known is _LLAMA else known.name
+    return "deci" if needs_deci(config, stock) else known.name
 
 
 def _known(config: Any) -> Architecture:
@@ -173,11 +197,26 @@ def _check_windows(config: Any) -> None:
         )
 
 
+def _check_mixture(config: Any, stock: Stock, found: Architecture) -> None:
+    """Refuse experts that llama.cpp routes otherwise, or does not have in some layers."""
+    dense = set(range(config.num_hidden_layers)) - stock.mixtures
+    if dense:
+        raise TrisectError(
+            f"llama.cpp's {found.name} has experts in every layer, and layer {min(dense)} of this model has one "
+            "MLP; use --to hf."
+        )
+    if getattr(config, "norm_topk_prob", found.normalised) != found.normalised:
+        raise TrisectError(
+            f"llama.cpp's {found.name} {'makes' if found.normalised else 'does not make'} the weights of a token's "
+            f"experts add up to one, and norm_topk_prob is {config.norm_topk_prob} here; use --to hf."
+        )
+
+
 def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dict[str, Any]:
     """The architecture in numbers, by the names that GGUFWriter's `add_` methods have."""
     recipe = receipt.get("recipe") or {}
     method = f"trisect, method {recipe['method']}, ratio {recipe.get('ratio')}" if recipe.get("method") else None
-    per_layer, layers = needs_deci(stock), config.num_hidden_layers
+    per_layer, layers = needs_deci(config, stock), config.num_hidden_layers
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     return {
         "name": f"{config.model_type.removeprefix('trisect_')} compressed with trisect",
@@ -188,7 +227,7 @@ def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dic
         "context_length": _longest(config),
         "embedding_length": config.hidden_size,
         "block_count": layers,
-        "feed_forward_length": list(stock.mlp_widths) if per_layer else stock.mlp_width,
+        **_widths(config, stock, per_layer=per_layer),
         "head_count": [heads] * layers if per_layer else heads,
         "head_count_kv": [kv_heads] * layers if per_layer else kv_heads,
         "key_length": stock.head_width,
@@ -204,6 +243,17 @@ def _base(config: Any) -> float:
     """Of the rotation; of the layers that look at everything, where there are two."""
     rope = config.rope_parameters
     return float(rope.get("full_attention", rope)["rope_theta"])
+
+
+def _widths(config: Any, stock: Stock, *, per_layer: bool) -> dict[str, Any]:
+    """Widths of MLPs, and how many experts there are of them."""
+    if per_layer:
+        return {"feed_forward_length": list(stock.mlp_widths)}
+    widths = {"intermediate_size": config.intermediate_size, **stock.widths}
+    found = {WIDTHS[name]: width for name, width in widths.items()}
+    if stock.mixtures:
+        found |= {"expert_count": stock.experts, "expert_used_count": config.num_experts_per_tok}
+    return found
 
 
 def _longest(config: Any) -> int:
@@ -229,6 +279,8 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
         notes.append(f"{kept} matrices stay f16: their rows are no multiple of {BLOCK}, as q8_0 needs")
     if stock.head_width % BLOCK:
         notes.append(f"head width {stock.head_width} is no multiple of {BLOCK}: the KV cache cannot be quantised")
+    if not needs_deci(config, stock):
+        notes += padding_notes(stock)
     if rotation_factors(config, stock) is not None:
         notes.append("transformers ignores rope_freqs when it loads GGUF; for transformers, export --to hf")
     return tuple(notes)
@@ -236,16 +288,18 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
 
 def names_of(config: Any, stock: Stock) -> dict[str, str]:
     """Name in the checkpoint -> llama.cpp's name, in the order in which tensors are written."""
-    # Llama's names are those of an architecture that has norms between, too.
-    known = {title: arch for arch, title in gguf.MODEL_ARCH_NAMES.items()}[_known(config).name]
-    arch = gguf.MODEL_ARCH.QWEN3 if known == gguf.MODEL_ARCH.LLAMA else known
-    table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    # Llama's names are those of these two, which have every tensor that it has or could have.
+    own = next(arch for arch, title in gguf.MODEL_ARCH_NAMES.items() if title == _known(config).name)
+    both, layers = (gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.QWEN2MOE), config.num_hidden_layers
+    kinds = both if own == gguf.MODEL_ARCH.LLAMA or stock.mixtures else (own, own)
+    tables = [gguf.get_tensor_name_map(architecture, layers) for architecture in kinds]
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    return {
-        name: str(table.get_name(name, try_suffixes=(".weight", ".bias")))
-        for name in stock.tensors
-        if name not in tied
-    }
+    names = {}
+    for name in stock.tensors:
+        found = [table.get_name(name, try_suffixes=(".weight", ".bias")) for table in tables]
+        if name not in tied:
+            names[name] = str(found[0] or found[1])
+    return names
 
 
 def _write_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
@@ -262,7 +316,7 @@ def _write_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
     for theirs in ours:
         shape = tuple(native(theirs).shape)
         fits = kind != "q8_0" or shape[-1] % BLOCK == 0
-        kinds[theirs] = "f32" if len(shape) == 1 else kind if fits else "f16"
+        kinds[theirs] = "f32" if len(shape) == 1 or ROUTER in theirs else kind if fits else "f16"
     for theirs, chosen in kinds.items():  # all are listed before the first is written
         shape, dtype = tuple(native(theirs).shape), np.dtype(KINDS[chosen].dtype)
         if chosen == "q8_0":
@@ -287,10 +341,11 @@ def rotation_factors(config: Any, stock: Stock) -> list[float] | None:
     return None if max(abs(factor - 1) for factor in factors) <= SAME else factors
 
 
-def needs_deci(stock: Stock) -> bool:
+def needs_deci(config: Any, stock: Stock) -> bool:
     """llama.cpp reads MLP widths per layer for this architecture; its biases are sized for whole heads."""
     special = any(name.endswith(".bias") or "_norm." in name for name in stock.tensors)
-    return len(set(stock.mlp_widths)) > 1 and not special
+    special = special or _known(config).name != "llama"
+    return len(set(stock.mlp_widths)) > 1 and not special and not stock.mixtures
 
 
 def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
@@ -301,10 +356,39 @@ def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
         return tensor + family_for(config).norm_offset
     if kind in heads and not _known(config).halved:
         return interleaved(tensor, heads[kind])
-    if ".mlp." in name and needs_deci(stock):
+    if ".mlp." in name and needs_deci(config, stock):
         width = stock.mlp_widths[int(name.split(".")[2])]
         return tensor[:, :width] if ".down_proj." in name else tensor[:width]
     return tensor
+
+
+GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
+
+
+def parted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gate and up of all experts of a layer (E, 2 I, D) as tensors of their own; what has no experts as it is."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(GATE_UP):
+            prefix, halves = name.removesuffix(GATE_UP), tensor.chunk(2, dim=1)
+            found |= {
+                f"{prefix}experts.{which}_proj.weight": x for which, x in zip(("gate", "up"), halves, strict=True)
+            }
+        else:
+            found[f"{name}.weight" if name.endswith(DOWN) else name] = tensor
+    return found
+
+
+def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Undo `parted`."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_proj.weight"):
+            up = tensors[name.replace("gate_proj.weight", "up_proj.weight")]
+            found[name.replace("gate_proj.weight", "gate_up_proj")] = torch.cat([tensor, up], dim=1)
+        elif not name.endswith("experts.up_proj.weight"):
+            found[name.removesuffix(".weight") if name.endswith(f"{DOWN}.weight") else name] = tensor
+    return found
 
 
 def interleaved(x: Tensor, heads: int) -> Tensor:
@@ -336,7 +420,8 @@ def read_file(path: Path, names: dict[str, str], *, offset: float = 0.0) -> tupl
         said["rope_parameters"] = listed_rope(factors, base, said["max_position_embeddings"])
     said["tie_word_embeddings"] = "output.weight" not in found
     heads = {"attn_q": said["num_attention_heads"], "attn_k": said["num_key_value_heads"]}
-    if reader.fields["general.architecture"].contents() in {a.name for a in ARCHITECTURES.values() if a.halved}:
+    architecture = reader.fields["general.architecture"].contents()
+    if any(each.halved for each in ARCHITECTURES.values() if each.name == architecture):
         heads = {}
     ours = {theirs: name for name, theirs in names.items()}
     tensors = {}
@@ -369,7 +454,7 @@ def _said(reader: Any) -> dict[str, Any]:
         "max_position_embeddings": value("context_length"),
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count"),
-        "intermediate_size": value("feed_forward_length"),
+        **{ours: value(theirs) for ours, theirs in WIDTHS.items() if f"{arch}.{theirs}" in reader.fields},
         "num_attention_heads": value("attention.head_count"),
         "num_key_value_heads": value("attention.head_count_kv"),
         "head_dim": value("attention.key_length"),

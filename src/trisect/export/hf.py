@@ -64,7 +64,7 @@ def export_hf(
 
 def stock_config(source: Any, stock: Stock, *, as_llama: bool = False) -> Any:
     """The source's config as its stock class has it, with the widths and the rotation of the export."""
-    changes: dict[str, Any] = {"head_dim": stock.head_width, "intermediate_size": stock.mlp_width}
+    changes: dict[str, Any] = {"head_dim": stock.head_width, **stock.widths}
     if stock.rates is not None:
         base = float(source.rope_parameters["rope_theta"])
         rope = listed_rope(stock_factors(stock.rates, base), base, source.max_position_embeddings)
@@ -117,7 +117,14 @@ def _notes(stock: Stock, config: Any) -> tuple[str, ...]:
             "transformers reads Qwen2's head width from the config, vLLM works it out from the hidden size: "
             "export with --as-llama to serve it there"
         )
-    if len(set(stock.mlp_widths)) > 1:
-        narrow = min(stock.mlp_widths)
-        notes.append(f"MLP widths from {narrow} to {stock.mlp_width} were all padded with zeros to the widest")
+    return (*notes, *padding_notes(stock))
+
+
+def padding_notes(stock: Stock) -> tuple[str, ...]:
+    """Which widths were made equal."""
+    notes = []
+    for what, mixture in (("MLP", False), ("Expert", True)):
+        widths = [w for layer, w in enumerate(stock.mlp_widths) if (layer in stock.mixtures) == mixture]
+        if len(set(widths)) > 1:
+            notes.append(f"{what} widths from {min(widths)} to {max(widths)} were all padded with zeros to the widest")
     return tuple(notes)

@@ -3,7 +3,7 @@
 h = query heads, k = key/value heads, D = d_model, p = a head's pairs, n = slots of the stock head
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def no_stock_form(family: Family) -> str | None:
     if family.rotary == "adjacent":
         return "it rotates adjacent channels at frequencies that its config cannot list"
     alike = all(getattr(family, name) == getattr(LLAMA, name) for name in LIKE_LLAMA)
-    other = family.rotary is None or family.experts or family.latent or family.sinks or family.mixer
+    other = family.rotary is None or family.latent or family.sinks or family.mixer
     if other or not (alike or family.name in UNFUSED):
         return "it is not of the Llama kind: rotated, gated, with one norm type"
     if not family.reads_head_dim:
@@ -71,6 +71,11 @@ def _check_layer(view: LayerView) -> None:
             "quantise (--to gguf --dtype q8_0, or llama-quantize)."
         )
     shape, name = view.shape(), view.family.name
+    if shape.dropped_experts:
+        raise TrisectError(
+            f"Layer {view.index} has {shape.dropped_experts} experts fewer than it had, and a stock {name} has as "
+            "many in every layer: compress again without --drop-experts, or with --portable."
+        )
     if shape.linears:
         raise TrisectError(
             f"Layer {view.index}: {shape.linears[0].name} is two matrices, and a stock layer has one. "
@@ -133,15 +138,17 @@ class Stock:
 
     head_width: int
     mlp_widths: tuple[int, ...]
-    """What each layer's MLP needs; `tensors` are padded to the widest."""
+    """What each layer's MLP, or each of its experts, needs; `tensors` are padded to the widest of either kind."""
+    widths: dict[str, int]
+    """The config's names for the widths -> what `tensors` are padded to."""
     rates: Tensor | None
     """(n,) radians per token of the head's slots; None where the source's own rotation stays."""
     tensors: dict[str, Tensor]
-    """Names of the stock checkpoint -> weights."""
-
-    @property
-    def mlp_width(self) -> int:
-        return max(self.mlp_widths)
+    """Names of the stock model -> weights."""
+    mixtures: frozenset[int] = frozenset()
+    """Layers that have experts."""
+    experts: int = 0
+    """How many each of them has."""
 
 
 @torch.no_grad()
@@ -154,8 +161,7 @@ def stock_weights(model: Any, *, baked: bool = False) -> Stock:
     views = layer_views(model)
     rotation, own = stock_rotation(model, views, baked=baked), own_rotation(model)
     pairs = rotation.pairs
-    widths = tuple(view.shape().mlp for view in views)
-    tensors = _untouched(model)
+    widths, tensors = _padded_widths(views), _untouched(model)
     for view, places in zip(views, rotation.places, strict=True):
         prefix = f"{view.family.layers}.{view.index}"
         shape = view.shape()
@@ -167,11 +173,29 @@ def stock_weights(model: Any, *, baked: bool = False) -> Stock:
             scale *= (turned / rotation.scaling) ** 2
         found = _norms(view, scale)
         found |= _qk(view.read_qk(), places, pairs, 1.0 if found else scale)
-        mlp = view.read_mlp()
-        assert isinstance(mlp, MLP)  # check_exportable knows no family with experts
-        found |= _ov(view.read_ov(), 2 * pairs) | _mlp(mlp, max(widths))
+        found |= _ov(view.read_ov(), 2 * pairs) | _mlps(view, widths)
         tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in found.items()}
-    return Stock(head_width=2 * pairs, mlp_widths=widths, rates=rotation.slots, tensors=tensors)
+    return Stock(
+        head_width=2 * pairs,
+        mlp_widths=tuple(view.shape().mlp for view in views),
+        widths=widths,
+        rates=rotation.slots,
+        tensors=tensors,
+        mixtures=frozenset(view.index for view in views if view.experts is not None),
+        experts=max(view.shape().experts for view in views),
+    )
+
+
+def _padded_widths(views: list[LayerView]) -> dict[str, int]:
+    """The widest MLP, the widest expert and the shared expert beside it, by the config's names for them."""
+    widths: dict[str, int] = {}
+    for view in views:
+        shape, paths = view.shape(), None if view.experts is None else view.experts.paths
+        needed = {"intermediate_size" if paths is None else paths.width: shape.mlp}
+        if paths is not None and paths.shared_width is not None and shape.shared:
+            needed[paths.shared_width] = shape.shared * shape.mlp
+        widths |= {name: max(width, widths.get(name, 0)) for name, width in needed.items()}
+    return widths
 
 
 def _norms(view: LayerView, scale: float) -> dict[str, Tensor]:
@@ -219,18 +243,41 @@ def _ov(part: OV, width: int) -> dict[str, Tensor]:
     return {f"self_attn.{name}": tensor for name, tensor in found.items() if tensor is not None}
 
 
-def _mlp(part: MLP, width: int) -> dict[str, Tensor]:
+def _mlps(view: LayerView, widths: dict[str, int]) -> dict[str, Tensor]:
+    """The MLP of a layer, or its experts with all that stands around them."""
+    part = view.read_mlp()
+    if isinstance(part, MLP):
+        return _named(view.family.up.rpartition(".")[0], _mlp(_padded(part, widths["intermediate_size"])))
+    assert view.experts is not None
+    paths = view.experts.paths
+    block = paths.routed.rpartition(".")[0]
+    found = {name: tensor for name, tensor in view.layer.state_dict().items() if name.startswith(f"{block}.")}
+    routed = tuple(_padded(mlp, widths[paths.width]) for mlp in part.routed)
+    found |= _named(paths.routed, view.experts.stored(replace(part, routed=routed)))
+    if part.shared is not None:
+        assert paths.shared is not None
+        assert paths.shared_width is not None
+        found |= _named(paths.shared, _mlp(_padded(part.shared, widths[paths.shared_width])))
+    return found
+
+
+def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _padded(part: MLP, width: int) -> MLP:
+    """Neurons of zeros behind the others."""
     more = width - part.width
+    wide = {name: getattr(part, name) for name in ("W_up", "W_gate", "b_up", "b_gate")}
+    wide = {name: None if x is None else pad(x, (0, more)) for name, x in wide.items()}
+    return replace(part, **wide, W_down=pad(part.W_down, (0, 0, 0, more)))
+
+
+def _mlp(part: MLP) -> dict[str, Tensor]:
     assert part.W_gate is not None
-    found = {
-        "up_proj.weight": pad(part.W_up, (0, more)).T,
-        "gate_proj.weight": pad(part.W_gate, (0, more)).T,
-        "down_proj.weight": pad(part.W_down, (0, 0, 0, more)).T,
-        "up_proj.bias": None if part.b_up is None else pad(part.b_up, (0, more)),
-        "gate_proj.bias": None if part.b_gate is None else pad(part.b_gate, (0, more)),
-        "down_proj.bias": part.b_down,
-    }
-    return {f"mlp.{name}": tensor for name, tensor in found.items() if tensor is not None}
+    weights = {"up_proj.weight": part.W_up.T, "gate_proj.weight": part.W_gate.T, "down_proj.weight": part.W_down.T}
+    biases = {"up_proj.bias": part.b_up, "gate_proj.bias": part.b_gate, "down_proj.bias": part.b_down}
+    return {name: tensor for name, tensor in {**weights, **biases}.items() if tensor is not None}
 
 
 def _untouched(model: Any) -> dict[str, Tensor]:

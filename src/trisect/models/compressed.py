@@ -103,6 +103,8 @@ def mark_compressed(model: Any, *, original: list[LayerWidths], method: str, rat
     if not isinstance(model, CompressedModel):
         model.__class__ = cls
         model.config.__class__ = cls.config_class
+    # Files get the names that tensors have here: for our classes transformers knows no conversion back.
+    model._weight_conversions = []
     model.config.trisect = entry
     model.config.architectures = [cls.__name__]
     return model

@@ -116,22 +116,25 @@ class ExpertView:
         both = (getattr(mlp, f"{name}_gate"), up)
         return torch.stack(both, dim=-1).flatten(-2) if self.paths.interleaved else torch.cat(both, dim=-1)
 
-    def write(self, part: Experts) -> None:
-        """Put a module with these experts in the place of the old one, and so for the shared one."""
-        old, first = self.module, "gate_up" if self.gated else "up"
+    def stored(self, part: Experts) -> dict[str, Tensor]:
+        """Routed experts as the tensors of their module, by name, in its dtype."""
+        module, first = self.module, "gate_up" if self.gated else "up"
         weights = {f"{first}_proj": [self._joined(mlp, "W") for mlp in part.routed]}
         weights["down_proj"] = [mlp.W_down for mlp in part.routed]
-        if not old.is_transposed:
+        if not module.is_transposed:
             weights = {name: [W.mT for W in each] for name, each in weights.items()}
         if self.biased:
             weights[f"{first}_proj_bias"] = [self._joined(mlp, "b") for mlp in part.routed]
             weights["down_proj_bias"] = [_there(mlp.b_down) for mlp in part.routed]
+        return {name: torch.stack([x.to(getattr(module, name).dtype) for x in each]) for name, each in weights.items()}
+
+    def write(self, part: Experts) -> None:
+        """Put a module with these experts in the place of the old one, and so for the shared one."""
+        old = self.module
         new = copy(old)
         new._parameters = dict(old._parameters)
-        for name, each in weights.items():
-            stored = getattr(old, name)
-            value = torch.stack([x.to(stored.dtype) for x in each])
-            new._parameters[name] = nn.Parameter(value, requires_grad=stored.requires_grad)
+        for name, value in self.stored(part).items():
+            new._parameters[name] = nn.Parameter(value, requires_grad=getattr(old, name).requires_grad)
         if part.numbers != self.numbers:
             self._drop(new, part.numbers)
         shared = self.shared

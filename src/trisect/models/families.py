@@ -23,6 +23,10 @@ class ExpertPaths:
     """A map to one number, whose sigmoid the shared expert's output is multiplied with."""
     interleaved: bool = False
     """Gate and up take turns in their tensor instead of lying side by side."""
+    width: str = "moe_intermediate_size"
+    """The config's name for a routed expert's width."""
+    shared_width: str | None = None
+    """The config's name for the shared expert's width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +145,17 @@ _RECORDS = (
     replace(
         LLAMA, name="phi3", model="Phi3ForCausalLM", qkv=("qkv_proj",), up="mlp.gate_up_proj", gate="mlp.gate_up_proj"
     ),
-    replace(LLAMA, name="mixtral", model="MixtralForCausalLM", experts=ExpertPaths()),
+    replace(LLAMA, name="mixtral", model="MixtralForCausalLM", experts=ExpertPaths(width="intermediate_size")),
     replace(LLAMA, name="qwen3_moe", model="Qwen3MoeForCausalLM", norms=("q_norm", "k_norm"), experts=ExpertPaths()),
     replace(
         LLAMA,
         name="qwen2_moe",
         model="Qwen2MoeForCausalLM",
-        experts=ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
+        experts=ExpertPaths(
+            shared="mlp.shared_expert",
+            shared_gate="mlp.shared_expert_gate",
+            shared_width="shared_expert_intermediate_size",
+        ),
     ),
     Family(
         name="mpt",

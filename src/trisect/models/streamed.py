@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.core_model_loading import MergeModulelist, WeightRenaming, dot_natural_key, rename_source_key
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.families import family_for
@@ -43,6 +44,42 @@ Peek = Callable[[int, str, Any], Tensor]
 """Layer, name and index -> that part of the tensor, without reading the rest where it can be avoided."""
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """A tensor that transformers makes of several in the files (experts that are stored one by one)."""
+
+    converter: Any
+    """What makes it: transformers' operations, one after the other."""
+    names: dict[str, list[str]]
+    """Pattern of the converter -> the tensors that match it, in order."""
+
+    def merged(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The tensor, of its pieces by name."""
+        found: Any = {pattern: [tensors[name] for name in names] for pattern, names in self.names.items()}
+        patterns = {
+            "source_patterns": self.converter.source_patterns,
+            "target_patterns": self.converter.target_patterns,
+        }
+        for operation in self.converter.operations:
+            found = operation.convert(
+                found, **patterns, model=None, config=None, full_layer_name="", missing_keys=None
+            )
+        tensor: Tensor
+        (tensor,) = found.values()
+        return tensor
+
+    def first(self, key: Any) -> "Pieces | None":
+        """The pieces that rows `key` are made of; None where those are not pieces of their own."""
+        stacked = self.converter.operations[0]
+        if not isinstance(key, slice) or not isinstance(stacked, MergeModulelist) or stacked.dim != 0:
+            return None
+        return replace(self, names={pattern: names[key] for pattern, names in self.names.items()})
+
+
+Place = str | Pieces
+"""Where a tensor is in the files."""
+
+
 class Shards:
     """The weight files of a folder."""
 
@@ -55,20 +92,44 @@ class Shards:
     def num_bytes(self) -> int:
         return sum((self.folder / name).stat().st_size for name in set(self.files.values()))
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from its file's header."""
-        return tuple(self._with_file(name, lambda file: file.get_slice(name).get_shape()))
+    def shape(self, place: Place) -> tuple[int, ...]:
+        """The shape of a tensor, from its files' headers."""
+        if isinstance(place, Pieces):
+            shapes = self._each(place, lambda file, name: file.get_slice(name).get_shape())
+            return tuple(
+                place.merged({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}).shape
+            )
+        return tuple(self._with_file(place, lambda file: file.get_slice(place).get_shape()))
 
-    def part(self, name: str, key: Any) -> Tensor:
-        """`tensor[key]` without reading the rest; the file is let go again, and its pages with it."""
-        found: Tensor = self._with_file(name, lambda file: file.get_slice(name)[key].clone())
+    def part(self, place: Place, key: Any) -> Tensor:
+        """`tensor[key]`, without reading the rest where it can be avoided; the file is let go again, and its pages."""
+        if isinstance(place, Pieces):
+            few = place.first(key)
+            return self.read(place)[key] if few is None else self.read(few)
+        found: Tensor = self._with_file(place, lambda file: file.get_slice(place)[key].clone())
         return found
 
-    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def read(self, place: Place, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor in memory of its own, floats in another dtype; one with NaN or inf is refused."""
-        tensor: Tensor = self._with_file(name, lambda file: file.get_tensor(name).clone())
+        if isinstance(place, Pieces):
+            return place.merged(
+                self._each(place, lambda file, name: self._checked(name, file.get_tensor(name), dtype))
+            )
+        return self._checked(place, self._with_file(place, lambda file: file.get_tensor(place).clone()), dtype)
+
+    def _checked(self, name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         refuse_nan(tensor, f"{name} in {self.folder / self.files[name]}")
         return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+    def _each(self, pieces: Pieces, read: Callable[[Any, str], Any]) -> dict[str, Any]:
+        """What is read of every piece, each file opened once."""
+        by_file: dict[str, list[str]] = {}
+        for name in (name for names in pieces.names.values() for name in names):
+            by_file.setdefault(self.files[name], []).append(name)
+        found: dict[str, Any] = {}
+        for names in by_file.values():
+            found |= self._with_file(names[0], lambda file, names=names: {name: read(file, name) for name in names})
+        return found
 
     def _with_file(self, name: str, read: Any) -> Any:
         path = self.folder / self.files[name]
@@ -79,16 +140,22 @@ class Shards:
             raise TrisectError(f"Cannot read {name} from {path}: {error}; download the file again.") from error
 
 
-def names_in_files(model: Any, files: Iterable[str], state: dict[str, Tensor]) -> dict[str, str]:
-    """Name in the model -> name in the files; tensors that transformers would put together are left out."""
+def names_in_files(model: Any, files: Iterable[str], state: dict[str, Tensor]) -> dict[str, Place]:
+    """Name in the model -> place in the files; tensors that transformers would split are left out."""
     transforms = get_model_conversion_mapping(model)
     renamings = [entry for entry in transforms if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in transforms if not isinstance(entry, WeightRenaming)]
-    found = {}
-    for name in files:
-        ours, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
-        if converted is None:
+    found: dict[str, Place] = {}
+    for name in sorted(files, key=dot_natural_key):
+        ours, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if pattern is None:
             found[ours] = name
+            continue
+        converter = next(entry for entry in converters if pattern in entry.source_patterns)
+        if len(converter.target_patterns) == 1:
+            pieces = found.setdefault(ours, Pieces(converter, {}))
+            assert isinstance(pieces, Pieces)
+            pieces.names.setdefault(pattern, []).append(name)
     return found
 
 
@@ -210,8 +277,8 @@ STREAM = ("auto", "on", "off")
 ROOM = 0.5
 """A model may take this share of the memory that is free before its layers are streamed."""
 
-Names = dict[str, str]
-"""Tensor name in the model -> its name in the files."""
+Names = dict[str, Place]
+"""Tensor name in the model -> its place in the files."""
 
 
 def to_be_streamed(asked: str, source: Source, *, device: str) -> bool:
@@ -337,7 +404,7 @@ def check_saved(model: Any, folder: Path) -> None:
     shards, state = Shards(folder), model.state_dict()
     known = names_in_files(model, shards.files, state)
     missing = sorted(set(state) - set(known) - tied_names(model))
-    if missing and len(known) == len(shards.files):  # else transformers makes them of several tensors
+    if missing:
         raise _wrong(f"{missing[0]} is in none of them")
     for name, place in known.items():
         stored = shards.read(place)
