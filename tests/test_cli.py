@@ -10,7 +10,8 @@ import torch
 
 from command_line import read, run
 from tiny_models import save_tiny, tiny
-from trisect.models import load_model
+from trisect.commands.start import family_rows
+from trisect.models import FAMILIES, WRAPPERS, load_model
 
 FAST = ["--samples", "4", "--length", "32", "--eval-windows", "2", "--align", "none", "--quiet"]
 
@@ -122,6 +123,14 @@ KNOWN = {
 def test_ls_lists_every_table(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ls", kind) == 0
     assert KNOWN[kind] in capsys.readouterr().out
+
+
+def test_ls_families_says_what_each_supports() -> None:
+    rows = {name: row for name, *row in family_rows()}
+    assert {*FAMILIES, *WRAPPERS} == set(rows)
+    assert rows["llama"] == ["pairs, folds", "yes", "yes", "no", "yes", "yes", "portable"]
+    assert rows["gemma3_text"] == ["pairs", "yes", "yes", "no", "yes, QK whole", "yes, QK whole", "portable"]
+    assert rows["gpt2"] == ["SVD", "yes", "yes", "no", "no", "no", "no"]
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,15 @@ def load_moments(
 
 def expected_shape(name: str, layer: LayerShape) -> tuple[int, ...]:
     """The shape of a moment, from what sums it up."""
+
+    def raw(heads: int) -> tuple[int, int]:
+        return (1, heads * layer.qk) if layer.norm_together else (heads, layer.qk)
+
     taps = {
-        **dict.fromkeys(("q", "q_raw"), (layer.heads, layer.qk)),
-        **dict.fromkeys(("k", "k_raw"), (layer.kv_heads, layer.qk)),
+        "q": (layer.heads, layer.qk),
+        "k": (layer.kv_heads, layer.qk),
+        "q_raw": raw(layer.heads),
+        "k_raw": raw(layer.kv_heads),
         "v": (layer.kv_heads, layer.vo),
         "a": (layer.heads, layer.vo),
         **dict.fromkeys(("x", "up"), (layer.d_model,)),

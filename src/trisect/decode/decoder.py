@@ -15,6 +15,7 @@ from trisect.decode.prepare import compile_layers, prepare_for_inference
 from trisect.errors import TrisectError, unknown_name
 from trisect.kernels import wants_decode_kernel
 from trisect.models import layer_views
+from trisect.models.rotary import ropes_of
 
 Pick = Callable[[Tensor], Tensor]
 """Logits (b, v) -> tokens (b,), without asking the host: it may be recorded in a CUDA graph."""
@@ -42,16 +43,16 @@ def drawn(*, temperature: float = 1.0, vocabulary: int | None = None) -> Pick:
 
 def resolved_mode(mode: str, model: Any, device: torch.device) -> str:
     """The mode that will run: graphs need a GPU, and a rotation that asks nothing of the host."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [rope.get("rope_type") for rope in ropes_of(model.config.get_text_config())]
     # transformers compares the length with a number on the host to switch tables.
-    moving = rope.get("rope_type") in ("dynamic", "longrope")
+    moving = next((kind for kind in kinds if kind in ("dynamic", "longrope")), None)
     if mode == "auto":
         return "graphs" if device.type == "cuda" and not moving else "eager"
     if mode != "eager" and device.type != "cuda":
         raise TrisectError(f"Decoding mode {mode!r} replays CUDA graphs; on {device.type} use 'eager' or 'auto'.")
     if mode != "eager" and moving:
         raise TrisectError(
-            f"This model's rotation ({rope['rope_type']}) looks at the length of the text on the host, which "
+            f"This model's rotation ({moving}) looks at the length of the text on the host, which "
             "a graph cannot; use 'eager' or 'auto'."
         )
     return mode

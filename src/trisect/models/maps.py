@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.models.attention import Attention, latent_query, layout_of, own
+from trisect.models.attention import Attention, latent_query, layout_of, norms_of, own
 from trisect.models.experts import ExpertView
 from trisect.models.families import Family
 from trisect.models.linear import (
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     maps: tuple[str, ...]
     """What it holds, in order: one map, or those fused there."""
     per_head: bool = False
-    """Its maps lie head by head instead of side by side."""
+    """Its maps lie key head by key head instead of side by side."""
 
 
 ROTATED = "rotated"
@@ -75,9 +75,17 @@ class LayerMaps:
             return None
         if self.attention_module is None:
             return "no attention"
-        if component == "qk" and self.family.norms is not None and 2 * self.heads.pairs != self.heads.qk:
-            return "a norm over channels that do not rotate"
+        if component == "qk" and self.norms:
+            if self.family.norm_centred:
+                return "a LayerNorm between projection and score"
+            if 2 * self.heads.pairs != self.heads.qk:
+                return "a norm over channels that do not rotate"
         return None
+
+    @property
+    def norms(self) -> tuple[nn.Module, ...]:
+        """The norms of queries and keys, if there are any."""
+        return norms_of(self.attention_module, self.family)
 
     def _find(self, path: str | None) -> nn.Module | None:
         """A module of the layer, if it is there."""
@@ -189,7 +197,7 @@ class LayerMaps:
             self._unfactored(name)
         for path, names, per_head in dict.fromkeys(map(self._place, new)):
             old = self.layer.get_submodule(path)
-            heads = self.heads.heads if per_head else None
+            heads = self.heads.kv_heads if per_head else None
             if isinstance(old, SplitLinear):
                 built = {name: built_from(self.module(name), *new[name]) for name in names if name in new}
                 module: nn.Module = SplitLinear({**dict(old.named_children()), **built}, heads=heads)
@@ -225,7 +233,7 @@ class LayerMaps:
         if len(names) > 1:
             old = self.layer.get_submodule(path)
             others = dict(old.named_children()) if isinstance(old, SplitLinear) else self._split(old, names)
-            module = SplitLinear({**others, name: module}, heads=self.heads.heads if per_head else None)
+            module = SplitLinear({**others, name: module}, heads=self.heads.kv_heads if per_head else None)
         self.layer.set_submodule(path, module)
 
     def check_factors(self, linear: LinearShape) -> None:
@@ -283,12 +291,12 @@ class LayerMaps:
         if "up" in names:
             return x.chunk(len(names), dim=-1)[names.index(name)]
         h = self.heads
-        widths = {"q": h.qk, "k": h.qk, "v": h.vo, ROTATED: h.rotated}
+        group = h.heads // h.kv_heads
+        widths = {"q": group * h.qk, "k": h.qk, "v": h.vo, ROTATED: group * h.rotated}
         if per_head:
-            columns = x.unflatten(-1, (h.heads, -1)).split([widths[n] for n in names], dim=-1)
+            columns = x.unflatten(-1, (h.kv_heads, -1)).split([widths[n] for n in names], dim=-1)
             return columns[names.index(name)].flatten(-2)
-        counts = {"q": h.heads, "k": h.kv_heads, "v": h.kv_heads}
-        return x.split([counts[n] * widths[n] for n in names], dim=-1)[names.index(name)]
+        return x.split([h.kv_heads * widths[n] for n in names], dim=-1)[names.index(name)]
 
 
 def _with_bias(b: Tensor | None) -> str:

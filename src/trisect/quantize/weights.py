@@ -13,7 +13,7 @@ from trisect.errors import TrisectError
 from trisect.models import layer_views, mark_compressed, original_shape, original_widths, shape_of
 from trisect.models.compressed import CompressedModel, mark_quantized
 from trisect.models.linear import bias_of, sizes_of, weight_of
-from trisect.models.quantized import Levels, Packing, QuantizedLinear
+from trisect.models.quantized import Levels, Packing, QuantizedLinear, is_linear
 from trisect.models.view import LayerView
 from trisect.plan import budget_of
 from trisect.records.parts import LINEARS
@@ -122,7 +122,7 @@ def _projections(view: LayerView, parts: tuple[str, ...]) -> list[nn.Module]:
                 f"One matrix of layer {view.index} holds maps of {part} and of {','.join(parts)}: "
                 f"quantise them together, --parts {','.join([*parts, part])}."
             )
-    return [m for m in inside.values() if type(m) is nn.Linear or isinstance(m, Conv1D)]
+    return [m for m in inside.values() if is_linear(m) or isinstance(m, Conv1D)]
 
 
 def _listed(sizes: Iterable[int]) -> str:
