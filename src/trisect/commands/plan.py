@@ -163,7 +163,12 @@ def describe_sizes(current: "ModelShape", original: "ModelShape") -> dict[str, A
 
 
 def _widths(shape: "ModelShape") -> list[dict[str, int]]:
-    return [{"qk": layer.qk, "vo": layer.vo, "mlp": layer.mlp} for layer in shape.layers]
+    """Layer by layer; of mixtures also how many experts there are and how many of them a token meets."""
+    mixture = ("experts", "top_k", "shared")
+    return [
+        {name: getattr(layer, name) for name in ("qk", "vo", "mlp", *(mixture if layer.experts else ()))}
+        for layer in shape.layers
+    ]
 
 
 VERBS = {

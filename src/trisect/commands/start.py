@@ -2,7 +2,7 @@
 
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect import commands
 from trisect.commands import _options
@@ -10,6 +10,9 @@ from trisect.commands import _screen as screen
 from trisect.commands._options import Json, LoadOptions, Verb, argument, option
 from trisect.commands.compress import show_result
 from trisect.errors import TrisectError, unknown_name
+
+if TYPE_CHECKING:
+    from trisect.models.families import Family
 
 MODEL = "smollm2-135m"
 PROMPT = "A function in Python is"
@@ -121,6 +124,17 @@ def ls(kind: Annotated[str | None, argument("Leave it out for everything.", f"[{
         screen.say(table)
 
 
+def _about(family: "Family") -> str:
+    """A family's class, what is special about its layers, and what it can be exported to."""
+    from trisect.export.gguf import ARCHITECTURES
+    from trisect.export.stock import STOCK
+
+    special = ["experts"] if family.experts is not None else []
+    kinds = [kind for kind, known in (("hf", STOCK), ("gguf", ARCHITECTURES)) if family.name in known]
+    exports = [f"export to {' and '.join(kinds)}"] if kinds else []
+    return ", ".join([family.model, *special, *exports])
+
+
 def entries(kind: str) -> dict[str, str]:
     """Name -> one line about it."""
     if kind == "methods":
@@ -134,7 +148,7 @@ def entries(kind: str) -> dict[str, str]:
     if kind == "families":
         from trisect.models import FAMILIES
 
-        return {name: FAMILIES[name].model for name in sorted(FAMILIES)}
+        return {name: _about(FAMILIES[name]) for name in sorted(FAMILIES)}
     if kind == "data":
         from trisect.data import list_sources
 
