@@ -17,18 +17,18 @@ import copy
 import json
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import device_tasks
+from positions import perplexity_by_position
 
 from trisect.calibrate.synthetic import SampleConfig, write_synthetic
 from trisect.compare import Folder
 from trisect.compare.recipe import content_key
 from trisect.config import CompressConfig
 from trisect.data import load_tokens
-from trisect.evaluate.perplexity import perplexity, perplexity_by_position
+from trisect.evaluate.perplexity import perplexity
 from trisect.models import load_model, shape_of
 from trisect.pipeline.run import compress
 from trisect.plan import budget_of, compare
@@ -151,7 +151,7 @@ class Protocol:
         }
         if self.section == "scopes":
             text = self.texts["wikitext-2 test"]
-            found = asdict(perplexity_by_position(model, text, buckets=8)[1])
+            found = perplexity_by_position(model, text, buckets=8)
             row["by_position"] = found | {"data": TEXTS["wikitext-2 test"][0]}
         if self.section in TASKS and self.requests is not None:
             answers = device_tasks.answer_calls(model, self.requests, batch_size=64)

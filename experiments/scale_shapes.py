@@ -58,6 +58,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 8,
         "head_dim": 64,
         "vocab_size": 201088,
+        "sliding_window": 4096,  # longer than the texts here, so that one mask serves all layers
     },
     "llama-3.1-8b": {
         "hidden_size": 4096,
@@ -173,7 +174,6 @@ def speeds(model: Any) -> dict[str, float]:
     model.set_experts_implementation("grouped_mm")
     found = {"prefill": median_ms(lambda: model.model(ids, use_cache=False))}
     for batch in (1, 8, 32):
-        model.set_experts_implementation("batched_mm" if batch == 1 else "grouped_mm")
         found[f"decode-{batch}"] = step_ms(model, ids[0, :batch].unsqueeze(-1))
     for number in range(len(store.layers)):
         store.release(number)
@@ -184,11 +184,20 @@ def step_ms(model: Any, token: torch.Tensor) -> float:
     """One decoding step as a CUDA graph, behind a static cache."""
     cache = transformers.StaticCache(config=model.config, max_cache_len=1088)
     prompt = token.expand(-1, 1024)
+    model.set_experts_implementation("grouped_mm")
     model.model(prompt, past_key_values=cache, use_cache=True)
     place = torch.full_like(token, 1024)
+    # Batched products copy every token's experts: right for one token, too much for a prompt.
+    model.set_experts_implementation("batched_mm" if len(token) == 1 else "grouped_mm")
+
+    # Masks are made beforehand: eager attention (gpt-oss) would make them inside the graph.
+    mask = torch.zeros(len(token), 1, 1, 1088, dtype=torch.bfloat16, device=token.device)
+    mask[..., 1025:] = torch.finfo(mask.dtype).min
+    kinds = set(getattr(model.config, "layer_types", None) or ())
+    masks = dict.fromkeys(kinds, mask) if len(kinds) > 1 else mask
 
     def step() -> Any:
-        return model.model(token, past_key_values=cache, position_ids=place, use_cache=True)
+        return model.model(token, past_key_values=cache, position_ids=place, attention_mask=masks, use_cache=True)
 
     for _ in range(3):
         step()

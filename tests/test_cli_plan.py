@@ -135,7 +135,7 @@ def test_a_heat_map_is_drawn(model_folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_typed_goal_replaces_the_files(model_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("ratio: 0.5\nalign: 8\nfloor: qk=0.9\n")
+    (tmp_path / "run.yaml").write_text("ratio: 0.5\nalign: 8\nparts: [ov]\n")
     out = tmp_path / "p.json"
     assert run("plan", model_folder, "--config", tmp_path / "run.yaml", "--kv-ratio", 0.1, "--json", out) == 0
     layers = read(out)["plan"]["layers"]

@@ -52,16 +52,18 @@ def test_experts_in_a_graph_are_those_outside() -> None:
     """Grouped products where they ask nothing of the device, gathered weights elsewhere."""
     model, ids = narrow("mixtral"), tokens(2, 3)
     before, expected = model.config._experts_implementation, logits(model, ids)
-    with recordable_experts(layer_views(model)):
+    with recordable_experts(layer_views(model), batch=2):
         assert model.config._experts_implementation == "batched_mm"
         assert_same_but_for_rounding(logits(model, ids), expected, steps=steps_of(model))
     assert model.config._experts_implementation == before
-    odd = model.bfloat16()
-    for chosen in ("grouped_mm", "batched_mm"):
-        with recordable_experts(layer_views(odd)):
-            assert odd.config._experts_implementation == chosen
-        for view in layer_views(odd):  # rows of no whole number of 16 bytes
-            view.write(view.experts.blank(18, dropped=0))
+    half = model.bfloat16()
+    for batch, chosen in ((1, "batched_mm"), (2, "grouped_mm")):
+        with recordable_experts(layer_views(half), batch=batch):
+            assert half.config._experts_implementation == chosen
+    for view in layer_views(half):  # rows of no whole number of 16 bytes
+        view.write(view.experts.blank(18, dropped=0))
+    with recordable_experts(layer_views(half), batch=2):
+        assert half.config._experts_implementation == "batched_mm"
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])

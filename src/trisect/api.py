@@ -18,15 +18,14 @@ from trisect.data import Tokens, load_tokens, tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.evaluate import perplexity as measure
 from trisect.evaluate.perplexity import Perplexity
-from trisect.methods import get_method
 from trisect.models import load_model, original_shape, original_widths, save_model, shape_of
 from trisect.pipeline import run as flow
 from trisect.pipeline import statistics
 from trisect.pipeline.job import Job, carry_out
 from trisect.pipeline.resume import Ledger
 from trisect.pipeline.run import Compressed, Run, Step, with_method_defaults
-from trisect.plan import Plan
-from trisect.report.summary import Summary, summarise
+from trisect.plan import Plan, budget_of
+from trisect.report.terminal import Summary
 from trisect.support.clock import timing
 from trisect.support.with_transformers import quiet_transformers
 
@@ -117,9 +116,8 @@ def calibrate(
     Text comes from `config.calibration`, or is there already as `tokens` (windows, length). For methods that
     read the dense model alone: a3 does, a3+ does not. Gives what the file says of itself.
     """
-    statistics.refuse_stored_moments(get_method(config.method))
-    config, found = _with_tokens(model, config, tokens, tokenizer, progress)
-    return statistics.calibrate(model, config, out, tokens=found, progress=progress)
+    found, tokenizer = _ready(tokens), _tokenizer(model, tokenizer)
+    return statistics.calibrate(model, config, out, tokens=found, tokenizer=tokenizer, progress=progress)
 
 
 def plan(
@@ -138,7 +136,8 @@ def plan(
     """
     config, found = with_method_defaults(config), None
     if config.allocate != "uniform":
-        config, found = _with_tokens(model, config, tokens, tokenizer, progress)
+        given, tokenizer = _ready(tokens), _tokenizer(model, tokenizer)
+        config, found = with_tokens(model, config, given, tokenizer=tokenizer, progress=progress)
     return flow.make_plan(Run(model=model, config=config, tokens=found, progress=progress), curves=curves)
 
 
@@ -210,8 +209,11 @@ def perplexity(
 
 
 def summary(model: Any) -> Summary:
-    """Sizes before any compression and now; prints as a table, and shows as one in a notebook."""
-    return summarise(original_shape(model), shape_of(model), getattr(model.config, "trisect", None))
+    """Sizes before any compression and now; prints as a table."""
+    entry = getattr(model.config, "trisect", None) or {}
+    return Summary(
+        before=budget_of(original_shape(model)), after=budget_of(shape_of(model)), method=entry.get("method")
+    )
 
 
 def _config_for(given: dict[str, Any], config: CompressConfig | None) -> CompressConfig:
@@ -247,14 +249,6 @@ def _check_untouched(model: Any, step: Step) -> None:
 
 def _ready(tokens: Tensor | Tokens | None) -> Tokens | None:
     return tokens_from_tensor(tokens) if isinstance(tokens, Tensor) else tokens
-
-
-def _with_tokens(
-    model: Any, config: CompressConfig, tokens: Tensor | Tokens | None, tokenizer: Any, progress: Progress | None
-) -> tuple[CompressConfig, Tokens]:
-    """The tokens given, or those that the config asks for; and the config with nothing left open."""
-    given = _ready(tokens)
-    return with_tokens(model, config, given, tokenizer=_tokenizer(model, tokenizer), progress=progress)
 
 
 __all__ = ["Calibration", "Compressed", "MomentsInfo", "Perplexity", "Plan", "Progress", "Step", "Summary"]

@@ -11,7 +11,7 @@ import torch
 from bench_help import CEILINGS, KINDS, flop_laps, measured, subject, tiny_variants
 from sweeps import Rows, whole_from
 
-from trisect.bench.measure import Effort, PeakMemory, laps_on, measure_ceilings
+from trisect.bench.measure import Effort, laps_on, measure_ceilings
 from trisect.bench.rows import Case, related
 from trisect.bench.sweep import Sweep, cases_of
 from trisect.errors import TrisectError
@@ -44,21 +44,6 @@ def test_nothing_waits_for_a_gpu_between_its_laps(monkeypatch: pytest.MonkeyPatc
     laps = laps_on("cuda")(lambda: log.append("work"), 3)
     assert log == ["wait", "record", *["work", "record"] * 3, "wait"]
     assert laps == [0.002] * 3  # events count in milliseconds
-
-
-def test_peak_memory_counts_what_was_held_since_it_began() -> None:
-    peak = PeakMemory("cpu")
-    before = peak.bytes()
-    if before is None:
-        pytest.skip("this system does not let a process reset its peak")
-    held = torch.ones(60_000_000)  # 240 MB
-    del held
-    most = peak.bytes()
-    assert most is not None
-    assert most >= before + 200_000_000  # what is gone again counts
-    after = PeakMemory("cpu").bytes()
-    assert after is not None
-    assert after <= most - 200_000_000  # and what was gone before does not
 
 
 def test_every_case_of_a_sweep_has_a_row() -> None:

@@ -81,7 +81,7 @@ def test_notes_say_which_numbers_mean_something() -> None:
     cpu = {**ROWS[0], "case": {**CASE, "device": "Xeon, 2 threads"}, "extrapolated": True}
     notes = " ".join(notes_for([cpu]))
     assert "extrapolated" in notes
-    assert "peak memory is that of the whole process" in notes
+    assert "On a CPU" in notes
     fast = {**ROWS[3], "floor_seconds": 2 * ROWS[3]["times"]["p50"]}
     (noise,) = notes_for([*ROWS, fast])[1:]
     assert "Faster than this device can be, so noise: trisect 0.2 (prefill)." in noise

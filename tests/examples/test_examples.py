@@ -51,7 +51,7 @@ def example(name: str) -> Any:
 SAID = {
     "add_a_method": ("a3 ", "norm-refit"),
     "add_a_family": ("logits are the stock model's", "decoder linear weights"),
-    "three_steps": ("calibrated: 512 tokens, 3 layers", "% lost", "KV bytes per token"),
+    "three_steps": ("calibrated: 512 tokens, 3 layers", "% lost", "KV cache bytes per token"),
 }
 """What an example prints, among other things."""
 

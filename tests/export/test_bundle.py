@@ -16,7 +16,7 @@ from exports import compressed, quantized, sliced
 
 from tiny_models import CONFIGS, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
-from trisect.bundle.modeling_file import ROOT, Source, is_ours, merged, packages, sources_for
+from trisect.bundle import ROOT, Source, is_ours, merged, packages, sources_for
 from trisect.models import load_model, save_model
 
 PROMPT = tokens(2, 20, seed=9)

@@ -58,8 +58,7 @@ def test_the_receipt_gains_an_entry_and_loses_none(files: Path, tuned: Path) -> 
     assert entry["data"]["examples"] == 3
     assert entry["versions"]["peft"] is not None
     assert entry["recipe"]["rank"] == 8
-    assert read(tuned.parent / "t.json")["losses"] == entry["losses"] == read(tuned / "loss.json")["loss"]
-    assert (tuned / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert read(tuned.parent / "t.json")["losses"] == entry["losses"]
     assert sorted(p.name for p in tuned.parent.iterdir()) == ["t.json", "tuned"]
 
 

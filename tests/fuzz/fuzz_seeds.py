@@ -45,7 +45,7 @@ RUN = {
     "parts": "qk,ov,mlp",
     "layers": "0-1",
     "align": "none",
-    "floor": {"qk": 0.1, "mlp": 0.2},
+    "floor": 0.1,
     "qk_norm_tolerance": 0.1,
     "without": [],
     "allocate": "uniform",

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from plan_curves import KEYS, LAYERS, MODEL, RISES, STEPS, curves_from, widths_i
 from plan_shapes import layer_shape, model_shape, uniform_plan
 
 from trisect.config import CompressConfig
-from trisect.config.goals import Floors, Increase, Limit, Share, parse_increase, parse_size, read_floors
+from trisect.config.goals import Increase, Limit, Share, parse_increase, parse_size
 from trisect.errors import TrisectError
 from trisect.plan import Curves, apply_plan, budget_of, compare, plan_for
 from trisect.plan.problem import problem_for
@@ -63,16 +64,10 @@ def test_an_increase_that_is_none_is_refused(text):
         parse_increase(text)
 
 
-def test_floors_are_read():
-    assert read_floors("0.25") == read_floors(0.25) == Floors(qk=0.25, ov=0.25, mlp=0.25)
-    assert read_floors("qk=0.5, mlp=0.3") == read_floors({"qk": 0.5, "mlp": 0.3}) == Floors(qk=0.5, mlp=0.3)
-    assert read_floors(None) == Floors()
-
-
-@pytest.mark.parametrize("floor", ["1.5", -0.1, "qk=2", "qk", "vo=0.5", "qk=0.5,", {"mlp": "x"}, True, float("nan")])
+@pytest.mark.parametrize("floor", ["1.5", -0.1, "qk=0.5", "0.25", {"mlp": 0.5}, True, float("nan"), None])
 def test_a_floor_that_is_no_share_is_refused(floor):
-    with pytest.raises(TrisectError, match=r"--floor"):
-        read_floors(floor)
+    with pytest.raises(TrisectError, match="one share of every width, from 0 to 1"):
+        CompressConfig(ratio=0.25, floor=floor)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +115,6 @@ def test_a_kv_goal_leaves_what_holds_no_cache_alone():
         ({"ratio": 0.2, "budget": "latency"}, "--latency-table FILE"),
         ({"ratio": 0.2, "latency_table": "t.json"}, "--budget latency"),
         ({"ratio": 0.2, "floor": 1.5}, "from 0 to 1"),
-        ({"ratio": 0.2, "floor": "vo=0.5"}, "Unknown part 'vo'"),
         ({"ratio": 0.2, "allocate": "serch"}, "Did you mean search?"),
         ({"kv_ratio": 1}, "ratio"),
         ({"max_ppl_increase": "lots"}, "5%"),
@@ -172,15 +166,17 @@ def saved(problem, key: tuple[int, str], width: int) -> int:
 
 
 @pytest.mark.parametrize("allocate", ALLOCATIONS)
-@pytest.mark.parametrize("settings", [{"ratio": 0.3}, {"kv_ratio": 0.1}, {"ratio": 0.1, "budget": "flops"}])
-def test_floors_are_held_and_the_rest_pays(allocate, settings):
-    config = CompressConfig.from_dict({**settings, "allocate": allocate, "align": 8, "floor": "qk=0.9,ov=0.7"})
+@pytest.mark.parametrize("settings", [{"ratio": 0.1}, {"kv_ratio": 0.1}, {"ratio": 0.1, "budget": "flops"}])
+def test_floors_are_held(allocate, settings):
+    config = CompressConfig.from_dict({**settings, "allocate": allocate, "align": 8, "floor": 0.7})
     widths = widths_in(plan_for(MODEL, config, FLAT))
     problem = problem_for(MODEL, config)
     for (layer, part), width in widths.items():
-        assert width >= config.floor.of(part) * LAYERS[layer].width(part)
+        assert width >= config.floor_of(part) * LAYERS[layer].width(part)
     assert problem.cost({key: widths[key] for key in problem.keys}) >= problem.budget
-    assert widths[0, "qk"] == 32
+    assert any(width < LAYERS[layer].width(part) for (layer, part), width in widths.items())
+    with pytest.raises(TrisectError, match="too narrow to be cut"):
+        plan_for(MODEL, replace(config, floor=0.99), FLAT)
 
 
 def test_a_floor_that_nothing_meets_changes_nothing():

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from plan_shapes import layer_shape, model_shape
 
 from trisect.config import CompressConfig
-from trisect.config.goals import Floors
 from trisect.errors import TrisectError
 from trisect.plan import Plan, plan_for
 from trisect.plan.problem import MLP_STEPS, grid_of, problem_for
@@ -38,9 +37,7 @@ PARTS = st.sampled_from(
     [parts for n in (1, 2, 3) for parts in itertools.combinations(COMPONENTS, n)]
     + [COMPONENTS] * 7  # the usual choice more often
 )
-FLOORS = st.one_of(
-    st.just(Floors()), st.builds(Floors, qk=st.floats(0, 0.9), ov=st.floats(0, 0.9), mlp=st.floats(0, 0.9))
-)
+FLOORS = st.just(0.0) | st.floats(0, 0.9)
 PERCENTS = st.integers(1, 90)
 
 
@@ -109,7 +106,7 @@ def test_widths_are_on_the_grid_at_or_above_their_floors_and_never_wider_than_be
                 assert width == full
                 continue
             assert width <= full
-            assert width >= config.floor.of(part) * full
+            assert width >= config.floor_of(part) * full
             assert width == full or width % (MLP_STEPS[config.align] if part == "mlp" else config.align) == 0
     assert plan_for(shape, config) == plan, "the same question has the same answer"
 

@@ -1,7 +1,6 @@
 """`trisect report` as a user types it."""
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,8 +79,6 @@ def test_a_dense_model_that_is_not_here_is_said_and_not_fetched(copied: Callable
         (["--figures", "taken"], "is a file; name a folder"),
         (["--measured", "nothing.json"], "Cannot read nothing.json"),
         (["--curves", "curves.json"], "start at other widths"),
-        (["--layers", "0,7"], "There is no layer 7: the model has 3"),
-        (["--layers", "some"], "Cannot read layers 'some'"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
@@ -104,15 +101,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert said in printed
     assert printed.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize(("asked", "shown"), [("1", [1]), ("0,2", [0, 2]), ("all", [0, 1, 2])])
-def test_layers_say_whose_spectra_are_shown(real_run: Path, tmp_path: Path, asked: str, shown: list[int]) -> None:
-    out = tmp_path / "r.html"
-    assert main(["report", str(real_run), "-o", str(out), "--layers", asked]) == 0
-    figures = [part for part in out.read_text(encoding="utf-8").split("<figure")[1:] if "spectra-" in part]
-    named = [list(dict.fromkeys(re.findall(r"<td>layer (\d+)</td>", figure))) for figure in figures]
-    assert named == [[str(layer) for layer in shown]] * 3
 
 
 def test_an_earlier_page_stays_where_the_next_one_fails(real_run: Path, tmp_path: Path) -> None:

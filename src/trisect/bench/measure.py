@@ -1,11 +1,9 @@
 """One row: a model's prefill or decoding, timed, with its memory, its work and the limits of the device."""
 
 import gc
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -74,27 +72,17 @@ def device_name(device: str) -> str:
 
 
 class PeakMemory:
-    """The most memory that was held since this was made: of tensors on a GPU, of the process on a CPU."""
-
-    reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    """The most memory that tensors on a GPU took since this was made."""
 
     def __init__(self, device: str):
-        self.cuda, self.known = is_cuda(device), True
+        self.cuda = is_cuda(device)
         if self.cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-            return
-        try:
-            self.reset.write_text("5")  # Linux: the peak becomes what is resident now
-        except OSError:
-            self.known = False
 
     def bytes(self) -> int | None:
-        """None where the system does not say."""
-        if self.cuda:
-            return int(torch.cuda.max_memory_allocated())
-        found = re.search(r"^VmHWM:\s*(\d+)", self.status.read_text(), re.MULTILINE) if self.known else None
-        return None if found is None else 1024 * int(found[1])
+        """None on a CPU, where libraries and other models would be in it."""
+        return int(torch.cuda.max_memory_allocated()) if self.cuda else None
 
 
 def release() -> None:

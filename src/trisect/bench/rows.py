@@ -210,12 +210,10 @@ def notes_for(rows: Sequence[Row]) -> list[str]:
             "--layers if some were left out."
         )
     if any("threads" in row["case"]["device"] for row in rows):
-        notes += [
+        notes.append(
             "On a CPU, compare rows of one run: speed-ups and their limits mean something, absolute times "
-            "hold for this machine and its load only.",
-            "On a CPU, peak memory is that of the whole process (libraries included), and there are no CUDA "
-            "graphs and no tensor cores.",
-        ]
+            "hold for this machine and its load only."
+        )
     return notes
 
 

@@ -1,6 +1,179 @@
-"""What a saved folder brings along for people without trisect: a modelling file and a model card."""
+"""What a saved folder brings along for people without trisect: a model card, and a modelling file.
+
+The file is what transformers loads with trust_remote_code=True: the modules that build compressed models, one after
+another, without their imports of this package. tests/export/test_bundle.py checks that no two of them give a name
+different meanings.
+"""
+
+import ast
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeGuard
 
 from trisect.bundle.card import write_card
-from trisect.bundle.modeling_file import MODULE, bundle_text, write_bundle
+from trisect.errors import TrisectError
+from trisect.support.files import atomic_write_text, write_json
 
-__all__ = ["MODULE", "bundle_text", "write_bundle", "write_card"]
+PACKAGE = "trisect"
+THEIRS = {"huggingface_hub", "numpy", "packaging", "regex", "safetensors", "tokenizers", "tqdm", "yaml"}
+"""Packages that transformers itself cannot do without."""
+PRESENT = {PACKAGE, "torch", "transformers", *THEIRS, *sys.stdlib_module_names}
+"""What may be imported outside of `try`: transformers refuses a modelling file that asks for more."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One module of this package as text and tree."""
+
+    name: str
+    text: str
+    tree: ast.Module
+
+    def imports(self) -> list[ast.Import | ast.ImportFrom]:
+        """Wherever they stand."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+    def needs(self, *, top: bool) -> list[str]:
+        """Modules of this package that are imported from, at the top level or anywhere."""
+        return [str(node.module) for node in self.imports() if is_ours(node) and (not top or node in self.tree.body)]
+
+    def demands(self) -> set[str]:
+        """Packages that may be missing where only transformers is installed."""
+        tries = [node for node in ast.walk(self.tree) if isinstance(node, ast.Try)]
+        tried = {id(inner) for node in tries for inner in ast.walk(node)}
+        return {name for node in self.imports() if id(node) not in tried for name in packages(node)} - PRESENT
+
+
+def packages(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """The packages that a statement imports from."""
+    modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+    return {module.split(".")[0] for module in modules}
+
+
+def is_ours(node: ast.AST) -> TypeGuard[ast.ImportFrom]:
+    """Whether a statement imports something of this package, which is always written `from MODULE import NAME`."""
+    return isinstance(node, ast.ImportFrom) and packages(node) == {PACKAGE}
+
+
+def read_source(name: str) -> Source:
+    """A module of this package; a package is its __init__.py."""
+    path = Path(__file__).resolve().parents[1].joinpath(*name.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = path.read_text(encoding="utf-8")
+    return Source(name, text, ast.parse(text))
+
+
+def sources_for(name: str) -> tuple[list[Source], frozenset[str]]:
+    """A module and everything of this package that it imports, each after what its top level needs.
+
+    Second, what was left out: modules that functions import, and that need packages not everybody has.
+    """
+    ordered: dict[str, Source] = {}
+    left_out: set[str] = set()
+    waiting = [name]
+    while waiting:
+        module = waiting.pop(0)
+        found = list(_needed(module, set(ordered)))
+        if ordered and any(source.demands() for source in found):
+            left_out.add(module)
+            continue
+        for source in found:
+            ordered[source.name] = source
+            # What functions import may stand anywhere in the file: it is looked up when they run.
+            waiting += source.needs(top=False)
+    return list(ordered.values()), frozenset(left_out)
+
+
+def _needed(name: str, known: set[str]) -> Iterator[Source]:
+    """Modules that are not known yet, dependencies first."""
+    if name in known:
+        return
+    known.add(name)
+    source = read_source(name)
+    for module in source.needs(top=True):
+        yield from _needed(module, known)
+    yield source
+
+
+def merged(sources: Sequence[Source], *, without: frozenset[str]) -> str:
+    """The bodies of all modules; what wants a module of `without` finds it missing."""
+    return "\n".join(_body(source, without) for source in sources)
+
+
+def _body(source: Source, without: frozenset[str]) -> str:
+    """The module's text without its imports of this package, and without `__all__`."""
+    lines: list[str | None] = list(source.text.splitlines())
+    for node in ast.walk(source.tree):
+        exported = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        if not exported and not is_ours(node):
+            continue
+        assert isinstance(node, ast.stmt)
+        assert node.end_lineno is not None
+        missing = getattr(node, "module", None) in without
+        # Inside a function a statement has to stay, because it may be the only one of a block.
+        inner = 'raise ImportError("this needs trisect itself")' if missing else "pass"
+        place = [" " * node.col_offset + inner] if node.col_offset else [None]
+        lines[node.lineno - 1 : node.end_lineno] = place + [None] * (node.end_lineno - node.lineno)
+    text = "\n".join(line for line in lines if line is not None).strip()
+    return f"\n# {source.name}\n\n{text}\n"
+
+
+MODULE = "modeling_trisect"
+ROOT = "trisect.models.compressed"
+
+HEADER = '''\
+# Copyright the trisect authors. Licensed under the Apache License, Version 2.0 (the "License"); you may not
+# use this file except in compliance with the License. You may obtain a copy at
+#     http://www.apache.org/licenses/LICENSE-2.0
+# Unless required by applicable law or agreed to in writing, software distributed under the License is
+# distributed on an "AS IS" BASIS, WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and limitations under the License.
+#
+# Made from the sources of trisect: edit those, not this file.
+"""A model compressed with trisect, for transformers without trisect."""
+
+'''
+
+FOOTER = """
+
+# The classes of this folder
+
+
+def has_triton() -> bool:
+    return False  # the Triton kernels stay with trisect; their plain twins are above
+"""
+
+
+@cache
+def _shared_text() -> str:
+    sources, left_out = sources_for(ROOT)
+    return HEADER + merged(sources, without=left_out) + FOOTER
+
+
+def bundle_text(family: str, model_class: str, config_class: str, record: str | None = None) -> str:
+    """The whole file: the modules that build compressed models, and the two classes of one family.
+
+    A family from outside the package comes with its `record`, as Python writes it.
+    """
+    added = "" if record is None else f'\n\nFAMILIES["{family}"] = {record}\n'
+    return (
+        _shared_text()
+        + added
+        + f'\n\n{model_class} = compressed_class("{family}")\n'
+        + f"{config_class} = {model_class}.config_class\n"
+    )
+
+
+def write_bundle(folder: Path, *, family: str, model_class: str, config_class: str, record: str | None = None) -> None:
+    """Put the modelling file into a saved folder, and say in its config.json what is in it."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.get("architectures") != [model_class]:
+        raise TrisectError(f"{path} is of {config.get('architectures')}, not of {model_class}.")
+    config["auto_map"] = {"AutoConfig": f"{MODULE}.{config_class}", "AutoModelForCausalLM": f"{MODULE}.{model_class}"}
+    atomic_write_text(folder / f"{MODULE}.py", bundle_text(family, model_class, config_class, record))
+    write_json(path, config)

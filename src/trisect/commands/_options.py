@@ -275,11 +275,8 @@ def _as_typed(where: str, parameter: Any, value: Any) -> Any:
         return value
     if takes_many(parameter):
         return [_word(where, parameter, entry) for entry in (value if isinstance(value, list) else [value])]
-    listed = any(mark in (parameter.metavar or "") for mark in ("LIST", ",..."))
-    if listed and isinstance(value, list):
+    if "LIST" in (parameter.metavar or "") and isinstance(value, list):
         return ",".join(_word(where, parameter, entry) for entry in value)
-    if listed and isinstance(value, dict):
-        return ",".join(f"{name}={_word(where, parameter, entry)}" for name, entry in value.items())
     return _word(where, parameter, value)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, option
-from trisect.commands.plan import show_plan
+from trisect.commands.plan import plan
 from trisect.config import CompressConfig
 from trisect.config.settings import RUNNING
 from trisect.errors import TrisectError
@@ -29,8 +29,6 @@ EXAMPLES = (
 )
 UNREMARKABLE = ("full width", "folded")
 """Notes that a receipt keeps but nobody needs to read layer by layer."""
-NOTABLE_MISS = 0.01
-"""A distance between the ratio asked for and the one reached that a user should hear of."""
 
 
 def run(
@@ -59,7 +57,7 @@ def run(
 ) -> None:
     """Narrow a model to a goal, usually --ratio, and save it as a Hugging Face folder."""
     if dry_run:
-        show_plan(model, settings, loading, curves=curves, json=json)
+        plan(model, settings, loading, curves=curves, json=json)
         return
     if out is None:
         raise TrisectError("No output was named; add -o OUT (or --dry-run to see the plan only).")
@@ -93,10 +91,14 @@ def run(
 
 def show_result(result: "Result") -> None:
     """Print the final table, the trials under a bound, and what the solver wants the user to know."""
+    from trisect.models import zeros_of
+    from trisect.plan import budget_of
     from trisect.report.terminal import compression_table
 
     screen.say(compression_table(result.before, result.after, losses=result.losses, perplexities=result.perplexities))
-    _show_ratio(result)
+    if result.plan.masked:
+        zeros = zeros_of(result.model) / budget_of(result.before).linear_parameters
+        screen.say(f"{zeros:.1%} of the decoder's linear weights are zero now; no shape has changed.")
     target = result.receipt.get("target")
     if target is not None:
         windows, bound = target["held_out"]["windows"], target["max_ppl_increase"]
@@ -107,23 +109,3 @@ def show_result(result: "Result") -> None:
     for entry in result.losses:
         if entry["note"] and not entry["note"].startswith(UNREMARKABLE):
             screen.say(f"layer {entry['layer']} {entry['component']}: {entry['note']}")
-
-
-def _show_ratio(result: "Result") -> None:
-    """What was removed, where that is not what was asked for; and why."""
-    from trisect.models import zeros_of
-    from trisect.plan import budget_of
-    from trisect.records.shapes import COMPONENTS
-
-    plan, removed, recipe = result.plan, result.receipt["ratio"], result.receipt["recipe"]
-    if plan.masked:
-        zeros = zeros_of(result.model) / budget_of(result.before).linear_parameters
-        screen.say(f"{zeros:.1%} of the decoder's linear weights are zero now; no shape has changed.")
-        return
-    if any(linear.cached for linears in plan.linears for linear in linears):
-        return  # the ratio was one of the cache, which the table shows
-    if abs(plan.ratio - removed) > NOTABLE_MISS:
-        chosen = recipe["layers"] is not None or set(recipe["parts"]) != set(COMPONENTS)
-        why = "; only the chosen parts and layers were cut" if chosen else ""
-        why += f"; widths are multiples of {plan.align} (--align none: exact)" if plan.align is not None else ""
-        screen.say(f"Asked for {plan.ratio:.1%}, removed {removed:.1%} of the decoder{why}")

@@ -10,7 +10,6 @@ from trisect.config.settings import RUNNING
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:
-    from trisect.evaluate.perplexity import Perplexity, PositionProfile
     from trisect.evaluate.tasks import TaskResults
 
 PANEL = "Measure"
@@ -31,10 +30,6 @@ def run(
     windows: Annotated[int | None, option("Number of windows. (default: all)")] = None,
     sampling: Annotated[str, option("Which windows are taken.", "random|first")] = "first",
     seed: Annotated[int, option("Seed of random windows.")] = 0,
-    by_position: Annotated[
-        int | None,
-        option("Also the perplexity at so many stretches of the window, from its start to its end.", "BUCKETS"),
-    ] = None,
     tasks: Annotated[
         str | None,
         option(
@@ -50,16 +45,12 @@ def run(
     json: Json = None,
 ) -> None:
     """Measure the perplexity of a model on a text, its scores on tasks, or both."""
-    from trisect.calibrate.texts import USUAL_LENGTH, usual_length
+    from trisect.calibrate.texts import usual_length
     from trisect.data import load_tokens
-    from trisect.evaluate.perplexity import check_buckets, perplexity, perplexity_by_position
+    from trisect.evaluate.perplexity import perplexity
     from trisect.evaluate.tasks import check_request, evaluate_tasks, load_task, parse_tasks
 
     requests = [] if tasks is None else parse_tasks(tasks, shots=shots)
-    if by_position is not None:
-        if data is None and requests:
-            raise TrisectError("--by-position is about a text, and tasks are not one: add --data builtin.")
-        check_buckets(by_position, length=length or USUAL_LENGTH)
     if requests:
         check_request(limit=limit, batch_size=batch_size)
     elif limit is not None or shots is not None:
@@ -70,14 +61,13 @@ def run(
     if data is not None or not requests:
         choice: dict[str, Any] = {"samples": windows, "length": length or usual_length(loaded.model)}
         choice |= {"sampling": sampling, "seed": seed, "split": "evaluation"}
-        tokens, profile = load_tokens(data or "builtin", loaded.tokenizer, **choice), None
+        tokens = load_tokens(data or "builtin", loaded.tokenizer, **choice)
         with screen.progress() as report:
             how: dict[str, Any] = {"batch_size": batch_size, "progress": partial(report, "perplexity")}
-            if by_position is None:
-                result = perplexity(loaded.model, tokens, **how)
-            else:
-                result, profile = perplexity_by_position(loaded.model, tokens, buckets=by_position, **how)
-        measured |= _show_perplexity(result, profile)
+            found = perplexity(loaded.model, tokens, **how)
+        windows_said = f"{found.windows} windows of {found.length} tokens"
+        screen.say(f"perplexity {found.perplexity:.4f} on {found.data} ({windows_said})")
+        measured |= asdict(found)
     if requests:
         asked: dict[str, Any] = {"limit": limit, "batch_size": batch_size}
         with screen.quiet_libraries(), screen.progress() as report:
@@ -87,21 +77,6 @@ def run(
     screen.keep_measurement(json, measured)
     kept = "FILE, after --json FILE here" if json is None else screen.quoted(json)
     screen.say_next(f"trisect report RUN --measured {kept}")
-
-
-def _show_perplexity(result: "Perplexity", profile: "PositionProfile | None") -> dict[str, Any]:
-    """Print it, with one row per bucket of positions; the same for --json."""
-    screen.say(
-        f"perplexity {result.perplexity:.4f} on {result.data} ({result.windows} windows of {result.length} tokens)"
-    )
-    if profile is None:
-        return asdict(result)
-    table = screen.table(right=("positions", "tokens", "nll", "perplexity"))
-    for index, value in enumerate(profile.perplexity):
-        positions = f"{profile.edges[index]} to {profile.edges[index + 1] - 1}"
-        table.add_row(positions, str(profile.tokens[index]), f"{profile.nll[index]:.4f}", f"{value:.4f}")
-    screen.say(table)
-    return {**asdict(result), "by_position": asdict(profile)}
 
 
 def _show_scores(results: "TaskResults") -> None:

@@ -1,17 +1,14 @@
 """`trisect plan`: the widths a goal comes to; `trisect inspect`: the sizes of a model, and what was removed."""
 
-import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, TrustRemoteCode, Verb, option
 from trisect.config import CompressConfig
-from trisect.errors import TrisectError, option_name
-
-if TYPE_CHECKING:
-    from trisect.plan import Curves, Plan
-    from trisect.records.shapes import ModelShape
+from trisect.errors import option_name
+from trisect.records.shapes import ModelShape
 
 
 def plan(
@@ -23,108 +20,36 @@ def plan(
     json: Json = None,
 ) -> None:
     """Show the widths that a goal comes to; weights are read only to measure loss curves."""
-    show_plan(model, settings, loading, curves=curves, heatmap=heatmap, json=json)
-
-
-def show_plan(
-    model: str,
-    config: CompressConfig,
-    loading: LoadOptions,
-    *,
-    curves: Path | None,
-    heatmap: Path | None = None,
-    json: Path | None,
-) -> None:
-    """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
-    from trisect.models import read_shape
-    from trisect.pipeline.run import plan_from_shape, with_method_defaults
-    from trisect.plan import apply_plan, outlook
+    from trisect.pipeline.job import Job, plan_before_work
     from trisect.report.charts import plan_map
     from trisect.report.terminal import compression_table, heat_tables
     from trisect.support.files import check_writable
     from trisect.support.plots import need_matplotlib, picture_format, write_figure
 
-    config = with_method_defaults(config)
     if heatmap is not None:
         picture_format(heatmap)
         need_matplotlib("leave --heatmap out: the plan is shown as text")
         check_writable(heatmap)
-    with screen.quiet_libraries():
-        shape, _, _ = read_shape(model, trust_remote_code=loading.trust_remote_code)
-    known = _curves(model, config, curves, loading)
-    plan = plan_from_shape(shape, config, known)
-    after, facts = apply_plan(shape, plan), describe(shape, config, plan, known)
-    screen.say(str(outlook(shape, config, plan)))
-    screen.say(compression_table(shape, after), *([] if plan.masked else heat_tables(shape, after)))
-    screen.say(*_lines(facts))
+    with screen.quiet_libraries(), screen.progress() as report:
+        job = Job(model=model, config=settings, curves=curves, load_options=asdict(loading))
+        found = plan_before_work(job, say=screen.say, progress=report)
+    before, after, facts = found.before, found.after, found.facts
+    screen.say(found.outlook)
+    screen.say(compression_table(before, after), *([] if found.plan.masked else heat_tables(before, after)))
+    screen.say(*found.lines)
     if heatmap is not None:
         removed = f"{facts['ratio']:.1%} of the decoder removed"
-        title = f"{Path(model).name}: {config.method}, {config.allocate}, {removed}"
-        write_figure(heatmap, plan_map(shape, after, title=title))
+        title = f"{Path(model).name}: {settings.method}, {facts['allocate']}, {removed}"
+        write_figure(heatmap, plan_map(before, after, title=title))
     screen.keep_measurement(json, {"model": model, **facts})
-    goal = " ".join(f"{option_name(name)} {v}" for name, v in config.goal.settings().items() if v != "params")
+    goal = " ".join(f"{option_name(name)} {v}" for name, v in settings.goal.settings().items() if v != "params")
     screen.say_next(f"trisect compress {screen.quoted(model)} -o OUT {goal}, other options as here")
-
-
-def describe(shape: "ModelShape", config: CompressConfig, plan: "Plan", curves: "Curves | None") -> dict[str, Any]:
-    """What a plan comes to, for people and for JSON."""
-    from trisect.plan import apply_plan, budget_of, compare, outlook
-
-    old, new = budget_of(shape), budget_of(apply_plan(shape, plan))
-    return {
-        **compare(old, new).to_dict(),
-        "before": old.to_dict(),
-        "after": new.to_dict(),
-        "plan": plan.to_dict(),
-        "allocate": config.allocate,
-        "budget": outlook(shape, config, plan).counts(),
-        "predicted_rise": None if curves is None else curves.rise(shape, plan),
-    }
-
-
-def _curves(model: str, config: CompressConfig, path: Path | None, loading: LoadOptions) -> "Curves | None":
-    """From their file; one that does not exist yet is measured and written, as `compress` does."""
-    from trisect.calibrate.texts import prepare
-    from trisect.methods import get_method
-    from trisect.pipeline.loss_curves import curves_for
-    from trisect.plan import read_curves
-    from trisect.plan.allocate import CURVED
-    from trisect.support.files import check_writable
-
-    if path is None or get_method(config.method).linear:  # ranks of linear maps have no use for curves
-        return None
-    if path.exists():
-        return read_curves(path)
-    if config.allocate not in CURVED:
-        raise TrisectError(
-            f"There are no loss curves at {path}; --allocate search or balanced measures and writes them."
-        )
-    check_writable(path)
-    loaded = screen.load(model, loading)
-    with screen.progress() as report:
-        prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
-    screen.say(prepared.line(), *prepared.notes)
-    with screen.progress() as report:
-        return curves_for(loaded.model, config, prepared.tokens, path=path, progress=report)
-
-
-def _lines(facts: dict[str, Any]) -> list[str]:
-    from trisect.plan.problem import UNITS
-
-    budget, rise = facts["budget"], facts["predicted_rise"]
-    allowed = "" if budget["allowed"] is None else f", {budget['allowed']:,} asked for"
-    lines = [f"{UNITS[budget['unit']]}: {budget['planned']:,} planned{allowed}, {budget['before']:,} before"]
-    if rise is not None and math.isfinite(rise):
-        factor = f"perplexity x{math.exp(rise):.3f}"
-        lines.append(f"predicted from the curves: {factor} (+{rise:.4f} nats per token)")
-    elif rise is not None:
-        lines.append("predicted from the curves: nothing, the plan goes below them")
-    return lines
 
 
 def inspect(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode = False) -> None:
     """Show a model's widths, parameters, cache and FLOPs; no weights are read."""
     from trisect.models import read_shape
+    from trisect.plan import budget_of, compare
     from trisect.report.terminal import compression_table
 
     with screen.quiet_libraries():
@@ -137,7 +62,10 @@ def inspect(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode 
     screen.say(compression_table(original, current, labels=("original", "now")))
     for line in info["left_whole"]:
         screen.say(f"left whole: {line}")
-    screen.keep_measurement(json, {"model": model, **describe_sizes(current, original), **info})
+    now, was = budget_of(current), budget_of(original)
+    facts = {**now.to_dict(), "ratio": compare(was, now).ratio, "layers": _widths(current)}
+    facts["original"] = {**was.to_dict(), "layers": _widths(original)}
+    screen.keep_measurement(json, {"model": model, **facts, **info})
     screen.say_next(f"trisect eval {name}" if method else f"trisect compress {name} -o OUT --ratio 0.25")
 
 
@@ -149,20 +77,7 @@ def quantised(packing: dict[str, Any] | None) -> str:
     return f"; {held} ({packing['backend']})"
 
 
-def describe_sizes(current: "ModelShape", original: "ModelShape") -> dict[str, Any]:
-    """The measurement: this model's numbers, and the original's under their own key."""
-    from trisect.plan import budget_of, compare
-
-    now, was = budget_of(current), budget_of(original)
-    return {
-        **now.to_dict(),
-        "ratio": compare(was, now).ratio,
-        "layers": _widths(current),
-        "original": {**was.to_dict(), "layers": _widths(original)},
-    }
-
-
-def _widths(shape: "ModelShape") -> list[dict[str, int]]:
+def _widths(shape: ModelShape) -> list[dict[str, int]]:
     """Layer by layer; of mixtures also how many experts there are and how many of them a token meets."""
     mixture = ("experts", "top_k", "shared")
     return [

@@ -35,12 +35,6 @@ def run(
         ),
     ] = None,
     curves: Annotated[Path | None, option("Loss curves, from `trisect compress --curves`.", "FILE")] = None,
-    layers: Annotated[
-        str | None,
-        option(
-            "Layers whose spectra are shown, e.g. 0,4-6 or all. (default: five, and the one that lost most)", "LIST"
-        ),
-    ] = None,
     sample: Annotated[
         list[str] | None, option("Load the models and let them go on from this text, greedily.", "PROMPT")
     ] = None,
@@ -61,7 +55,6 @@ def run(
     check_samples(sample or [], sample_tokens)
     with screen.quiet_libraries():
         found = read_runs(runs, measured or [])
-        shown = None if layers is None else _layers(layers, found)
         known = None if curves is None else read_curves(curves)
         if known is not None and not any(fits(known, each) for each in found):
             raise TrisectError(
@@ -69,7 +62,7 @@ def run(
                 "give those that were measured on their model, or leave --curves out."
             )
         texts = _samples(found, sample or [], sample_tokens, device=device)
-    sections = report_sections(found, curves=known, samples=texts, layers=shown)
+    sections = report_sections(found, curves=known, samples=texts)
     page = render(found, sections)
     if figures is not None:
         drawn = write_figures(figures, sections)
@@ -77,15 +70,6 @@ def run(
     atomic_write_text(out, page)
     screen.say_saved(out)
     screen.say_next(f"open {screen.quoted(out)} in a browser")
-
-
-def _layers(text: str, runs: "list[Run]") -> tuple[int, ...]:
-    """The layers that were asked for, of the deepest model."""
-    from trisect.config import parse_layers
-
-    deepest = max(len(run.before.layers) for run in runs)
-    chosen = parse_layers(text, deepest)
-    return tuple(range(deepest)) if chosen is None else chosen
 
 
 def _samples(runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str) -> "list[Sample]":

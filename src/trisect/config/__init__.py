@@ -1,6 +1,6 @@
 """What a user chose: records that are checked once, and readable back from YAML or JSON."""
 
-from trisect.config.goals import Floors, Goal, Increase, Limit, Share
+from trisect.config.goals import Goal, Increase, Limit, Share
 from trisect.config.settings import (
     ALLOCATIONS,
     DEFAULT_ALIGN,

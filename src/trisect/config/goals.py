@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Any
 
 from trisect.errors import TrisectError, option_name, unknown_name
-from trisect.records.shapes import COMPONENTS
 from trisect.support.checks import is_number
 
 BUDGETS = ("params", "kv", "flops", "latency")
@@ -136,42 +135,6 @@ def cached_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
     return cached
 
 
-@dataclass(frozen=True, kw_only=True)
-class Floors:
-    """The share of its width that each component keeps at least."""
-
-    qk: float = 0.0
-    ov: float = 0.0
-    mlp: float = 0.0
-
-    def __post_init__(self) -> None:
-        for component in COMPONENTS:
-            share = self.of(component)
-            if not is_number(share) or not 0 <= share <= 1:
-                raise TrisectError(
-                    f"A floor is the share of a width to keep, from 0 to 1, not {share!r} for {component}; "
-                    "write e.g. --floor 0.25 or --floor qk=0.5,mlp=0.3."
-                )
-
-    def of(self, component: str) -> float:
-        """The share of one component."""
-        return {"qk": self.qk, "ov": self.ov, "mlp": self.mlp}[component]
-
-
-def read_floors(value: Any) -> Floors:
-    """Floors from 0.25 (for all), "0.25", "qk=0.5,mlp=0.3", or a mapping."""
-    if value is None or isinstance(value, Floors):
-        return value or Floors()
-    if isinstance(value, str):
-        value = _floor_entries(value)
-    if isinstance(value, Mapping):
-        for name in value:
-            if name not in COMPONENTS:
-                raise unknown_name("part", str(name), COMPONENTS, "Write e.g. --floor qk=0.5,mlp=0.3.")
-        return Floors(**value)
-    return Floors(qk=value, ov=value, mlp=value)
-
-
 def parse_size(name: str, value: Any) -> int:
     """What a whole model may cost: "100M" or "1.2B" parameters, "20K" (20,000) or "20KiB" (20,480) bytes."""
     units, what, example = SIZES[name]
@@ -200,23 +163,6 @@ def parse_increase(value: Any, *, budget: str = "params") -> Increase:
             "write e.g. --max-ppl-increase 5%."
         )
     return Increase(budget=budget, amount=amount, relative=relative, typed=text)
-
-
-def _floor_entries(text: str) -> float | dict[str, float]:
-    entries: dict[str, float] = {}
-    try:
-        if "=" not in text:
-            return float(text)
-        for piece in text.split(","):
-            name, equals, share = piece.partition("=")
-            if not equals:
-                raise ValueError
-            entries[name.strip()] = float(share)
-    except ValueError:
-        raise TrisectError(
-            f"Cannot read the floor {text!r}; write e.g. --floor 0.25 or --floor qk=0.5,mlp=0.3."
-        ) from None
-    return entries
 
 
 def _checked_ratio(ratio: Any) -> float:

@@ -1,7 +1,7 @@
 """The records of a run: checked by pydantic, readable back from YAML or JSON, and the command line's options too."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform
 
@@ -9,20 +9,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from trisect.config.goals import (
-    GOALS,
-    Floors,
-    Increase,
-    Limit,
-    Share,
-    cached_parts,
-    check_latency_table,
-    goal_of,
-    read_floors,
-)
+from trisect.config.goals import GOALS, Increase, Limit, Share, cached_parts, check_latency_table, goal_of
 from trisect.errors import TrisectError, check_names, option_name, unknown_name
 from trisect.records.shapes import COMPONENTS
-from trisect.support.checks import read_settings
+from trisect.support.checks import is_number, read_settings
 
 GOAL, CUT, CALIBRATION, RUNNING = "Goal", "How to cut", "Calibration", "Running"
 """Panels of the command line's help."""
@@ -59,6 +49,7 @@ def record(cls: type[T]) -> type[T]:
     def checked_init(self: Any, **given: Any) -> None:
         try:
             init(self, **given)
+            _check_choices(self)
         except ValidationError as error:
             raise refusal(made, error) from None
 
@@ -80,7 +71,7 @@ def refusal(cls: type, error: ValidationError) -> TrisectError:
     return TrisectError(f"{name} must be {first['msg'].removeprefix('Input should be ')}, not {first['input']!r}.")
 
 
-def check_choices(self: Any) -> None:
+def _check_choices(self: Any) -> None:
     """Refuse a value that is none of its setting's choices."""
     for name, about in options_of_record(type(self)).items():
         value = getattr(self, name)
@@ -116,6 +107,8 @@ ALIGNMENTS = (8, 16, 32)
 ALLOCATIONS = ("uniform", "search", "balanced")
 ROPE_SCOPES = ("head", "layer", "model")
 DEFAULT_ALIGN = 16
+NARROWEST = 0.5
+"""Share of a head that a portable model keeps at least: kernels know no narrower ones."""
 
 
 def as_mixture(source: Any) -> str:
@@ -193,6 +186,14 @@ def parse_names(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _floor(value: Any) -> float:
+    if not is_number(value) or not 0 <= value <= 1:
+        raise TrisectError(
+            f"The floor is one share of every width, from 0 to 1, and no longer one per part: not {value!r}; try 0.25."
+        )
+    return float(value)
+
+
 def _layers(value: Any) -> Any:
     value = parse_layers(value) if isinstance(value, str) else value
     if value is not None and (not value or not isinstance(value, tuple | list)):
@@ -242,7 +243,6 @@ class CalibrationConfig:
     )
 
     def __post_init__(self) -> None:
-        check_choices(self)
         if (self.samples or 1) * (self.length or 1) > MOST_TOKENS:
             raise TrisectError(f"{self.samples} windows of {self.length} are over {MOST_TOKENS:,} tokens.")
 
@@ -281,12 +281,8 @@ class CompressConfig:
     latency_table: str | None = option(
         default=None, help="Measured times, for --budget latency.", panel=GOAL, metavar="FILE"
     )
-    floor: Annotated[Floors, BeforeValidator(read_floors)] = option(
-        default=Floors,
-        help="Of its width that nothing goes below: 0.25, or qk=0.5,mlp=0.3.",
-        panel=GOAL,
-        metavar="SHARE|PART=SHARE,...",
-        typed=str,
+    floor: Annotated[float, BeforeValidator(_floor)] = option(
+        default=0.0, help="Share that every width keeps, e.g. 0.25. (default: 0)", panel=GOAL, metavar="SHARE"
     )
     method: str = option(default="a3+", help="See `trisect ls methods`. (default: a3+)", metavar="NAME", min_length=1)
     parts: Annotated[tuple[str, ...], BeforeValidator(parse_parts)] = option(
@@ -356,7 +352,6 @@ class CompressConfig:
         return ArgsKwargs((), values)
 
     def __post_init__(self) -> None:
-        check_choices(self)
         check_latency_table(self.goal.budget, self.latency_table)
 
     @property
@@ -368,6 +363,10 @@ class CompressConfig:
     def ratio(self) -> float | None:
         """The share to remove, where that is the goal."""
         return self.goal.removed if isinstance(self.goal, Share) else None
+
+    def floor_of(self, part: str) -> float:
+        """The share of its width that a part keeps at least."""
+        return max(self.floor, NARROWEST) if self.portable and part != "mlp" else self.floor
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings, ready for JSON or YAML; the goal by its own name."""
@@ -390,7 +389,6 @@ PRESET = {"method": "a3+", "rope_scope": "model", "allocate": "uniform", "layers
 _MEANS = {"layers": "every layer", "drop_experts": "every expert"}
 STEPS = (16, 32)
 """Head steps that kernels know; 32 also suits quantised KV caches, and its MLP step of 256 K-quants."""
-NARROWEST = 0.5
 
 
 def _with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -404,9 +402,7 @@ def _with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     parts = parse_parts(given.get("parts", COMPONENTS))
     if ("qk" in parts) != ("ov" in parts):
         raise _contradiction("parts", ",".join(parts), "qk and ov together: stock heads have one width")
-    floor = read_floors(given.get("floor"))
-    floor = replace(floor, qk=max(floor.qk, NARROWEST), ov=max(floor.ov, NARROWEST))
-    return {**given, **PRESET, "floor": floor}
+    return {**given, **PRESET}
 
 
 def _contradiction(name: str, value: Any, means: str) -> TrisectError:

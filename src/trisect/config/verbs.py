@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from trisect.config.settings import check_choices, option, parse_names, parse_parts, record
+from trisect.config.settings import option, parse_names, parse_parts, record
 from trisect.errors import TrisectError
 from trisect.records.shapes import COMPONENTS
 
@@ -57,7 +57,6 @@ class QuantizeConfig:
     lm_head: bool = setting(default=False, help="Also the head; where it shares the embedding, it stops to.")
 
     def __post_init__(self) -> None:
-        check_choices(self)
         if self.bits not in BITS:
             raise TrisectError(f"Cannot quantise to {self.bits} bits; use one of {', '.join(map(str, BITS))}.")
         if self.backend == "torchao" and (self.bits != 8 or self.group_size is not None):
@@ -93,9 +92,6 @@ class TuneConfig:
     )
     seed: int = setting(default=0, help="Seed of adapters and order.", ge=0)
     gradient_checkpointing: bool = setting(default=False, help="Less memory, a third more time.")
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON has them."""

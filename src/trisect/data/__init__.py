@@ -2,6 +2,4 @@
 
 from trisect.data.catalogue import REGISTRY_MODELS, fetch_model
 from trisect.data.load import list_sources, load_tokens
-from trisect.data.tokens import Tokens, tokens_from_tensor, windows
-
-__all__ = ["REGISTRY_MODELS", "Tokens", "fetch_model", "list_sources", "load_tokens", "tokens_from_tensor", "windows"]
+from trisect.data.tokens import TEST_SHARE, Tokens, content_hash, tokens_from_tensor, windows

@@ -381,20 +381,21 @@ class Decoder:
             for x, value in zip(state, before, strict=True):
                 x.copy_(value)
 
-        with recordable_experts(self._views):
+        with recordable_experts(self._views, batch=self.batch):
             graph = record_graph(self._advance, rewind=rewind, pool=self._pool)
         self._pool = graph.pool()
         return graph
 
 
 @contextmanager
-def recordable_experts(views: Sequence[LayerView]) -> Iterator[None]:
+def recordable_experts(views: Sequence[LayerView], *, batch: int) -> Iterator[None]:
     """Run mixtures so that a graph can hold them: without asking the device which experts are needed.
 
-    Grouped products ask nothing in bfloat16; else every token's experts are gathered, for few tokens no worse.
+    Grouped products ask nothing in bfloat16. Else every token's experts are gathered, for one token the faster way.
     """
     modules = [view.experts.module for view in views if view.experts is not None]
-    grouped = all(m.down_proj.dtype == torch.bfloat16 and getattr(m, "fits_groups", True) for m in modules)
+    fit = all(m.down_proj.dtype == torch.bfloat16 and getattr(m, "fits_groups", True) for m in modules)
+    grouped = fit and batch > 1
     configs = {id(m.config): m.config for m in modules}.values()
     before = [config._experts_implementation for config in configs]
     for config in configs:

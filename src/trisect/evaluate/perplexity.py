@@ -1,8 +1,4 @@
-"""Perplexity on windows of a text, whole and by position in the window.
-
-The token at position j of a window is predicted from the j tokens before it. Buckets are runs of positions,
-as equal in length as they can be; the mean over all predicted tokens is the nll of `perplexity`.
-"""
+"""Perplexity on windows of a text: the token at position j of a window is predicted from the j before it."""
 
 import logging
 import math
@@ -105,37 +101,20 @@ def perplexity(
 
     The batch size (None: chosen to fit memory) only changes the speed.
     """
-    return _perplexity(_sum_losses(model, tokens, batch_size=batch_size, progress=progress)[0], tokens)
-
-
-def _sum_losses(
-    model: PreTrainedModel, tokens: Tokens, *, batch_size: int | None, progress: Progress
-) -> tuple[float, Tensor]:
-    """Negative log-likelihood of all predicted tokens, summed in nats; and the same by position.
-
-    By position: (length - 1,) float64; entry j is about the tokens with j + 1 tokens before them.
-    """
     num_windows, length = tokens.ids.shape
     _check_windows(model, tokens)
     check_batch_size(batch_size)
     size = fitting_batch_size(model, length=length) if batch_size is None else batch_size
-    device = input_device(model)
-    total = 0.0
-    by_position = torch.zeros(length - 1, dtype=torch.float64, device=device)
+    device, total = input_device(model), 0.0
     with evaluating(model):
         for start in range(0, num_windows, size):
             ids = tokens.ids[start : start + size].to(device)
             # No name for the logits: they would live on through the next batch's forward pass.
-            losses = window_losses(model(input_ids=ids, use_cache=False).logits, ids, by_position=by_position)
+            losses = window_losses(model(input_ids=ids, use_cache=False).logits, ids)
             _check_finite(losses, first=start, tokens=tokens)
             total += losses.sum().item()
             if progress is not None:
                 progress(start + len(ids), num_windows)
-    return total, by_position.cpu()
-
-
-def _perplexity(total: float, tokens: Tokens) -> Perplexity:
-    num_windows, length = tokens.ids.shape
     predicted = num_windows * (length - 1)
     nll = total / predicted
     return Perplexity(
@@ -150,13 +129,10 @@ def _perplexity(total: float, tokens: Tokens) -> Perplexity:
     )
 
 
-def window_losses(
-    logits: Tensor, ids: Tensor, *, chunk_elements: int = CHUNK_ELEMENTS, by_position: Tensor | None = None
-) -> Tensor:
+def window_losses(logits: Tensor, ids: Tensor, *, chunk_elements: int = CHUNK_ELEMENTS) -> Tensor:
     """Summed negative log-likelihood of each window, (b, t, vocab) and (b, t) -> (b,) float64.
 
-    Softmax in float32 over a few rows at a time, so that no second copy of the logits exists. Where
-    `by_position`, (t - 1,) float64, is given, every token's loss is also added to its position's entry.
+    Softmax in float32 over a few rows at a time, so that no second copy of the logits exists.
     """
     step = max(1, chunk_elements // logits.shape[-1])
     targets = ids.to(logits.device)
@@ -166,8 +142,6 @@ def window_losses(
             chunk = slice(at, at + step)
             nats = F.cross_entropy(row[chunk].float(), target[chunk], reduction="none")
             losses[window] += nats.sum(dtype=torch.float64)
-            if by_position is not None:
-                by_position[chunk] += nats.to(by_position.device)
     return losses
 
 
@@ -229,58 +203,3 @@ def _check_finite(losses: Tensor, *, first: int, tokens: Tokens) -> None:
 def exponential(nll: float) -> float:
     """exp(nll), infinite where a float cannot hold it."""
     return math.exp(nll) if nll < math.log(1e308) else math.inf
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionProfile:
-    """A measurement per bucket of positions, with what is needed to repeat it."""
-
-    edges: tuple[int, ...]
-    """Bucket i is about the tokens at positions edges[i] to edges[i + 1] - 1 of each window, from 0."""
-    nll: tuple[float, ...]
-    """Mean negative log-likelihood of a predicted token, in nats."""
-    perplexity: tuple[float, ...]
-    tokens: tuple[int, ...]
-    """Predicted tokens, of all windows."""
-    data: str
-    token_hash: str
-
-
-def perplexity_by_position(
-    model: PreTrainedModel,
-    tokens: Tokens,
-    *,
-    buckets: int = 8,
-    batch_size: int | None = None,
-    progress: Progress = None,
-) -> tuple[Perplexity, PositionProfile]:
-    """What `perplexity` gives, and each bucket of positions by itself, from one pass over the windows."""
-    num_windows, length = tokens.ids.shape
-    check_buckets(buckets, length=length)
-    total, by_position = _sum_losses(model, tokens, batch_size=batch_size, progress=progress)
-    # Position 0 has nothing before it and is not predicted.
-    edges = tuple(1 + i * (length - 1) // buckets for i in range(buckets + 1))
-    runs = list(zip(edges, edges[1:], strict=False))
-    counts = tuple(num_windows * (end - start) for start, end in runs)
-    sums = [by_position[start - 1 : end - 1].sum().item() for start, end in runs]
-    nll = tuple(loss / count for loss, count in zip(sums, counts, strict=True))
-    return _perplexity(total, tokens), PositionProfile(
-        edges=edges,
-        nll=nll,
-        perplexity=tuple(exponential(value) for value in nll),
-        tokens=counts,
-        data=tokens.source,
-        token_hash=tokens.hash,
-    )
-
-
-def check_buckets(buckets: int, *, length: int) -> None:
-    """Refuse buckets that no window of `length` tokens can fill: also of use before a model is loaded."""
-    if buckets < 1:
-        raise TrisectError(f"{buckets} buckets of positions were asked for; give --by-position 1 or more.")
-    if buckets > length - 1:
-        fewer = f", or --by-position {length - 1} or less" if length > 1 else ""
-        raise TrisectError(
-            f"Windows of {length} tokens predict {length - 1} positions, too few for {buckets} buckets: give "
-            f"--length {buckets + 1} or more{fewer}."
-        )

@@ -28,7 +28,6 @@ from trisect.models import fingerprint, save_model
 from trisect.models.compressed import CompressedModel
 from trisect.models.fingerprint import check_finite, check_tokens
 from trisect.support.files import check_disk_space, new_file, new_folder, write_json
-from trisect.support.plots import Chart, Series, has_matplotlib, write_figure
 from trisect.support.receipt import build_receipt, package_version
 
 WARM_UP = 0.03
@@ -368,31 +367,13 @@ def measure(model: Any, held_out: HeldOut, *, progress: Progress | None = None) 
     return found | {"examples": len(held_out.items), "data": held_out.source, "token_hash": held_out.hash}
 
 
-JSON_NAME, PICTURE_NAME = "loss.json", "loss.png"
-SPAN = 0.1
-"""The smooth line is a mean over this share of the steps."""
-
-
-def write_curve(folder: Path, losses: list[float], *, title: str) -> list[Path]:
-    """Write the curve beside the weights; the files that were written."""
-    write_json(folder / JSON_NAME, {"unit": "nats per learned token", "loss": losses})
-    if not has_matplotlib():
-        return [folder / JSON_NAME]
-    span = max(1, round(SPAN * len(losses)))
-    parts = [losses[max(0, end - span) : end] for end in range(1, len(losses) + 1)]
-    lines = {"step": losses, "running mean": [sum(part) / len(part) for part in parts]}
-    series = [Series(label=label, points=[*enumerate(line, start=1)]) for label, line in lines.items()]
-    chart = Chart(name="loss", title=title, axes=("step", "nats per learned token"), series=series)
-    return [folder / JSON_NAME, write_figure(folder / PICTURE_NAME, chart)]
-
-
 def extended(receipt: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
     """The receipt with another entry in the list `tuning`; a model may be tuned more than once."""
     return {**receipt, "tuning": [*receipt.get("tuning", []), tuning]}
 
 
 def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any]) -> Path:
-    """A compressed model's folder, or a stock one for a dense model; with the loss curve."""
+    """A compressed model's folder, or a stock one for a dense model."""
     if isinstance(tuned.model, CompressedModel):
         save_model(tuned.model, tokenizer, out, receipt=receipt)
     else:
@@ -402,6 +383,4 @@ def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[s
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
             write_json(folder / "receipt.json", receipt)
-    title = f"LoRA rank {tuned.receipt['recipe']['rank']}, {len(tuned.losses)} steps"
-    write_curve(Path(out), tuned.losses, title=title)
     return Path(out)

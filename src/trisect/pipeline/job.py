@@ -4,6 +4,7 @@
 `say` is called with lines for the user, `progress` with (stage, done, total).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -21,14 +22,15 @@ from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
 from trisect.methods.method import check_parts
-from trisect.models import Loaded, load_model, save_model, shape_of
+from trisect.models import Loaded, load_model, read_shape, save_model, shape_of
 from trisect.pipeline import run as flow
+from trisect.pipeline.loss_curves import curves_for
 from trisect.pipeline.run import Compressed, check_model, compress, compress_within
 from trisect.pipeline.statistics import calibrated_as
-from trisect.plan import Plan, budget_of, compare, outlook
+from trisect.plan import CURVED, UNITS, Curves, Plan, apply_plan, budget_of, compare, outlook, read_curves
 from trisect.records.shapes import ModelShape
 from trisect.support import distributed
-from trisect.support.files import check_new_folder
+from trisect.support.files import check_new_folder, check_writable
 
 Say = Callable[[str], None]
 NO_TEXT = "none"
@@ -178,6 +180,72 @@ def _result(
     return Result(tokenizer=loaded.tokenizer, **facts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan before the work: the shapes on both sides, and what it comes to."""
+
+    plan: Plan
+    before: ModelShape
+    after: ModelShape
+    outlook: str
+    facts: dict[str, Any]
+    """Ready for JSON."""
+    lines: list[str]
+    """What it counts and is predicted to cost."""
+
+
+def plan_before_work(job: Job, *, say: Say, progress: Progress | None) -> Planned:
+    """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
+    config = flow.with_method_defaults(job.config)
+    shape, _, _ = read_shape(job.model, trust_remote_code=job.load_options["trust_remote_code"])
+    known = _known_curves(job, config, say=say, progress=progress)
+    plan = flow.plan_from_shape(shape, config, known)
+    after, outcome = apply_plan(shape, plan), outlook(shape, config, plan)
+    rise = None if known is None else known.rise(shape, plan)
+    old, new = budget_of(shape), budget_of(after)
+    facts = {
+        **compare(old, new).to_dict(),
+        "before": old.to_dict(),
+        "after": new.to_dict(),
+        "plan": plan.to_dict(),
+        "allocate": config.allocate,
+        "budget": outcome.counts(),
+        "predicted_rise": rise,
+    }
+    allowed = "" if outcome.allowed is None else f", {outcome.allowed:,} asked for"
+    lines = [f"{UNITS[outcome.unit]}: {outcome.planned:,} planned{allowed}, {outcome.before:,} before"]
+    if rise is not None:
+        factor = f"perplexity x{math.exp(rise):.3f} (+{rise:.4f} nats per token)"
+        known_rise = factor if math.isfinite(rise) else "nothing, the plan goes below them"
+        lines.append(f"predicted from the curves: {known_rise}")
+    return Planned(plan=plan, before=shape, after=after, outlook=str(outcome), facts=facts, lines=lines)
+
+
+def _known_curves(job: Job, config: CompressConfig, *, say: Say, progress: Progress | None) -> Curves | None:
+    """From their file; one that does not exist yet is measured and written, as `compress` does."""
+    path = job.curves
+    if path is None or get_method(config.method).linear:  # ranks of linear maps have no use for curves
+        return None
+    if path.exists():
+        return read_curves(path)
+    if config.allocate not in CURVED:
+        raise TrisectError(
+            f"There are no loss curves at {path}; --allocate search or balanced measures and writes them."
+        )
+    check_writable(path)
+    loaded = _loaded(job)
+    prepared = _prepared(loaded, config, say=say, progress=progress)
+    return curves_for(loaded.model, config, prepared.tokens, path=path, progress=progress)
+
+
+def _prepared(loaded: Loaded, config: CompressConfig, *, say: Say, progress: Progress | None) -> Prepared:
+    """Calibration tokens, and what they are."""
+    prepared = prepare(loaded.model, config, loaded.tokenizer, progress=progress)
+    for line in (prepared.line(), *prepared.notes):
+        say(line)
+    return prepared
+
+
 def _say_outlook(shape: ModelShape, config: CompressConfig, say: Say) -> Callable[[Plan], None] | None:
     """Say what is planned at once where the plan follows from sizes; else give what says it later.
 
@@ -198,9 +266,7 @@ def read_texts(job: Job, loaded: Loaded, *, say: Say, progress: Progress | None)
         return job.config, job.tokens, _evaluations(job, loaded, None, say)
     if job.moments is not None:
         return _texts_of_moments(job, loaded, say)
-    prepared = prepare(loaded.model, job.config, loaded.tokenizer, progress=progress)
-    for line in (prepared.line(), *prepared.notes):
-        say(line)
+    prepared = _prepared(loaded, job.config, say=say, progress=progress)
     config = replace(job.config, calibration=prepared.calibration)
     job = replace(job, config=config)
     return config, prepared.tokens, _evaluations(job, loaded, prepared, say)

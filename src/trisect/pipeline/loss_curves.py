@@ -19,17 +19,14 @@ from torch import Tensor, nn
 from trisect.calibrate import Progress, Stream, TwoStreams
 from trisect.calibrate.replay import in_batches
 from trisect.config import CompressConfig
-from trisect.data import Tokens
-from trisect.data.tokens import TEST_SHARE
+from trisect.data import TEST_SHARE, Tokens
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
 from trisect.methods.method import ComponentMethod, Method, Options, options_of, solve
 from trisect.models import LayerView, fingerprint, layer_views
 from trisect.models.streamed import walk
 from trisect.pipeline.statistics import narrow_moments
-from trisect.plan import Curves, read_curves
-from trisect.plan.allocate import CURVED
-from trisect.plan.problem import MINIMUM_HEAD
+from trisect.plan import CURVED, MINIMUM_HEAD, Curves, read_curves
 from trisect.records.parts import COMPONENTS
 from trisect.support import distributed
 from trisect.support.files import write_json

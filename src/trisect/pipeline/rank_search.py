@@ -10,17 +10,13 @@ from torch import Tensor
 
 from trisect.calibrate import Progress, collect, fisher_information
 from trisect.config import CompressConfig
-from trisect.config.goals import Floors
-from trisect.data import Tokens
-from trisect.data.tokens import content_hash
+from trisect.data import Tokens, content_hash
 from trisect.errors import TrisectError
 from trisect.methods import get_method
 from trisect.methods.method import LinearMethod, options_of, solve
 from trisect.models import fingerprint, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
-from trisect.plan import Plan
-from trisect.plan.budget import linear_heads, linear_sizes, linears_of
-from trisect.plan.problem import chosen_layers
+from trisect.plan import Plan, chosen_layers, linear_heads, linear_sizes, linears_of
 from trisect.plan.ranks import (
     Curve,
     Key,
@@ -180,7 +176,7 @@ def maps_of(method: LinearMethod, layer: LayerShape, parts: tuple[str, ...]) -> 
 
 
 def _ratio(method: LinearMethod, config: CompressConfig) -> float:
-    if config.floor != Floors():
+    if config.floor > 0:
         raise TrisectError(
             f"{method.name} gives linear maps ranks and leaves every width as it is, so there is nothing for "
             "a floor to hold; leave --floor out."

@@ -25,10 +25,9 @@ from trisect.pipeline.loss_curves import curves_for, held_out
 from trisect.pipeline.rank_search import linear_plan
 from trisect.pipeline.resume import Ledger, open_ledger
 from trisect.pipeline.statistics import calibrated_as, refuse_stored_moments, statistics_for
-from trisect.plan import Curves, Plan, check_plannable, plan_for
-from trisect.plan.allocate import planner_for
+from trisect.plan import Curves, Plan, check_plannable, plan_for, planner_for, problem_for
 from trisect.plan.curves import TRIES, predicted_within, smallest_within
-from trisect.plan.problem import grid_of, problem_for
+from trisect.plan.problem import grid_of
 from trisect.records.parts import COMPONENTS, Solution
 from trisect.records.shapes import ModelShape, widths_of
 from trisect.support import distributed
@@ -64,10 +63,6 @@ class Run:
     def shape(self) -> ModelShape:
         """The model's sizes before anything was cut."""
         return shape_of(self.model)
-
-    @property
-    def depth(self) -> int:
-        return len(self.shape.layers)
 
     @cached_property
     def token_hash(self) -> str:

@@ -80,7 +80,7 @@ class Dense(Statistics):
     def layers(self) -> Iterator[LayerView]:
         run, fisher = self.run, None
         assert run.tokens is not None
-        if any(name.endswith("_fisher") for layer in range(run.depth) for name in self.reads(layer)):
+        if any(name.endswith("_fisher") for layer in range(len(run.shape.layers)) for name in self.reads(layer)):
             fisher = fisher_information(
                 run.model, layer_views(run.model, own=True), run.tokens.ids, progress=run.progress
             )
@@ -253,12 +253,7 @@ def calibrate(
         raise TrisectError(
             f"{method.name} reads gradients, which stored moments do not hold; compress without --moments."
         )
-    return store_moments(model, tokens, names, out, progress=progress, **config.calibration.how_to_run)
-
-
-def store_moments(model: Any, tokens: Tokens, names: frozenset[str], out: str | Path, **how: Any) -> MomentsInfo:
-    """The moments `names` of every layer, in one file."""
-    found = collect(model, tokens.ids, lambda layer: names, **how)
+    found = collect(model, tokens.ids, lambda layer: names, progress=progress, **config.calibration.how_to_run)
     layers = {view.index: statistics for view, statistics in found}
     info = MomentsInfo(
         fingerprint=fingerprint(model),

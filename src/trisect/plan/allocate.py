@@ -165,7 +165,7 @@ def choices_of(problem: Problem, curves: Curves, key: Key) -> list[Choice]:
     layer, part = key
     shape = problem.shape.layers[layer]
     grid = grid_of(shape, part, align=problem.align or FINEST_ALIGN)
-    first = max(grid.at_least(problem.config.floor.of(part)), grid.up(curves.floor(layer, part)))
+    first = max(grid.at_least(problem.config.floor_of(part)), grid.up(curves.floor(layer, part)))
     return [
         Choice(width=width, cost=problem.costs.of(layer, part, width), loss=curves.loss_at(layer, part, width))
         for width in [*range(first, grid.width, grid.step), grid.width]

@@ -229,7 +229,7 @@ def _best(trials: list[Trial]) -> Trial:
     if inside:
         return min(inside, key=lambda trial: trial.budget)
     if not trials:
-        raise TrisectError("The grid and the floors leave nothing to narrow; use --align 8 or lower --floor.")
+        raise TrisectError("The grid and the floor leave nothing to narrow; use --align 8 or lower --floor.")
     mildest = min(trials, key=lambda trial: trial.rise)
     raise TrisectError(
         f"None of {len(trials)} plans stays within the bound: the mildest removes {mildest.plan.ratio:.1%} "

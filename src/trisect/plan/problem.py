@@ -140,7 +140,7 @@ class Problem:
 
     def lowest(self, key: Key) -> int:
         """The narrowest width the grid and the floors allow."""
-        return self.grid(key).at_least(self.config.floor.of(key[1]))
+        return self.grid(key).at_least(self.config.floor_of(key[1]))
 
     def cost(self, widths: Mapping[Key, int]) -> int:
         return sum(self.costs.of(*key, width) for key, width in widths.items())
@@ -167,7 +167,7 @@ class Problem:
             return
         if least == self.full:
             raise TrisectError(f"The model is too narrow to be cut at all{self._on_grid()}.")
-        why = "the measured curves, the grid and the floors" if curved else "the grid and the floors"
+        why = "the measured curves, the grid and the floor" if curved else "the grid and the floor"
         if isinstance(self.goal, Limit):
             raise TrisectError(
                 f"{self.goal} cannot be reached: with these parts and layers, {why} leave "

@@ -13,9 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trisect.records.shapes import COMPONENTS as COMPONENTS
-from trisect.records.shapes import INPUTS as INPUTS
-from trisect.records.shapes import LINEARS as LINEARS
+from trisect.records.shapes import COMPONENTS, INPUTS, LINEARS  # noqa: F401
 
 Moments = Mapping[str, Tensor]
 """One layer's calibration statistics by name; docs/math.md, section 1, lists them with their shapes."""

@@ -1,7 +1,7 @@
 """What the figures of the page show: plans and losses, spectra, loss curves, search, tuning, time, Pareto."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -15,7 +15,7 @@ from trisect.report.terminal import kept_shares
 from trisect.support.plots import Bar, Chart, Groups, HeatMap, Point, Series
 
 ACROSS = 5
-"""Layers whose spectra are shown where nobody chose any, from the first to the last."""
+"""Layers whose spectra are shown, from the first to the last."""
 FAINTEST = 1e-7
 """Of the largest share: what is below comes from rounding, and is not drawn."""
 SAME_COST = 1e-3
@@ -87,17 +87,16 @@ def tuning_chart(run: Run) -> Chart | None:
     return Chart(name=name, title=title, caption=caption, axes=axes, series=series) if series else None
 
 
-def spectrum_charts(run: Run, layers: Collection[int] | None = None) -> list[Chart]:
+def spectrum_charts(run: Run) -> list[Chart]:
     """Per component, a line for each of some layers and a guide where it was cut."""
     losses = run.compression.losses
     known = [(loss, loss.spectrum) for loss in losses if loss.spectrum and loss.spectrum.values[0] > 0]
     charts = []
     for component in dict.fromkeys(loss.component for loss, _ in known):
         there = [(loss, spectrum) for loss, spectrum in known if loss.component == component]
-        wanted = across([loss for loss, _ in there]) if layers is None else layers
+        wanted = across([loss for loss, _ in there])
         shown = [(loss, spectrum) for loss, spectrum in there if loss.layer in wanted]
-        if shown:
-            charts.append(_spectrum_chart(run, component, shown))
+        charts.append(_spectrum_chart(run, component, shown))
     return charts
 
 

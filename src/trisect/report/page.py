@@ -7,7 +7,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -73,19 +73,15 @@ class Section:
 
 
 def report_sections(
-    runs: Sequence[Run],
-    *,
-    curves: Curves | None = None,
-    samples: Sequence[Sample] = (),
-    layers: Collection[int] | None = None,
+    runs: Sequence[Run], *, curves: Curves | None = None, samples: Sequence[Sample] = ()
 ) -> dict[str, Section]:
-    """All that the page has to say, by the name of its link; `layers` are those whose spectra are shown."""
+    """All that the page has to say, by the name of its link."""
     maps: list[Figure | None] = []
     for run in runs:
         title = f"{run.name}: what each layer keeps"
         plan = charts.plan_map(run.before, run.after, name=f"plan-{run.name}", title=title)
         maps += [plan, charts.loss_map(run)]
-    spectra = [chart for run in runs for chart in charts.spectrum_charts(run, layers)]
+    spectra = [chart for run in runs for chart in charts.spectrum_charts(run)]
     search = [figure for run in runs for figure in (charts.trial_chart(run), charts.tuning_chart(run))]
     measured = [] if curves is None else charts.curve_charts(curves, runs)
     predicted = None if curves is None else charts.prediction_chart(curves, runs)

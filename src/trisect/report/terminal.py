@@ -1,15 +1,18 @@
 """A compression in the terminal: what went, what it cost, what each layer keeps; numbers for people."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
 
 from trisect.bench.rows import span
-from trisect.plan.budget import PREFILL_LENGTH, budget_of, compare, matrix_parameters
+from trisect.plan.budget import PREFILL_LENGTH, Budget, Change, budget_of, compare, matrix_parameters
 from trisect.records.shapes import COMPONENTS, LayerShape, ModelShape
 from trisect.support.plots import heat_colours
 
@@ -19,6 +22,43 @@ if TYPE_CHECKING:
 WIDTH_NAMES = ("head", "inner", "expert")
 LAYERS_PER_ROW = 24
 """Fits a line of 120 characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Sizes before any compression and now; prints as a table."""
+
+    before: Budget
+    after: Budget
+    method: str | None
+    """None for a model that nothing was done to."""
+
+    @property
+    def change(self) -> Change:
+        """The share of each cost that is gone."""
+        return compare(self.before, self.after)
+
+    def __str__(self) -> str:
+        columns = (Column(name, justify="right") for name in ("before", "after", "removed"))
+        table = Table("", *columns, title=f"method {self.method or 'none'}", title_justify="left")
+        add_sizes(table, self.before, self.after)
+        with StringIO() as out:
+            Console(file=out, width=100).print(table)
+            return out.getvalue().rstrip()
+
+    __repr__ = __str__
+
+
+def add_sizes(table: Table, old: Budget, new: Budget) -> None:
+    """The whole model's rows: what is counted, before, after, and the share that is gone."""
+    change = compare(old, new)
+    linear = count(old.linear_parameters), count(new.linear_parameters)
+    cache = f"{old.kv_bytes_per_token:,}", f"{new.kv_bytes_per_token:,}"
+    flops = f"{old.flops:.3g}", f"{new.flops:.3g}"
+    table.add_row("decoder linear weights", *linear, f"{change.ratio:.1%}")
+    table.add_row("whole model", count(old.parameters), count(new.parameters), f"{change.parameters:.1%}")
+    table.add_row("KV cache bytes per token", *cache, f"{change.kv_bytes_per_token:.1%}")
+    table.add_row(f"FLOPs of {PREFILL_LENGTH} tokens", *flops, f"{change.flops:.1%}")
 
 
 def compression_table(
@@ -45,13 +85,7 @@ def compression_table(
     if any(layer.experts for layer in before.layers):
         table.add_row("experts of a layer", *experts_row(before, after))
     table.add_section()
-    linear = count(old.linear_parameters), count(new.linear_parameters)
-    cache = f"{old.kv_bytes_per_token:,}", f"{new.kv_bytes_per_token:,}"
-    flops = f"{old.flops:.3g}", f"{new.flops:.3g}"
-    table.add_row("decoder linear weights", *linear, f"{change.ratio:.1%}")
-    table.add_row("whole model", count(old.parameters), count(new.parameters), f"{change.parameters:.1%}")
-    table.add_row("KV cache bytes per token", *cache, f"{change.kv_bytes_per_token:.1%}")
-    table.add_row(f"FLOPs of {PREFILL_LENGTH} tokens", *flops, f"{change.flops:.1%}")
+    add_sizes(table, old, new)
     table.add_section()
     for was, now in perplexities:
         label = f"perplexity, {Path(now.data).name} ({now.windows} x {now.length})"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 
@@ -19,8 +20,8 @@ class Clock:
         self.device = torch.device(device)
         self.open: list[str] = []
         """Stages that have begun, the innermost last."""
-        self.marks: list[tuple[str, float | torch.cuda.Event]] = []
-        """Who the time up to each mark belongs to, and the mark."""
+        self.marks: list[tuple[str, Any]] = []
+        """Who the time up to each mark belongs to, and the mark: seconds, or an event on a GPU."""
 
     def mark(self) -> None:
         """The time since the last mark goes to the innermost open stage."""
@@ -38,12 +39,7 @@ class Clock:
             torch.cuda.synchronize(self.device)
         total: dict[str, float] = {}
         for (_, before), (name, after) in zip(self.marks, self.marks[1:], strict=False):
-            if isinstance(before, float):
-                assert isinstance(after, float)
-                spent = after - before
-            else:
-                assert not isinstance(after, float)
-                spent = before.elapsed_time(after) / 1e3
+            spent = after - before if isinstance(before, float) else before.elapsed_time(after) / 1e3
             total[name] = total.get(name, 0.0) + spent
         return total
 
