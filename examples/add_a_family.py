@@ -1,6 +1,6 @@
-"""A new family as one entry of the table: Phi (Phi-1, Phi-1.5, Phi-2), described, checked and compressed.
+"""A new family as one entry of the table: Arcee (AFM-4.5B), described, checked and compressed.
 
-    python examples/add_a_family.py            # a tiny random Phi, in seconds
+    python examples/add_a_family.py            # a tiny random Arcee, in seconds
     python examples/add_a_family.py FOLDER     # a real checkpoint of the family
 
 A record says where the projections are and which channels rotate together. That it says so rightly is checked
@@ -17,36 +17,26 @@ from trisect import api
 from trisect.models import Family, layer_views, register_family
 from trisect.records.parts import COMPONENTS
 
-# Unlike Llama: the output projection is called `dense`, the MLP has no gate and other names. Biases, and the
-# half of each head that does not rotate, are read off the modules and the config.
-PHI = register_family(
-    Family(
-        name="phi",
-        model="PhiForCausalLM",
-        o="dense",
-        up="mlp.fc1",
-        gate=None,
-        down="mlp.fc2",
-        last_norm="final_layernorm",
-    )
-)
+# Unlike Llama, the MLP has no gate. Biases, grouped heads and their width are read off the modules and the config.
+ARCEE = register_family(Family(name="arcee", model="ArceeForCausalLM", gate=None))
 
 
-def tiny_config() -> transformers.PhiConfig:
-    return transformers.PhiConfig(
+def tiny_config() -> transformers.ArceeConfig:
+    return transformers.ArceeConfig(
         vocab_size=97,
         hidden_size=48,
         intermediate_size=96,
         num_hidden_layers=2,
-        num_attention_heads=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         max_position_embeddings=128,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        attention_bias=True,
     )
 
 
 def tiny_model() -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    model = transformers.PhiForCausalLM(tiny_config()).eval()
+    model = transformers.ArceeForCausalLM(tiny_config()).eval()
     for parameter in model.parameters():  # biases of zero would hide a mistake about them
         torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
     return model

@@ -26,6 +26,18 @@ LLAMA = {
     "head_dim": 16,
     "max_position_embeddings": 128,
 }
+GEMMA = {**LLAMA, "query_pre_attn_scalar": 24, "sliding_window": 7, "layer_types": None}
+STABLE = {**{key: value for key, value in LLAMA.items() if key != "head_dim"}, "partial_rotary_factor": 0.5}
+STABLE |= {"num_attention_heads": 3, "num_key_value_heads": 1}
+FALCON = {
+    **SIZES,
+    "hidden_size": 48,
+    "ffn_hidden_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
+KINDS = ["sliding_attention", "full_attention"]
 MIXTURE = {"num_experts_per_tok": 2}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -97,6 +109,16 @@ def _mistral3() -> Any:
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
     )
     return transformers.Mistral3Config(text_config=text, vision_config=vision, image_token_index=VOCAB - 1)
+
+
+def _gemma3() -> Any:
+    text = transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 2})
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    return transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=VOCAB - 1
+    )
 
 
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -182,6 +204,54 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         max_position_embeddings=128,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     ),
+    "gemma": lambda: transformers.GemmaConfig(**LLAMA),
+    "gemma2": lambda: transformers.Gemma2Config(**GEMMA, attn_logit_softcapping=2.0),
+    "gemma2-mha": lambda: transformers.Gemma2Config(
+        **{**GEMMA, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 2}
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**{**GEMMA, "layer_types": [*KINDS, KINDS[0]]}),
+    "gemma3-one-key": lambda: transformers.Gemma3TextConfig(
+        **{**GEMMA, "num_hidden_layers": 2, "num_key_value_heads": 1, "layer_types": KINDS}
+    ),
+    "gemma3-local": lambda: transformers.Gemma3TextConfig(
+        **{**GEMMA, "num_hidden_layers": 2, "query_pre_attn_scalar": 16, "layer_types": 2 * KINDS[:1]}
+    ),
+    "gemma3-wrapper": _gemma3,
+    "olmo2": lambda: transformers.Olmo2Config(**LLAMA),
+    "olmo2-mha": lambda: transformers.Olmo2Config(
+        **{**LLAMA, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3}
+    ),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **{**LLAMA, "num_hidden_layers": 2}, sliding_window=7, layer_types=KINDS
+    ),
+    "granite": lambda: transformers.GraniteConfig(
+        **LLAMA, residual_multiplier=0.3, attention_multiplier=0.2, embedding_multiplier=3.0, logits_scaling=2.0
+    ),
+    "exaone4": lambda: transformers.Exaone4Config(
+        **{**LLAMA, "num_hidden_layers": 2}, sliding_window=7, layer_types=KINDS
+    ),
+    "exaone4-full": lambda: transformers.Exaone4Config(**LLAMA, sliding_window=None, layer_types=3 * KINDS[1:]),
+    "seed_oss": lambda: transformers.SeedOssConfig(**LLAMA, attention_bias=True, attention_out_bias=True),
+    "ernie4_5": lambda: transformers.Ernie4_5Config(**LLAMA, use_bias=True),
+    "hunyuan": lambda: transformers.HunYuanDenseV1Config(**LLAMA),
+    "nemotron": lambda: transformers.NemotronConfig(**LLAMA, attention_bias=True),
+    "starcoder2": lambda: transformers.Starcoder2Config(**LLAMA, sliding_window=7),
+    "stablelm": lambda: transformers.StableLmConfig(**STABLE),
+    "stablelm-parallel": lambda: transformers.StableLmConfig(
+        **STABLE, use_parallel_residual=True, qk_layernorm=True, use_qkv_bias=True
+    ),
+    "phi": lambda: transformers.PhiConfig(**STABLE),
+    "phi-norms": lambda: transformers.PhiConfig(**{**STABLE, "num_hidden_layers": 2}, qk_layernorm=True),
+    "cohere": lambda: transformers.CohereConfig(**LLAMA, logit_scale=0.5),
+    "cohere-norms": lambda: transformers.CohereConfig(
+        **{**LLAMA, "num_hidden_layers": 2}, logit_scale=0.5, use_qk_norm=True
+    ),
+    "cohere2": lambda: transformers.Cohere2Config(
+        **{**LLAMA, "num_hidden_layers": 2}, sliding_window=7, layer_types=KINDS
+    ),
+    "falcon": lambda: transformers.FalconConfig(**FALCON),
+    "falcon-grouped": lambda: transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-heads": lambda: transformers.FalconConfig(**FALCON, multi_query=False, parallel_attn=False, bias=True),
     "lfm2": lambda: transformers.Lfm2Config(
         **{**LLAMA, "hidden_size": 96}, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
     ),
@@ -218,13 +288,19 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
+WRAPPED: dict[str, Any] = {
+    "mistral3-wrapper": transformers.Mistral3ForConditionalGeneration,
+    "gemma3-wrapper": transformers.Gemma3ForConditionalGeneration,
+}
+
+
 def tiny(name: str, *, seed: int = 0, attention: str | None = None, dtype: Any = None) -> Any:
     """A random model whose every parameter matters: biases and norms are not left at zero and one."""
     config = CONFIGS[name]()
     torch.manual_seed(seed)
     kwargs = {} if attention is None else {"attn_implementation": attention}
-    if name == "mistral3-wrapper":
-        model = transformers.Mistral3ForConditionalGeneration._from_config(config, **kwargs)
+    if name in WRAPPED:
+        model = WRAPPED[name]._from_config(config, **kwargs)
     else:
         model = transformers.AutoModelForCausalLM.from_config(config, **kwargs)
     shake(model, seed=seed)
@@ -277,16 +353,15 @@ def character_tokenizer(**special: str) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
 
 
-HYBRID = [
-    name
-    for name in CONFIGS
-    if name.startswith(("lfm2", "gpt_oss", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5", "nemotron_h"))
-]
+FIXED_QK = ("cohere-norms", "phi-norms", "stablelm-parallel", "exaone4")
+"""Their queries and keys keep their width, in some layers at least."""
+OTHERS = ("lfm2", "gpt_oss", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5", "nemotron_h")
+HYBRID = [name for name in CONFIGS if name in FIXED_QK or name.startswith(OTHERS)]
 """Layers that lack a component, or attention of another kind: the family contract covers them."""
 MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is not None]
 """Experts in place of one MLP."""
 PLAIN = [name for name in CONFIGS if name not in (*HYBRID, *MIXTURES)]
 """QK, OV and MLP of plain matrices in every layer: what is tried on these holds for each of their maps."""
 
-# MPT's and gpt-oss's stock attention have no SDPA path to compare with.
-SDPA = [name for name in CONFIGS if not name.startswith(("mpt", "gpt_oss"))]
+# The stock attention of these has no SDPA path to compare with.
+SDPA = [name for name in CONFIGS if not name.startswith(("mpt", "gpt_oss", "gemma2"))]

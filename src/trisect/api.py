@@ -19,6 +19,7 @@ from trisect.errors import TrisectError
 from trisect.evaluate import perplexity as measure
 from trisect.evaluate.perplexity import Perplexity
 from trisect.models import load_model, original_shape, original_widths, save_model, shape_of
+from trisect.models.checkpoint import starting_texts
 from trisect.pipeline import run as flow
 from trisect.pipeline import statistics
 from trisect.pipeline.job import Job, carry_out
@@ -236,7 +237,8 @@ def _config_for(given: dict[str, Any], config: CompressConfig | None) -> Compres
 
 def _tokenizer(model: Any, given: Any) -> Any:
     """The tokenizer given, or the one that came with the model."""
-    return given if given is not None else getattr(model, "tokenizer", None)
+    found = given if given is not None else getattr(model, "tokenizer", None)
+    return found if isinstance(model, str | Path) else starting_texts(found, model)
 
 
 def _check_untouched(model: Any, step: Step) -> None:

@@ -12,6 +12,7 @@ from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
 from trisect.models import layer_views
+from trisect.models.units import gain, post_norm
 from trisect.pipeline.run import compress
 from trisect.pipeline.statistics import calibrate
 
@@ -34,7 +35,7 @@ def test_repairing_beats_the_paper_on_every_family(name: str) -> None:
     assert gaps["a3+"] < gaps["a3"]
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "gpt_neox", "gpt2", "mpt"])
+@pytest.mark.parametrize("name", ["llama-gqa", "gpt_neox", "gpt2", "mpt", "gemma3"])
 def test_at_the_first_layer_the_target_is_the_layers_own_output(name: str) -> None:
     """Both streams are the same there, so the dense projections solve the regression without error."""
     model, ids = tiny(name).double(), tokens(16, 12)
@@ -83,6 +84,33 @@ def test_one_window_is_not_enough_to_hold_any_out() -> None:
     one = tokens_from_tensor(tokens(1, 40))
     with pytest.raises(TrisectError, match="at least two calibration windows"):
         compress(tiny("llama-gqa"), config, tokens=one)
+
+
+@pytest.mark.parametrize("name", ["gemma3"])
+def test_behind_a_post_norm_the_targets_close_the_gap_at_the_dense_denominator(name: str) -> None:
+    """A channel that the norm silences has its own output as target, however large its gap."""
+    model, ids = tiny(name).double(), tokens(8, 12)
+    views = layer_views(model, own=True)
+    silent = 5
+    with torch.no_grad():
+        for path in views[1].family.post_norms:
+            views[1].layer.get_submodule(path).weight[silent] = 1e-9 - views[1].family.norm_offset
+    streams = TwoStreams(model, views, ids, batch_size=None, seed=0)
+    streams.begin(views[0])
+    with torch.no_grad():
+        views[0].mlp_output.weight.mul_(0.5)
+    streams.finish(views[0])
+    streams.begin(views[1])
+    states, dense = streams.narrow.hidden[0], streams.before[0]
+    target = streams._target(views[1], 0, states, [streams.attention_out[0]])
+    heard = torch.arange(dense.shape[-1]) != silent
+    for tap, component, output in (("a", "ov", streams.attention_out[0]), ("down", "mlp", streams.mlp_out[0])):
+        weight, eps = post_norm(views[1].layer, views[1].family, component)
+        size = (output.square().mean(-1, keepdim=True) + eps).sqrt()
+        front = target(tap) / gain(views[1].layer, views[1].family, component)
+        moved = weight * (front - output) / size
+        torch.testing.assert_close(moved[..., heard], (dense - states)[..., heard], rtol=1e-6, atol=1e-9)
+        assert front[..., silent].equal(output[..., silent])
 
 
 @pytest.mark.parametrize("mask", ["none", "bool", "float"])

@@ -114,12 +114,12 @@ def test_the_example_method_keeps_the_contract(test: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("test", FAMILY_CONTRACT)
 def test_the_example_family_keeps_the_contract(test: str) -> None:
-    tiny_models.CONFIGS["phi"] = example("add_a_family").tiny_config
+    tiny_models.CONFIGS["arcee"] = example("add_a_family").tiny_config
     contract = module_at(ROOT / "tests" / "models" / "test_family_contract.py")
     function = getattr(contract, test)
     given = function.__code__.co_varnames[: function.__code__.co_argcount]
     for attention in ("eager", "sdpa") if "attention" in given else (None,):
-        arguments = {"name": "phi", "attention": attention}
+        arguments = {"name": "arcee", "attention": attention}
         function(**{name: arguments[name] for name in given})
 
 
@@ -130,14 +130,14 @@ def test_a_registered_family_is_saved_with_its_record_for_those_without_trisect(
     model = trisect.compress(module.tiny_model(), config=config, calibration=ids)
     save_model(model, None, tmp_path / "out", receipt=model.receipt)
     assert_same_model(trisect.load(tmp_path / "out"), model, ids)
-    alone = module_at(tmp_path / "out" / "modeling_trisect.py").TrisectPhiForCausalLM
-    assert issubclass(alone, transformers.PhiForCausalLM)
+    alone = module_at(tmp_path / "out" / "modeling_trisect.py").TrisectArceeForCausalLM
+    assert issubclass(alone, transformers.ArceeForCausalLM)
     assert not issubclass(alone, CompressedModel)
     assert_same_model(alone.from_pretrained(tmp_path / "out"), model, ids)
 
 
 def test_a_record_that_does_not_fit_is_noticed() -> None:
     module = example("add_a_family")
-    FAMILIES["phi"] = replace(FAMILIES["phi"], rotary="adjacent")
+    FAMILIES["arcee"] = replace(FAMILIES["arcee"], rotary="adjacent")
     with pytest.raises(SystemExit, match="the record is wrong"):
         module.check(module.tiny_model(), tiny_models.tokens(2, 20))

@@ -40,6 +40,8 @@ CASES = [
     ("phi3", "whole-qk"),
     ("qwen3", "whole-qk"),
     ("smollm3", "whole-qk"),
+    *((name, "whole-qk") for name in ("gemma3", "gemma2", "olmo2", "olmo3", "exaone4", "hunyuan", "seed_oss")),
+    ("granite", "model-rates"),
     ("mixtral", "model-rates"),
     ("mixtral", "some-layers"),
     ("qwen3_moe", "whole-qk"),

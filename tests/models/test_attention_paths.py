@@ -21,7 +21,7 @@ from narrow_models import narrow
 from tiny_models import PLAIN, SDPA, left_padded, tiny, tokens
 from trisect.kernels.sdpa import Heads, Kind, Route, kind_of, one_query, route, sdpa
 from trisect.models import layer_views, load_model, save_model, shape_of
-from trisect.models.attention import eager
+from trisect.models.attend import eager
 from trisect.models.paths import slow_attention, slow_products, warn_of_slow_paths
 from trisect.records.shapes import LayerShape
 

@@ -79,7 +79,7 @@ def cached_logits(model: Any, ids: Tensor) -> Tensor:
 def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None:
     model, ids = tiny(name).double(), tokens(4, 40)
     model.set_experts_implementation("eager")  # torch's grouped product knows no float64
-    layer_views(model, own=True)  # some stock rotations round to float32
+    layer_views(model, own=True)  # some stock attention computes in float32 whatever it is given
     before = logits(model, ids)
     reads = frozenset().union(*METHODS["a3"].reads.values())
     for view, moments in collect(model, ids, lambda layer: reads):
@@ -170,7 +170,7 @@ def test_generation_with_the_narrow_cache_equals_generation_without(name: str) -
     assert_same_text(model, static, without, mask)
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if not name.startswith("mpt")])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if not name.startswith(("mpt", "gemma2"))])
 def test_eager_and_sdpa_agree_on_a_narrow_model(name: str) -> None:
     model, ids, found = narrow(name), tokens(2, 30), {}
     mask = left_padded(ids)

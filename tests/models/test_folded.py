@@ -24,7 +24,9 @@ from trisect.models.limits import check_entry
 from trisect.models.rotary import loaded_rates, rotation_of, stored_rates
 from trisect.pipeline.run import compress
 
-ROTATING = [name for name in PLAIN if not name.startswith(("mpt", "gpt2", "opt")) and "longrope" not in name]
+# Without pairs, or with rates that depend on the length of the text or on the type of the layer.
+OTHERS = ("mpt", "gpt2", "opt", "phi3-longrope", "gemma3", "olmo3")
+ROTATING = [name for name in PLAIN if not name.startswith(OTHERS)]
 
 
 def rope(kind: str, **settings: Any) -> Callable[[], Any]:

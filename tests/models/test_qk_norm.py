@@ -9,6 +9,7 @@ import torch
 from tiny_models import tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
+from trisect.errors import TrisectError
 from trisect.models import layer_views, shape_of
 from trisect.models.rotary import HeadNorm
 from trisect.pipeline.run import compress
@@ -57,6 +58,33 @@ def test_the_narrow_norm_divides_by_the_calibrated_full_mean_square() -> None:
     # A least-squares factor is unbiased on the inputs' own scale to first order.
     ratio = (mean_full.mean(0) / mean_kept.mean(0)).detach()
     torch.testing.assert_close(factor.detach(), ratio, rtol=0.35, atol=0)
+
+
+def test_a_norm_over_all_heads_is_corrected_by_one_factor() -> None:
+    """Against mean squares over all heads, gathered by hand."""
+    model, stock = tiny("olmo2"), layer_views(tiny("olmo2"))[0].attention_module
+    config = CompressConfig(ratio=0.25, method="a3", parts=("qk",), align=None, qk_norm_tolerance=1.0)
+    compress(model, config, tokens=CALIBRATION)
+    narrow = layer_views(model)[0].attention
+    kept = narrow.rotary_index.long()
+    channels = torch.cat([kept, kept + 8], dim=1).repeat_interleave(3, dim=0)  # (h, r)
+    places = (channels + 16 * torch.arange(6).unsqueeze(-1)).flatten()
+    x = model.get_input_embeddings()(CALIBRATION.ids).flatten(0, 1)  # OLMo 2 has no norm in front
+    squares = stock.q_proj(x).square().double()
+    full, some = squares.mean(-1), squares[:, places].mean(-1)
+    factor = (full * some).mean() / some.square().mean()
+    expected = stock.q_norm.weight.unflatten(0, (6, 16)).gather(1, channels) / factor.sqrt()
+    torch.testing.assert_close(narrow.q_norm.weight, expected.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_queries_behind_a_layer_norm_keep_their_width_and_the_run_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny("stablelm-parallel")
+    compress(model, CompressConfig(ratio=0.25, method="a3", align=None), tokens=CALIBRATION)
+    shape = shape_of(model).layers[0]
+    assert (shape.qk, shape.vo) == (16, 12)
+    assert "qk of layers 0-2: a LayerNorm between projection and score" in caplog.text
+    with pytest.raises(TrisectError, match="None of the layers has qk to narrow"):
+        compress(tiny("phi-norms"), CompressConfig(ratio=0.25, method="a3", parts=("qk",)), tokens=CALIBRATION)
 
 
 def test_qk_stays_whole_where_the_norm_would_be_off() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trisect.models.attend import softcapped
 from trisect.records.parts import Slots
 
 # Sampled queries per layer over all windows; more settle the Gram, fewer save time.
@@ -54,8 +55,9 @@ class Reading(Protocol):
 class QuerySampler:
     """Random queries of every window: the same for the same seed, whoever runs it, in whatever batch."""
 
-    def __init__(self, readings: Sequence[Reading], *, per_window: int, seed: int):
+    def __init__(self, readings: Sequence[Reading], *, per_window: int, seed: int, softcap: float | None = None):
         self.readings = readings
+        self.softcap = softcap
         self.per_window = per_window
         self.seed = seed
         self.numbers: Sequence[int] | None = None
@@ -103,6 +105,7 @@ class QuerySampler:
             some = slice(start, start + heads_at_once)
             query, key = q[:, some], k[:, some]
             seen = (query.flatten(2, 3) @ key.mT).unflatten(2, query.shape[2:4])  # (b, k, g, q, t)
+            seen = softcapped(seen, self.softcap)
             weights = _weights(
                 seen, hidden[:, None, None], None if sinks is None else sinks.unflatten(0, (heads, -1))[some]
             )

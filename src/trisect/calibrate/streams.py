@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trisect.calibrate.joins import join_of
 from trisect.calibrate.moments import Accumulator, Goal, recording
 from trisect.calibrate.replay import Progress, States, Stream, in_batches
 from trisect.calibrate.scores import QUERIES, KeyCovariances, PairGrams, QuerySampler, Reading, SlotGrams
@@ -104,7 +105,7 @@ class TwoStreams:
                 self._announce(accumulator, number)
                 attended.clear()
                 accumulator.goal = Goal(
-                    target=self._target(view, number, states, attended), weight=partial(self._weight, number)
+                    target=self._target(view, number, states, attended), weight=partial(self._weight, view, number)
                 )
                 call = self.narrow.calls[len(states)][view.index]
                 with stage("forward"), suppress(_Enough):
@@ -117,7 +118,9 @@ class TwoStreams:
     def _accumulator(self, view: LayerView, names: frozenset[str], readings: list[Reading]) -> Accumulator:
         sampler = None
         if readings:
-            sampler = QuerySampler(readings, per_window=self.per_window, seed=self.seed + view.index)
+            sampler = QuerySampler(
+                readings, per_window=self.per_window, seed=self.seed + view.index, softcap=view.attention.softcap
+            )
         return Accumulator(names, sampler=sampler, shared=self.windows.shared)
 
     def _announce(self, accumulator: Accumulator, batch: int) -> None:
@@ -138,33 +141,40 @@ class TwoStreams:
         """Move the narrow stream past the layer as it now is."""
         self.narrow.advance(view)
 
-    def _weight(self, number: int, tap: str) -> Tensor:
+    def _weight(self, view: LayerView, number: int, tap: str) -> Tensor:
         """One over the squared norm of the dense residual stream in front of a projection's output, (b, t).
 
         Whoever reads the stream reads it through a norm, which divides an error by just that. In front, so
-        that a token which this output makes massive counts in full where it is made.     [math.md F-5]
+        that a token which this output makes massive counts in full where it is made.     [math.md F-5, F-7]
         """
+        ov, mlp = join_of(view, "ov"), join_of(view, "mlp")
         stream = wide(self.before[number])
-        if tap != "a":
-            stream = stream + _kept(self.attention_out, number, stream)
+        attention = _kept(self.attention_out, number, stream)
+        if tap == "a":
+            share = ov.weight(attention)
+        else:
+            stream = stream + ov.added(attention)
+            share = mlp.weight(_kept(self.mlp_out, number, stream))
         energy = stream.square().sum(dim=-1)
-        return 1 / energy.clamp(min=torch.finfo(energy.dtype).tiny ** 0.5)
+        return share / energy.clamp(min=torch.finfo(energy.dtype).tiny ** 0.5)
 
     def _target(self, view: LayerView, number: int, states: Tensor, attended: States) -> Any:
-        """What each output projection should add so that the residual stream is the dense one again."""
+        """What each output projection should put out so that the residual stream is the dense one again."""
         # In more digits than 16 bits have: the repair is a small difference of large numbers.
         dense, states = wide(self.before[number]), wide(states)
         attention = _kept(self.attention_out, number, dense)
+        ov, mlp = join_of(view, "ov"), join_of(view, "mlp")
         # Where the norm follows the residual sum, the gap in front of it is not the gap behind it.
         repairable = getattr(view.layer, "do_layer_norm_before", True)
 
         def target(tap: str) -> Tensor:
             if tap == "a":
-                return attention + (dense - states)
-            mlp = _kept(self.mlp_out, number, dense)
+                return ov.target(attention, dense - states)
+            out = _kept(self.mlp_out, number, dense)
             if not repairable:
-                return mlp
-            return mlp + (dense + attention) - (states + _kept(attended, -1, states))
+                return out
+            gap = (dense + ov.added(attention)) - (states + ov.added(_kept(attended, -1, states)))
+            return mlp.target(out, gap)
 
         return target
 
@@ -175,7 +185,8 @@ def _keeping(projection: nn.Module | None, outputs: States) -> Iterator[None]:
 
     def keep(module: Any, args: Any, output: Any) -> None:
         output, bias = output[0] if isinstance(output, tuple) else output, getattr(module, "bias", None)
-        outputs.append(output - bias if isinstance(bias, Tensor) else output)
+        # A copy: some layers add to the output where it lies.
+        outputs.append(output - bias if isinstance(bias, Tensor) else output.clone())
 
     handle = None if projection is None else projection.register_forward_hook(keep)
     try:

@@ -14,6 +14,7 @@ from trisect.config.settings import CalibrationConfig
 from trisect.data import Tokens, tokens_from_tensor
 from trisect.data.catalogue import BUILTIN, DEFAULT_MIXTURE, OTHER_TEXTS, STOPGAP, SYNTHETIC
 from trisect.data.load import (
+    bos_of,
     count_windows,
     decoded_bytes,
     has_two_parts,
@@ -23,7 +24,7 @@ from trisect.data.load import (
     tokenize,
 )
 from trisect.data.read import can_be_read
-from trisect.data.tokens import TEST_SHARE, WindowSplit, room, split_windows, windows
+from trisect.data.tokens import TEST_SHARE, WindowSplit, room, split_windows, started, windows
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import stated_contexts
 from trisect.models.fingerprint import check_tokens
@@ -156,6 +157,7 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
             source=name,
             whole=has_two_parts(name),
             test=tests[index],
+            bos=bos_of(tokenizer),
         )
         texts.append(Text(source=name, split=split, is_text=isinstance(contents[index], str)))
     return Prepared(
@@ -253,9 +255,10 @@ def _evaluation_windows(name: str, tokenizer: Any, *, count: int, length: int) -
     """The first windows of a known text's evaluation part, as many as there are up to `count`."""
     content = read_source(name, split="evaluation")
     assert isinstance(content, str)
-    ids = tokenize(content, tokenizer, source=name)
+    ids, bos = tokenize(content, tokenizer, source=name), bos_of(tokenizer)
+    length -= bos is not None
     found = max(1, min(count, len(ids) // length))
-    return windows(ids, samples=found, length=length, sampling="first", seed=0, source=name)
+    return started(windows(ids, samples=found, length=length, sampling="first", seed=0, source=name), bos)
 
 
 def _named(name: str, ids: Tensor, tokenizer: Any) -> Tokens:

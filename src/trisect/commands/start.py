@@ -2,7 +2,7 @@
 
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect import commands
 from trisect.commands import _options
@@ -11,6 +11,9 @@ from trisect.commands._options import Json, LoadOptions, Verb, argument, option
 from trisect.commands.compress import show_result
 from trisect.errors import TrisectError, unknown_name
 
+if TYPE_CHECKING:
+    pass
+
 MODEL = "smollm2-135m"
 PROMPT = "A function in Python is"
 NEW_TOKENS = 40
@@ -18,6 +21,7 @@ NEW_TOKENS = 40
 SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
 WIDTH = 100
 """Of the comments in a file of options."""
+FAMILY_COLUMNS = ("family", "QK", "OV", "MLP", "experts", "HF export", "GGUF", "vLLM")
 KINDS = ("methods", "pieces", "families", "data", "models")
 
 
@@ -115,10 +119,36 @@ def ls(kind: Annotated[str | None, argument("Leave it out for everything.", f"[{
     if kind is not None and kind not in KINDS:
         raise unknown_name("list", kind, KINDS)
     for wanted in (kind,) if kind else KINDS:
-        table = screen.table(title=wanted, show_header=False)
-        for name, summary in entries(wanted).items():
-            table.add_row(name, summary)
+        known = wanted == "families"
+        table = screen.table(*(FAMILY_COLUMNS if known else ()), title=wanted, show_header=known)
+        for row in family_rows() if known else entries(wanted).items():
+            table.add_row(*row)
         screen.say(table)
+
+
+def family_rows() -> list[tuple[str, ...]]:
+    """What can be done to the models of each family, from its record and from what exporters write."""
+    from trisect.export.gguf import ARCHITECTURES
+    from trisect.export.stock import no_stock_form
+    from trisect.models import FAMILIES, WRAPPERS
+
+    rows = []
+    for name in sorted(FAMILIES):
+        family = FAMILIES[name]
+        experts = "yes" if family.experts is not None else "no"
+        stock = "no" if no_stock_form(family) is not None else "yes" if family.norms is None else "yes, QK whole"
+        gguf = stock if name in ARCHITECTURES else "no"
+        rows.append((name, _qk(family), "yes", "yes", experts, stock, gguf, "no" if stock == "no" else "portable"))
+    return rows + [(name, "as the text model inside", "yes", "yes", *["no"] * 4) for name in sorted(WRAPPERS)]
+
+
+def _qk(family: Any) -> str:
+    """How queries and keys are narrowed."""
+    if family.rotary is None or family.latent is not None:
+        return "SVD" if family.latent is None else "SVD, rotated channels whole"
+    if family.norms is None:
+        return "pairs, folds"
+    return "pairs, folds; whole behind a LayerNorm" if family.norm_centred else "pairs"
 
 
 def entries(kind: str) -> dict[str, str]:
@@ -131,10 +161,6 @@ def entries(kind: str) -> dict[str, str]:
         from trisect.methods.a3plus import PIECES
 
         return dict(PIECES)
-    if kind == "families":
-        from trisect.models import FAMILIES
-
-        return {name: FAMILIES[name].model for name in sorted(FAMILIES)}
     if kind == "data":
         from trisect.data import list_sources
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from trisect.data import catalogue
 from trisect.data.catalogue import ALIASES, BUILTIN, DATASETS, DEFAULT_MIXTURE, STOPGAP, SYNTHETIC
 from trisect.data.read import KNOWN, dataset_text, is_local, read_file
-from trisect.data.tokens import Tokens, check_request, rows, tokens_from_tensor, windows
+from trisect.data.tokens import Tokens, check_request, rows, started, tokens_from_tensor, windows
 from trisect.errors import TrisectError, unknown_name
 from trisect.support.checks import explained
 
@@ -169,16 +169,22 @@ def load_tokens(
     for index, (part, count) in enumerate(zip(mixture, counts, strict=True)):
         content = read_source(part.source, split=split)
         ids = tokenize(content, tokenizer, source=part.source) if isinstance(content, str) else content
-        cut = windows if ids.ndim == 1 else rows
+        cut, bos = (windows, bos_of(tokenizer)) if ids.ndim == 1 else (rows, None)
         # Another seed for each, so that a source named twice gives other windows the second time.
-        choice: dict[str, Any] = {"length": length, "sampling": sampling, "seed": seed + index}
-        pieces.append(cut(ids, samples=count, source=part.source, **choice))
-        sizes.append(decoded_bytes(pieces[-1], tokenizer) if isinstance(content, str) else None)
+        choice: dict[str, Any] = {"length": length - (bos is not None), "sampling": sampling, "seed": seed + index}
+        piece = cut(ids, samples=count, source=part.source, **choice)
+        sizes.append(decoded_bytes(piece, tokenizer) if isinstance(content, str) else None)
+        pieces.append(started(piece, bos))
     ids = torch.cat(pieces)
     if len(mixture) > 1:
         ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
     known = [size for size in sizes if size is not None]
     return tokens_from_tensor(ids, source, text_bytes=sum(known) if len(known) == len(sizes) else None)
+
+
+def bos_of(tokenizer: Any) -> int | None:
+    """The token that every window of a text begins with, for models that need one."""
+    return int(tokenizer.bos_token_id) if getattr(tokenizer, "starts_with_bos", False) else None
 
 
 def tokenize(text: str, tokenizer: Any, *, source: str) -> Tensor:
@@ -195,7 +201,10 @@ def tokenize(text: str, tokenizer: Any, *, source: str) -> Tensor:
 
 
 def decoded_bytes(ids: Tensor, tokenizer: Any) -> int:
-    """UTF-8 bytes of the text that windows decode to."""
+    """UTF-8 bytes of the text that windows decode to, without the BOS in front of it."""
+    bos = bos_of(tokenizer)
+    if bos is not None and bool((ids[:, 0] == bos).all()):
+        ids = ids[:, 1:]
     with explained("The model's tokenizer fails on its own tokens"):
         texts = tokenizer.batch_decode(ids.tolist(), clean_up_tokenization_spaces=False)
     # A window that starts inside a character decodes to U+FFFD or a lone surrogate: count it too.

@@ -88,6 +88,11 @@ def rows(ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: 
     return ids[torch.randperm(found, generator=generator)[:wanted], :length]
 
 
+def started(ids: Tensor, bos: int | None) -> Tensor:
+    """Windows (n, length) behind BOS, (n, length + 1); as they are without one."""
+    return ids if bos is None else torch.nn.functional.pad(ids, (1, 0), value=bos)
+
+
 def check_request(*, samples: int | None, length: int, sampling: str) -> None:
     """Refuse what no text could satisfy, before anything is read or downloaded."""
     if sampling not in SAMPLINGS:
@@ -137,22 +142,37 @@ class WindowSplit:
     solve: Tensor  # (n, length)
     test: Tensor  # (m, length), of calibration, too: a bound on perplexity is kept on them
     rest: Tensor  # (tokens,) or (rows, length): nothing of it is in the others
+    bos: int | None = None
+    """What windows of a text begin with; `rest` has none."""
 
     def held_out(self, count: int, *, length: int) -> Tensor:
         """The last `count` windows of what is held out, or as many as there are."""
+        length -= self.bos is not None
         unit = _unit(self.rest, length)
         found = min(count, len(self.rest) // unit)
-        return self.rest[len(self.rest) - found * unit :].reshape(-1, length)
+        return started(self.rest[len(self.rest) - found * unit :].reshape(-1, length), self.bos)
 
 
 def split_windows(
-    ids: Tensor, *, samples: int, length: int, sampling: str, seed: int, source: str, whole: bool, test: int = 0
+    ids: Tensor,
+    *,
+    samples: int,
+    length: int,
+    sampling: str,
+    seed: int,
+    source: str,
+    whole: bool,
+    test: int = 0,
+    bos: int | None = None,
 ) -> WindowSplit:
     """Choose `samples` windows, the last `test` of them without a token of the others.
 
     `ids` are a stream of tokens or ready-made rows. A text that is not `whole` for calibration keeps its last
-    tenth out of random windows, and whatever consecutive ones do not reach.
+    tenth out of random windows, and whatever consecutive ones do not reach. `bos` is the first token of every
+    window; ready-made rows have theirs, if any.
     """
+    bos = bos if ids.ndim == 1 else None
+    length -= bos is not None
     unit = _unit(ids, length)
     keep = len(ids) if whole or sampling == "first" else _edge(len(ids), unit=unit)
     cut = partial(windows if ids.ndim == 1 else rows, length=length, sampling=sampling, seed=seed)
@@ -167,9 +187,10 @@ def split_windows(
     used = keep if sampling == "random" else samples * unit
     rest = ids[:0] if whole else ids[used:]
     return WindowSplit(
-        solve=picked[: samples - test],
-        test=picked[samples - test :],
+        solve=started(picked[: samples - test], bos),
+        test=started(picked[samples - test :], bos),
         rest=rest if rest.ndim == 1 else rest[:, :length],
+        bos=bos,
     )
 
 

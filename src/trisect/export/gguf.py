@@ -37,6 +37,11 @@ class Architecture:
     """Its heads are together as wide as the residual stream."""
     normalised: bool | None = None
     """Whether the weights of a token's experts are made to add up to one; None without experts."""
+    activation: str = "silu"
+    windows: bool = False
+    """It knows sliding windows, and two rotations."""
+    numbers: tuple[tuple[str, str], ...] = ()
+    """More entries of the file: GGUFWriter's name, the config's."""
 
 
 ARCHITECTURES = {
@@ -45,8 +50,27 @@ ARCHITECTURES = {
     "mixtral": Architecture("llama", normalised=True),
     "qwen3_moe": Architecture("qwen3moe", halved=True, normalised=True),
     "qwen2_moe": Architecture("qwen2moe", halved=True, square=True, normalised=False),
+    "olmo2": Architecture("olmo2", halved=True, square=True),
+    "granite": Architecture(
+        "granite",
+        numbers=(
+            ("attention_scale", "attention_multiplier"),
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("logit_scale", "logits_scaling"),
+        ),
+    ),
+    "gemma3_text": Architecture(
+        "gemma3",
+        halved=True,
+        activation="gelu_pytorch_tanh",
+        windows=True,
+        numbers=(("sliding_window", "sliding_window"),),
+    ),
 }
 """By family."""
+LOCAL_BASE, PATTERN = 10_000.0, 6
+"""What llama.cpp takes for granted of Gemma 3: the base of local rotations; every sixth layer looks at all."""
 WIDTHS = {
     "intermediate_size": "feed_forward_length",
     "moe_intermediate_size": "expert_feed_forward_length",
@@ -85,21 +109,26 @@ def export_gguf(
     config = model.config
     tokenizer, notes = split_digits(tokenizer)
     vocabulary = vocabulary_of(tokenizer, config.vocab_size)
-    stock = stock_weights(model, baked=True)
+    known = _known(config)
+    stock = stock_weights(model, baked=not known.windows)
     architecture = _architecture(config, stock)
     expected = probe(model)
     apart = check_same(probe(built(stock_config(config, stock), stock.tensors)), expected, "The stock model")
-    stock = replace(stock, tensors=parted(stock.tensors))
+    offset = family_for(config).norm_offset
+    # Norms are written with the offset; rounded now as that rounds them, they come back as they are.
+    tensors = {k: t + offset - offset if k.split(".")[-2].endswith("norm") else t for k, t in stock.tensors.items()}
+    stock = replace(stock, tensors=parted(tensors))
     check_disk_space(path, int(1.1 * sum(4 * t.numel() for t in stock.tensors.values())))
     with new_file(path) as partial:
         writer = gguf.GGUFWriter(partial, architecture)
         for name, value in (_facts(config, stock, receipt or {}, kind) | vocabulary).items():
             getattr(writer, f"add_{name}")(value)
         kept = _write_tensors(writer, config, stock, kind)
-        said, tensors = read_file(partial, names_of(config, stock))
+        said, tensors = read_file(partial, names_of(config, stock), offset=offset)
         check_tensors(tensors, stock.tensors, kind)
         # A GGUF file knows no sliding window, and is for texts inside one; the check is not.
         said |= {"max_position_embeddings": config.max_position_embeddings}
+        said = {key: value for key, value in said.items() if key != "rope_parameters" or not known.windows}
         found = probe(built(plain_config(config, said), joined(tensors)))
         if kind == "f32":
             check_same(found, expected, "What was written")
@@ -127,24 +156,45 @@ def _file(out: Path, kind: str) -> Path:
 
 def _architecture(config: Any, stock: Stock) -> str:
     """llama.cpp's name for what is to be computed, or the reason why it has none."""
+    known = _known(config)
+    activation = getattr(config, "hidden_act", None) or config.hidden_activation
+    if activation != known.activation:
+        raise TrisectError(f"llama.cpp computes {activation!r} MLPs as {known.activation}; use --to hf.")
+    if known.halved and rotation_factors(config, stock) is not None:
+        raise TrisectError(
+            f"llama.cpp takes no list of frequencies for {known.name}, and this model's are scaled; use --to hf."
+        )
+    if known.square and stock.head_width * config.num_attention_heads != config.hidden_size:
+        raise TrisectError(
+            f"llama.cpp's {known.name} has heads that are together as wide as the residual stream; use --to hf."
+        )
+    if known.normalised is not None:
+        _check_mixture(config, stock, known)
+    if known.windows:
+        _check_windows(config)
+    return "deci" if needs_deci(config, stock) else known.name
+
+
+def _known(config: Any) -> Architecture:
     family = family_for(config).name
     if family not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise TrisectError(f"trisect writes no GGUF files of {family} models, only of {known}; use --to hf.")
-    if config.hidden_act != "silu":
-        raise TrisectError(f"llama.cpp computes {config.hidden_act!r} MLPs as silu; use --to hf.")
-    found = ARCHITECTURES[family]
-    if found.halved and rotation_factors(config, stock) is not None:
         raise TrisectError(
-            f"llama.cpp takes no list of frequencies for {found.name}, and this model's are scaled; use --to hf."
+            f"trisect writes no GGUF files of {family} models, only of {', '.join(ARCHITECTURES)}; use --to hf."
         )
-    if found.square and stock.head_width * config.num_attention_heads != config.hidden_size:
+    return ARCHITECTURES[family]
+
+
+def _check_windows(config: Any) -> None:
+    """Refuse what llama.cpp's Gemma 3 does not read from the file but takes for granted."""
+    whole = [(number + 1) % PATTERN == 0 for number in range(len(config.layer_types))]
+    pattern = [kind == "full_attention" for kind in config.layer_types] == whole
+    plain = all(rope.get("rope_type") == "default" for rope in config.rope_parameters.values())
+    local = config.rope_parameters["sliding_attention"]["rope_theta"] == LOCAL_BASE
+    if not (pattern and plain and local and config.query_pre_attn_scalar == config.head_dim):
         raise TrisectError(
-            f"llama.cpp's {found.name} has heads that are together as wide as the residual stream; use --to hf."
+            "llama.cpp's gemma3 has every sixth layer looking at everything, local rotations to the base 10000, none "
+            "of them scaled, and scores over the root of the head width; this model differs. Use --to hf."
         )
-    if found.normalised is not None:
-        _check_mixture(config, stock, found)
-    return "deci" if needs_deci(stock) else found.name
 
 
 def _check_mixture(config: Any, stock: Stock, found: Architecture) -> None:
@@ -166,7 +216,7 @@ def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dic
     """The architecture in numbers, by the names that GGUFWriter's `add_` methods have."""
     recipe = receipt.get("recipe") or {}
     method = f"trisect, method {recipe['method']}, ratio {recipe.get('ratio')}" if recipe.get("method") else None
-    per_layer, layers = needs_deci(stock), config.num_hidden_layers
+    per_layer, layers = needs_deci(config, stock), config.num_hidden_layers
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     return {
         "name": f"{config.model_type.removeprefix('trisect_')} compressed with trisect",
@@ -184,8 +234,15 @@ def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dic
         "value_length": stock.head_width,
         "layer_norm_rms_eps": config.rms_norm_eps,
         "rope_dimension_count": stock.head_width,
-        "rope_freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope_freq_base": _base(config),
+        **{name: getattr(config, setting) for name, setting in _known(config).numbers},
     }
+
+
+def _base(config: Any) -> float:
+    """Of the rotation; of the layers that look at everything, where there are two."""
+    rope = config.rope_parameters
+    return float(rope.get("full_attention", rope)["rope_theta"])
 
 
 def _widths(config: Any, stock: Stock, *, per_layer: bool) -> dict[str, Any]:
@@ -207,7 +264,7 @@ def _longest(config: Any) -> int:
 def _window(config: Any) -> int | None:
     """Tokens that attention looks back over, where not all layers look at everything."""
     types = getattr(config, "layer_types", None)
-    if types is not None and "sliding_attention" not in types:
+    if _known(config).windows or (types is not None and "sliding_attention" not in types):
         return None
     window = getattr(config, "sliding_window", None)
     return None if window is None else int(window)
@@ -222,7 +279,7 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
         notes.append(f"{kept} matrices stay f16: their rows are no multiple of {BLOCK}, as q8_0 needs")
     if stock.head_width % BLOCK:
         notes.append(f"head width {stock.head_width} is no multiple of {BLOCK}: the KV cache cannot be quantised")
-    if not needs_deci(stock):
+    if not needs_deci(config, stock):
         notes += padding_notes(stock)
     if rotation_factors(config, stock) is not None:
         notes.append("transformers ignores rope_freqs when it loads GGUF; for transformers, export --to hf")
@@ -231,9 +288,11 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
 
 def names_of(config: Any, stock: Stock) -> dict[str, str]:
     """Name in the checkpoint -> llama.cpp's name, in the order in which tensors are written."""
-    # The names are the same for all our architectures, and these two have every tensor that any of them has.
+    # Llama's names are those of these two, which have every tensor that it has or could have.
+    own = next(arch for arch, title in gguf.MODEL_ARCH_NAMES.items() if title == _known(config).name)
     both, layers = (gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.QWEN2MOE), config.num_hidden_layers
-    tables = [gguf.get_tensor_name_map(architecture, layers) for architecture in both]
+    kinds = both if own == gguf.MODEL_ARCH.LLAMA or stock.mixtures else (own, own)
+    tables = [gguf.get_tensor_name_map(architecture, layers) for architecture in kinds]
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     names = {}
     for name in stock.tensors:
@@ -276,14 +335,16 @@ def _write_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
 
 def rotation_factors(config: Any, stock: Stock) -> list[float] | None:
     """Divisors of llama.cpp's own frequencies, None where those are the model's."""
-    assert stock.rates is not None
-    factors = stock_factors(stock.rates, float(config.rope_parameters["rope_theta"]))
+    if stock.rates is None:
+        return None
+    factors = stock_factors(stock.rates, _base(config))
     return None if max(abs(factor - 1) for factor in factors) <= SAME else factors
 
 
-def needs_deci(stock: Stock) -> bool:
+def needs_deci(config: Any, stock: Stock) -> bool:
     """llama.cpp reads MLP widths per layer for this architecture; its biases are sized for whole heads."""
     special = any(name.endswith(".bias") or "_norm." in name for name in stock.tensors)
+    special = special or _known(config).name != "llama"
     return len(set(stock.mlp_widths)) > 1 and not special and not stock.mixtures
 
 
@@ -291,9 +352,11 @@ def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
     """A tensor in llama.cpp's order of channels, and no wider than its layer needs."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     kind = name.split(".")[-2]
-    if kind in heads and not ARCHITECTURES[family_for(config).name].halved:
+    if kind.endswith("norm"):
+        return tensor + family_for(config).norm_offset
+    if kind in heads and not _known(config).halved:
         return interleaved(tensor, heads[kind])
-    if ".mlp." in name and needs_deci(stock):
+    if ".mlp." in name and needs_deci(config, stock):
         width = stock.mlp_widths[int(name.split(".")[2])]
         return tensor[:, :width] if ".down_proj." in name else tensor[:width]
     return tensor
@@ -338,10 +401,10 @@ def halved(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def read_file(path: Path, names: dict[str, str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_file(path: Path, names: dict[str, str], *, offset: float = 0.0) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What the file says, in a config's words, and its tensors in float32, MLPs padded to one width.
 
-    `names` are those of a checkpoint, with llama.cpp's.
+    `names` are those of a checkpoint, with llama.cpp's; the checkpoint's norms hold their weights less `offset`.
     """
     reader = gguf.GGUFReader(path)
     said = _said(reader)
@@ -364,7 +427,9 @@ def read_file(path: Path, names: dict[str, str]) -> tuple[dict[str, Any], dict[s
     tensors = {}
     for name, tensor in found.items():
         kind, more = name.split(".")[-2], said["intermediate_size"]
-        if kind in heads:
+        if kind.endswith("norm"):
+            tensor = tensor - offset
+        elif kind in heads:
             tensor = halved(tensor, heads[kind])
         elif kind in ("ffn_up", "ffn_gate"):
             tensor = pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, more - tensor.shape[0]))

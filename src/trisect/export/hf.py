@@ -77,8 +77,10 @@ def stock_config(source: Any, stock: Stock, *, as_llama: bool = False) -> Any:
 
 def built(config: Any, tensors: dict[str, Tensor]) -> Any:
     """The stock model around the tensors, none of them copied."""
+    from accelerate import init_empty_weights
+
     model_class: Any = transformers.AutoModelForCausalLM
-    with torch.device("meta"):
+    with init_empty_weights(include_buffers=False):
         model = model_class.from_config(config)
     expected = model.state_dict()
     # Qwen2 has no bias after attention where Llama has one.
@@ -89,7 +91,7 @@ def built(config: Any, tensors: dict[str, Tensor]) -> Any:
     }
     model.load_state_dict({**tensors, **extra}, assign=True)
     model.tie_weights()
-    # Not among the weights: the table was made on no device, and must stay float32.
+    # Not among the weights: the table must be float32, whatever the config's dtype is.
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
     return model.eval()
 

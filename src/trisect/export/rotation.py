@@ -14,7 +14,6 @@ from torch import Tensor
 from trisect.errors import TrisectError
 from trisect.models import LayerView, family_of
 from trisect.models.rotary import Rotation, rotation_of
-from trisect.records.parts import QK
 from trisect.records.shapes import LayerShape
 
 SAME = 3e-7
@@ -160,8 +159,7 @@ def _changing(views: list[LayerView], shapes: list[LayerShape], whole: int, *, b
 
 
 def _rates(view: LayerView, own: Tensor) -> Tensor:
-    part = view.part("qk")
-    assert isinstance(part, QK)
+    part = view.read_qk()
     return own[part.frequencies.cpu()] if part.rates is None else part.rates.cpu()
 
 

@@ -13,35 +13,45 @@ from torch.nn.functional import pad
 
 from trisect.errors import TrisectError
 from trisect.export.rotation import own_rotation, stock_rotation
-from trisect.models import LayerView, family_for, family_of, layer_views
+from trisect.models import FAMILIES, WRAPPERS, Family, LayerView, family_for, family_of, layer_views
+from trisect.models.families import LLAMA
 from trisect.models.quantized import QuantizedLinear
 from trisect.models.rotary import HeadNorm
 from trisect.records.parts import MLP, OV, QK
 
-STOCK = (
-    *("llama", "mistral", "ministral3", "qwen2", "qwen3", "smollm3", "phi3"),
-    *("mixtral", "qwen3_moe", "qwen2_moe"),
-)
-"""Families with a stock architecture that reads its head width from the config."""
-
-REASONS = {
-    "helium": "it rotates adjacent channels at frequencies that its config cannot list",
-    "mistral3": "it is a text model inside a multimodal one",
-}
+LIKE_LLAMA = ("layers", "attention", "qkv", "o", "up", "gate", "down")
+UNFUSED = ("phi3",)
+"""Families that become Llama's kind when their fused matrices are taken apart."""
 OURS = ("trisect", "auto_map", "model_type", "architectures", "transformers_version")
 WINDOWED = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 FUSED = ("resid_pdrop", "embd_pdrop", "original_max_position_embeddings", "partial_rotary_factor")
 """Settings of Phi-3 that Llama and Mistral do not have."""
 
 
+def no_stock_form(family: Family) -> str | None:
+    """Why a family's stock architecture cannot hold narrow layers; None where it reads its widths from the config."""
+    if family.name in WRAPPERS:
+        return "it is a text model inside a multimodal one"
+    if family.rotary == "adjacent":
+        return "it rotates adjacent channels at frequencies that its config cannot list"
+    alike = all(getattr(family, name) == getattr(LLAMA, name) for name in LIKE_LLAMA)
+    other = family.rotary is None or family.latent or family.sinks or family.mixer
+    if other or not (alike or family.name in UNFUSED):
+        return "it is not of the Llama kind: rotated, gated, with one norm type"
+    if not family.reads_head_dim:
+        return "its config states no head width"
+    return None
+
+
 def check_exportable(model: Any) -> None:
     """Refuse, with the reason, what no stock architecture can hold: before anything is computed."""
     family = family_of(model)
-    if family.name not in STOCK:
-        reason = REASONS.get(family.name, "it is not of the Llama kind: rotated, gated, with one norm type")
+    reason = no_stock_form(family)
+    if reason is not None:
+        known = [name for name, record in FAMILIES.items() if no_stock_form(record) is None]
         raise TrisectError(
             f"A compressed {family.name} model has no stock form: {reason}. What can be exported is "
-            f"{', '.join(STOCK)}; load this folder itself, with `import trisect` and AutoModelForCausalLM."
+            f"{', '.join(known)}; load this folder itself, with `import trisect` and AutoModelForCausalLM."
         )
     for view in layer_views(model):
         _check_layer(view)
@@ -76,15 +86,13 @@ def _check_layer(view: LayerView) -> None:
             f"Layer {view.index}: only {2 * shape.pairs} of {shape.qk} query channels rotate, and stock "
             f"{name} code rotates all of them; load the folder itself with `import trisect`."
         )
-    if view.family.norms is not None:
-        norms = [getattr(view.attention_module, norm) for norm in view.family.norms]
-        if any(isinstance(norm, HeadNorm) for norm in norms):
-            raise _norm_refusal(name)
+    if any(isinstance(norm, HeadNorm) for norm in view.norms):
+        raise _norm_refusal(name)
 
 
 def _norm_refusal(name: str) -> TrisectError:
     return TrisectError(
-        f"{name} has a norm between projection and rotation with one set of weights for all heads, and "
+        f"{name} has a norm between projection and score with one set of weights for all heads, or one mean, and "
         "narrow queries and keys need one for each: leave them whole to export, with --parts mlp (or ov,mlp, "
         "where values are padded to the old width)."
     )
@@ -159,7 +167,8 @@ def stock_weights(model: Any, *, baked: bool = False) -> Stock:
         shape = view.shape()
         # What the source's table multiplies queries and keys with, on top of turning them (yarn).
         turned = 1.0 if shape.folded or own is None else own.scaling
-        scale = getattr(view.attention_module, view.family.scale) * (2 * pairs) ** 0.5
+        stated = view.family.states_scale
+        scale = 1.0 if stated else getattr(view.attention_module, view.family.scale) * (2 * pairs) ** 0.5
         if shape.pairs:  # a layer that does not rotate never meets the table
             scale *= (turned / rotation.scaling) ** 2
         found = _norms(view, scale)
@@ -191,11 +200,11 @@ def _padded_widths(views: list[LayerView]) -> dict[str, int]:
 
 def _norms(view: LayerView, scale: float) -> dict[str, Tensor]:
     """Norms between projection and rotation: what stands before them cannot carry the scale."""
-    if view.family.norms is None:
+    if not view.norms or view.family.norms is None:
         return {}
-    q_norm, k_norm = view.family.norms
-    q, k = (getattr(view.attention_module, name).weight.detach() for name in (q_norm, k_norm))
-    return {f"self_attn.{q_norm}.weight": q * scale, f"self_attn.{k_norm}.weight": k}
+    (q_norm, k_norm), more = view.family.norms, view.family.norm_offset
+    q, k = (norm.get_parameter("weight").detach() for norm in view.norms)
+    return {f"self_attn.{q_norm}.weight": (q + more) * scale - more, f"self_attn.{k_norm}.weight": k}
 
 
 def _qk(part: QK, places: Tensor, n: int, scale: float) -> dict[str, Tensor]:

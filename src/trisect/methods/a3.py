@@ -203,8 +203,8 @@ def renormalise(
     assert isinstance(rest, Channels)
     single = rest.kept(solution.part.width - 2 * kept.shape[-1])
     channels = torch.cat([kept, kept + part.num_pairs, single + 2 * part.num_pairs], dim=-1)  # (k, r)
-    q = denominator(need(moments, "q_squares"), channels.repeat_interleave(part.group, dim=0))
-    k = denominator(need(moments, "k_squares"), channels)
+    q = denominator(*_as_normed(need(moments, "q_squares"), channels.repeat_interleave(part.group, dim=0), part.width))
+    k = denominator(*_as_normed(need(moments, "k_squares"), channels, part.width))
     error = torch.cat([q.error, k.error]).clamp(min=0).mean().sqrt().item()
     if error > options.qk_norm_tolerance:
         return Shrunk(
@@ -226,6 +226,14 @@ def renormalise(
         ),
         note=f"norm corrected, off by {error:.1%}",
     )
+
+
+def _as_normed(squares: Tensor, channels: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Squares and kept channels as the norm sees heads: one by one, or as one head of all channels."""
+    if len(squares) == len(channels):
+        return squares, channels
+    starts = width * torch.arange(len(channels), device=channels.device)
+    return squares, (channels + starts.unsqueeze(-1)).flatten().unsqueeze(0)
 
 
 def refuse_shared_output(part: OV) -> None:

@@ -8,61 +8,17 @@ b = batch, t = tokens, h = query heads, k = key/value heads, g = h / k
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trisect.kernels import rotate_qk, wants_decode_kernel
-from trisect.kernels.sdpa import padded, sdpa
+from trisect.models.attend import Attended, biased_mask, interface
 from trisect.models.families import Family, Latent
 from trisect.models.linear import QKV, FactoredLinear, FusedMaps, HeadLayout, SplitLinear, fused_maps
-from trisect.models.rotary import to_canonical
-
-Attended = tuple[Tensor, Tensor | None]
-"""Head outputs (b, t, h, vo), and the attention weights where the function has them."""
-Attend = Callable[..., Attended]
-"""(module, query, key, value, mask, scaling=, dropout=, ...), as transformers calls attention functions."""
-
-
-def interface(name: str, *, device: torch.device) -> Attend:
-    """The attention function transformers has under a name, or ours where that one is slow or wrong."""
-    found: Attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
-    if found is sdpa_attention_forward and device.type in ("cpu", "cuda"):
-        return _sdpa
-    return partial(_flash, found) if "flash" in name else found
-
-
-def _sdpa(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
-    """Our way through torch's fused attention, for `attn_implementation="sdpa"`."""
-    causal = module.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"]
-    settings = {"scale": kwargs["scaling"], "dropout": kwargs.get("dropout", 0.0), "sinks": kwargs.get("s_aux")}
-    return sdpa(q, k, v, mask, causal=bool(causal), **settings), None
-
-
-def _flash(attend: Attend, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Attended:
-    """Flash attention takes one width: transformers pads values up to keys, but cuts wider ones off."""
-    width = max(q.shape[-1], v.shape[-1])
-    return attend(module, *(padded(x, width) for x in (q, k, v)), *args, **kwargs)
-
-
-def eager(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
-    """Attention spelt out, for `attn_implementation="eager"`: the reference for every other kernel."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = q @ k.mT * kwargs["scaling"]
-    if mask is not None:
-        scores = scores + mask[..., : k.shape[-2]]
-    sinks = kwargs.get("s_aux")
-    if sinks is not None:  # one more key, of value zero
-        scores = torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)], dim=-1)
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = nn.functional.softmax(scores, dim=-1, dtype=wide).to(q.dtype)[..., : k.shape[-2]]
-    weights = nn.functional.dropout(weights, p=kwargs.get("dropout", 0.0), training=module.training)
-    return (weights @ v).transpose(1, 2).contiguous(), weights
+from trisect.models.rotary import HeadNorm, rope_of, to_canonical
 
 
 def clamped(x: Tensor, bound: float | None) -> Tensor:
@@ -119,8 +75,9 @@ class Attention(nn.Module):
         latent = self._latent_maps(cache)
         q, k, v, gate = self._project(hidden_states, latent)
         if self.tap is not None:
-            self.tap("q", self._canonical(q))
-            self.tap("k", self._canonical(self._as_heads("k", k.flatten(2), latent)))
+            if not self.norm_last:
+                self.tap("q", self._canonical(q))
+                self.tap("k", self._canonical(self._as_heads("k", k.flatten(2), latent)))
             self.tap("v", self._as_heads("v", v.flatten(2), latent))
         if position_bias is None and not latent and self._decodes(cache, q):
             return self._put_out(self._decode(q, k, v, position_embeddings, position_ids), gate), None
@@ -132,12 +89,17 @@ class Attention(nn.Module):
                 k,
                 pairs=self.num_pairs,
                 layout=self.family.rotary,
-                table=position_embeddings,
+                table=self._table(position_embeddings),
                 index=self.rotary_index,
                 rates=self.rotary_rates,
                 positions=position_ids,
                 in_place=self.prepared and self.tap is None,
             )
+        if self.norm_last:
+            q, k = self._normalise(q, k)
+            if self.tap is not None:
+                self.tap("q", self._canonical(q))
+                self.tap("k", self._canonical(k))
         if self.family.position_scale:
             q = q * self._position_scale(position_ids, q.dtype)
         # Scores approximate those of the original head, so they keep the original head's scale.
@@ -150,7 +112,7 @@ class Attention(nn.Module):
         if not latent:
             k, v = self._cached(cache, k, v)
         if position_bias is not None:
-            attention_mask = _biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
+            attention_mask = biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
         return self._attend(q, k, v, attention_mask, gate=gate, position_ids=position_ids, **kwargs)
 
     def _cached(self, cache: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,7 +130,10 @@ class Attention(nn.Module):
         dropout = 0.0 if self.family.dropout is None else getattr(self, self.family.dropout)
         if self.sink_logits is not None:
             kwargs["s_aux"] = self.sink_logits
-        out, weights = interface(self.config._attn_implementation, device=q.device)(
+        if self.softcap is not None:
+            kwargs["softcap"] = self.softcap
+        capped = self.softcap is not None
+        out, weights = interface(self.config._attn_implementation, device=q.device, capped=capped)(
             self,
             q,
             k,
@@ -189,7 +154,8 @@ class Attention(nn.Module):
         out = out.sum(dim=2) if self.shared_output else out.flatten(2)
         out = getattr(self, self.family.o)(out.contiguous())
         if self.family.output_dropout is not None:
-            out = getattr(self, self.family.output_dropout)(out)
+            share = getattr(self, self.family.output_dropout)
+            out = nn.functional.dropout(out, p=getattr(share, "p", share), training=self.training)
         return out
 
     def _project(self, x: Tensor, latent: Maps) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -213,13 +179,26 @@ class Attention(nn.Module):
         q = clamped(q, self.clips_qk)
         k = k if "k" in latent else clamped(k, self.clips_qk)
         v = v if "v" in latent else clamped(v, self.clips_v)
-        if self.family.norms is not None:
-            if self.tap is not None:
-                self.tap("q_raw", self._canonical(q))
-                self.tap("k_raw", self._canonical(k))
-            q_norm, k_norm = self.family.norms
-            q, k = getattr(self, q_norm)(q), getattr(self, k_norm)(k)
-        return q, k, v, gate
+        return (q, k, v, gate) if self.norm_last else (*self._normalise(q, k), v, gate)
+
+    def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys (b, t, heads, qk) behind their norms, where they have any."""
+        norms = norms_of(self, self.family)
+        if not norms:
+            return q, k
+        if self.tap is not None:
+            for name, raw in (("q_raw", self._canonical(q)), ("k_raw", self._canonical(k))):
+                # A norm over all heads sees one head of all channels.
+                self.tap(name, raw.flatten(2).unsqueeze(2) if self.family.norm_over == "heads" else raw)
+        normed = [self._normed(norm, heads) for norm, heads in zip(norms, (q, k), strict=True)]
+        return normed[0], normed[1]
+
+    def _normed(self, norm: nn.Module, heads: Tensor) -> Tensor:
+        """(b, t, heads, width) as the norm's module wants them, and back."""
+        over: str = "head" if isinstance(norm, HeadNorm) else self.family.norm_over
+        if over == "heads":
+            return norm(heads.flatten(2)).view_as(heads)
+        return norm(heads) if over == "head" else norm(heads.transpose(1, 2)).transpose(1, 2)
 
     def _columns(self, x: Tensor) -> list[Tensor]:
         """What the projections put out, or all of it at once."""
@@ -230,7 +209,7 @@ class Attention(nn.Module):
 
     def _latent_maps(self, cache: Any) -> Maps:
         """The maps whose narrow side the cache holds: not keys behind a norm or a rotation."""
-        plain_keys = not self.num_pairs and self.family.norms is None
+        plain_keys = not self.num_pairs and not norms_of(self, self.family)
         none = cache is None or self.family.output_gate
         names = () if none else ("k", "v") if plain_keys else ("v",)
         maps = {name: self._map(name) for name in names}
@@ -262,7 +241,7 @@ class Attention(nn.Module):
         """One new token per text (b, 1, heads, width): into the cache, and its attention (b, 1, h, vo)."""
         live, clock = self.live, self.live.clock
         if self.num_pairs:
-            cos, sin = (None, None) if table is None or self.rotary_rates is not None else table
+            cos, sin = (None, None) if table is None or self.rotary_rates is not None else self._table(table)
             angles = cos, sin, self.rotary_index, self.rotary_rates, positions
             adjacent = self.family.rotary == "adjacent"
             torch.ops.trisect.rotate_write_(
@@ -299,10 +278,28 @@ class Attention(nn.Module):
         module: nn.Module = getattr(self, names[QKV.index(name) if len(names) > 1 else 0])
         return module.get_submodule(name) if isinstance(module, SplitLinear) else module
 
+    def _table(self, table: Table) -> Table:
+        """Cosines and sines with the columns [all frequencies | all again]."""
+        if not self.family.paired_table:
+            return table
+        cos, sin = (torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) for x in table)
+        return cos, sin
+
+    @property
+    def norm_last(self) -> bool:
+        """Whether queries and keys are normalised behind the rotation."""
+        return self.family.norm_last and bool(norms_of(self, self.family))
+
+    @property
+    def softcap(self) -> float | None:
+        """The bound that scores have."""
+        return None if self.family.softcap is None else getattr(self, self.family.softcap)
+
     @property
     def has_kernel(self) -> bool:
-        """Whether single tokens may go through the decode kernel, which knows neither sinks nor latents."""
-        return self.sink_logits is None and self.family.latent is None and self.config._attn_implementation == "sdpa"
+        """Whether single tokens may go through the decode kernel, which knows nothing of all this."""
+        plain = self.sink_logits is None and self.family.latent is None and self.softcap is None and not self.norm_last
+        return plain and self.config._attn_implementation == "sdpa"
 
     @property
     def sink_logits(self) -> Tensor | None:
@@ -311,6 +308,8 @@ class Attention(nn.Module):
 
     @property
     def window(self) -> int | None:
+        if not getattr(self, "is_sliding", True):
+            return None
         return getattr(self, "sliding_window", getattr(self.config, "sliding_window", None))
 
     @property
@@ -415,16 +414,28 @@ def layout_of(module: nn.Module, family: Family, config: Any) -> HeadLayout:
             rotated=config.qk_rope_head_dim,
         )
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    rotates = family.rotary is not None and (family.rotates is None or bool(getattr(module, family.rotates)))
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope_of(config, getattr(module, "layer_idx", 0))
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return HeadLayout(
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=kv_heads if family.kv_heads is None else getattr(module, family.kv_heads),
         qk=width,
         vo=width,
         per_head=family.per_head,
-        pairs=int(width * rope.get("partial_rotary_factor", 1.0)) // 2 if rotates else 0,
+        pairs=int(width * rope.get("partial_rotary_factor", 1.0)) // 2 if _rotates(module, family, config) else 0,
     )
+
+
+def _rotates(module: Any, family: Family, config: Any) -> bool:
+    """Whether a layer's heads rotate."""
+    if family.rotates_windows and getattr(config, "sliding_window", None) is not None:
+        return bool(config.layer_types[module.layer_idx] == "sliding_attention")
+    return family.rotary is not None and (family.rotates is None or bool(getattr(module, family.rotates)))
+
+
+def norms_of(module: Any, family: Family) -> tuple[nn.Module, ...]:
+    """The norms of queries and keys; none in a model that goes without."""
+    return tuple(getattr(module, name) for name in family.norms or () if hasattr(module, name))
 
 
 def own(module: nn.Module, family: Family, config: Any) -> Attention:
@@ -454,11 +465,3 @@ def mixed_class(prefix: str, mixin: Any, stock: Any) -> Any:
     One class for all layers, or a compiler would take them for different ones.
     """
     return type(f"{prefix}{stock.__name__}", (mixin, stock), {"__module__": __name__})
-
-
-def _biased_mask(position_bias: Tensor, mask: Tensor | None, *, key_length: int) -> Tensor:
-    """ALiBi's bias (h, 1, longest) for the keys at hand, and minus infinity where `mask` is set."""
-    bias = position_bias[..., -key_length:].unsqueeze(0)  # (1, h, 1, keys)
-    if mask is None:
-        return bias
-    return torch.where(mask[..., :key_length], torch.finfo(bias.dtype).min, bias)

@@ -17,6 +17,7 @@ from trisect.errors import TrisectError
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
 from trisect.models.families import BUILT_IN, PREFIX, WRAPPERS, family_for
 from trisect.models.fingerprint import shape_of
+from trisect.models.generic import recognise
 from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
 from trisect.models.paths import warn_of_slow_paths
 from trisect.models.quantized import packing_summary
@@ -106,7 +107,8 @@ def load_model(
     source = resolve(name)
     with from_hub(source):
         model = _load(source, name, dtype, device=device, trust_remote_code=trust_remote_code, stream=stream)
-        return Loaded(model=model, tokenizer=_tokenizer(source, trust_remote_code), name=name)
+        tokenizer = starting_texts(_tokenizer(source, trust_remote_code), model)
+        return Loaded(model=model, tokenizer=tokenizer, name=name)
 
 
 def _load(
@@ -155,10 +157,12 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
                 f"{source.path} brings its own code (auto_map in config.json). trisect runs it only when "
                 "asked: add --trust-remote-code if you trust its authors."
             )
+        recognise(raw)
     with explained(f"Cannot read the config of {source.path}"):
         config = transformers.AutoConfig.from_pretrained(
             source.path, trust_remote_code=trust_remote_code, **source.kwargs
         )
+    recognise(config.to_dict())
     check_config(config.to_dict(), where=where)
     check_attention(config, position_scale=family_for(config).position_scale, where=where)
     if hasattr(config, "trisect") != config.model_type.startswith(PREFIX):
@@ -235,6 +239,16 @@ def _write_code_and_card(folder: Path, model: Any, receipt: dict[str, Any]) -> N
     write_bundle(folder, family=family.name, record=record, **names)
     shapes = original_shape(model), shape_of(model)
     write_card(folder, receipt, shapes=shapes, entry=model.config.trisect, name=model.name_or_path)
+
+
+def starting_texts(tokenizer: Any, model: Any) -> Any:
+    """The tokenizer, beginning every text with BOS where the model needs that: those of GGUF files do not.
+
+    `starts_with_bos` tells whoever cuts windows out of a text (trisect/data/load.py).
+    """
+    if getattr(tokenizer, "bos_token_id", None) is not None and family_for(model.config).starts_with_bos:
+        tokenizer.add_bos_token = tokenizer.starts_with_bos = True
+    return tokenizer
 
 
 def _class_for(config: Any) -> Any:

@@ -7,7 +7,7 @@ Paths are relative to the decoder layer, except `layers`, which is relative to t
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trisect.errors import unknown_name
+from trisect.errors import TrisectError, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Family:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     """Names inside the attention module; one name means one fused projection, [Q | K | V]."""
     per_head: bool = False
-    """The fused projection holds [q | k | v] head by head instead."""
+    """The fused projection holds [queries | k | v] key head by key head instead."""
     o: str = "o_proj"
     up: str = "mlp.up_proj"
     gate: str | None = "mlp.gate_proj"
@@ -66,25 +66,48 @@ class Family:
     experts: ExpertPaths | None = None
     rotary: Literal["half", "adjacent"] | None = "half"
     """Which channels make a rotation pair: (i, i + n) of the rotated 2n, or (2i, 2i + 1)."""
+    paired_table: bool = False
+    """The model's table of angles has a frequency's two columns side by side; others have [all | all again]."""
     rotates: str | None = None
     """Attention attribute that says whether this layer rotates at all; None means every layer does."""
+    rotates_windows: bool = False
+    """Only layers with a sliding window rotate, unless the model has no window at all."""
+    kv_heads: str | None = None
+    """Attention attribute with the number of key/value heads, where the config does not name it."""
     last_norm: str = "norm"
     """The norm in front of the head: its name in the module that holds the layers."""
     latent: Latent | None = None
     """Multi-head latent attention; config.rope_interleave, where there is one, decides about `rotary`."""
     norms: tuple[str, str] | None = None
-    """Query and key RMS-norms between projection and rotation."""
+    """Query and key norms between projection and rotation; a model that goes without has no such modules."""
+    norm_over: Literal["head", "heads", "stack"] = "head"
+    """What they take the mean over: each head with one set of weights (or one row for each), all heads
+    together, or each head by a module of its own."""
+    norm_centred: bool = False
+    """They take the mean away first (LayerNorm); such heads stay as wide as they are."""
+    norm_last: bool = False
+    """They stand behind the rotation."""
     norm_offset: float = 0.0
     """What is added to the weights of all norms of the model: 1 in Gemma, whose norms store w - 1."""
     output_gate: bool = False
     """The query projection has [q | gate] head by head; what heads put out is multiplied by sigmoid(gate)."""
     mixer: str | None = None
     """What a layer without attention has in its place (Mamba, convolution, linear attention)."""
+    post_norms: tuple[str, str] | None = None
+    """Norms that the outputs of attention and MLP pass before they join the residual stream."""
+    residual_scale: str | None = None
+    """Layer attribute with what both outputs are multiplied with before they join the residual stream."""
     scale: str = "scaling"
     """Attention attribute with the softmax scale of the original head width."""
+    reads_head_dim: bool = True
+    """Stock code takes the head width from the config's `head_dim`, and not from the hidden size."""
+    states_scale: bool = False
+    """The config states that scale; elsewhere it follows from the head width."""
+    softcap: str | None = None
+    """Attention attribute with the bound c of scores: softmax sees c tanh(score / c)."""
     dropout: str | None = "attention_dropout"
     output_dropout: str | None = None
-    """Dropout that the attention module applies after its output projection."""
+    """Dropout, or its share, that the attention module applies after its output projection."""
     clip: str | None = None
     """Attention attribute with the bound that projections are clamped to."""
     tuple_output: bool = False
@@ -95,6 +118,10 @@ class Family:
     """The model's rotation table has every frequency once, where others have it twice."""
     position_scale: bool = False
     """Queries are scaled by position after rotation (Llama 4's attention temperature)."""
+    starts_with_bos: bool = False
+    """Texts begin with BOS, or the model babbles: so does every window, whatever its tokenizer adds by itself."""
+    refused: tuple[str, str] | None = None
+    """Setting of the config with which the family is not supported, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +249,98 @@ _RECORDS = (
     replace(LLAMA, name="glm4_moe_lite", model="Glm4MoeLiteForCausalLM", latent=Latent(), experts=WITH_SHARED),
 )
 
+_SANDWICH = replace(LLAMA, post_norms=("post_attention_layernorm", "post_feedforward_layernorm"))
+_GEMMA2 = replace(
+    _SANDWICH,
+    name="gemma2",
+    model="Gemma2ForCausalLM",
+    norm_offset=1.0,
+    softcap="attn_logit_softcapping",
+    starts_with_bos=True,
+    states_scale=True,
+)
+_OLMO2 = replace(_SANDWICH, name="olmo2", model="Olmo2ForCausalLM", norms=("q_norm", "k_norm"), norm_over="heads")
+_COHERE = replace(
+    LLAMA,
+    name="cohere",
+    model="CohereForCausalLM",
+    rotary="adjacent",
+    paired_table=True,
+    norms=("q_norm", "k_norm"),
+    norm_centred=True,
+)
+
+_DENSE = (
+    replace(LLAMA, name="gemma", model="GemmaForCausalLM", norm_offset=1.0, starts_with_bos=True),
+    _GEMMA2,
+    replace(_GEMMA2, name="gemma3_text", model="Gemma3ForCausalLM", norms=("q_norm", "k_norm"), softcap=None),
+    _OLMO2,
+    replace(_OLMO2, name="olmo3", model="Olmo3ForCausalLM"),
+    replace(
+        LLAMA, name="granite", model="GraniteForCausalLM", residual_scale="residual_multiplier", states_scale=True
+    ),
+    replace(_SANDWICH, name="exaone4", model="Exaone4ForCausalLM", norms=("q_norm", "k_norm"), rotates_windows=True),
+    replace(LLAMA, name="seed_oss", model="SeedOssForCausalLM", output_dropout="residual_dropout"),
+    replace(LLAMA, name="ernie4_5", model="Ernie4_5ForCausalLM", rotary="adjacent"),
+    replace(
+        LLAMA,
+        name="hunyuan_v1_dense",
+        model="HunYuanDenseV1ForCausalLM",
+        norms=("query_layernorm", "key_layernorm"),
+        norm_last=True,
+    ),
+    replace(LLAMA, name="nemotron", model="NemotronForCausalLM", gate=None, norm_offset=1.0),
+    replace(
+        LLAMA,
+        name="starcoder2",
+        model="Starcoder2ForCausalLM",
+        up="mlp.c_fc",
+        gate=None,
+        down="mlp.c_proj",
+        output_dropout="residual_dropout",
+    ),
+    replace(
+        LLAMA,
+        name="stablelm",
+        model="StableLmForCausalLM",
+        reads_head_dim=False,
+        norms=("q_layernorm", "k_layernorm"),
+        norm_over="stack",
+        norm_centred=True,
+    ),
+    replace(
+        LLAMA,
+        name="phi",
+        model="PhiForCausalLM",
+        o="dense",
+        up="mlp.fc1",
+        gate=None,
+        down="mlp.fc2",
+        last_norm="final_layernorm",
+        norms=("q_layernorm", "k_layernorm"),
+        norm_centred=True,
+    ),
+    _COHERE,
+    replace(_COHERE, name="cohere2", model="Cohere2ForCausalLM", norms=None, rotates="sliding_window"),
+    Family(
+        name="falcon",
+        model="FalconForCausalLM",
+        layers="transformer.h",
+        last_norm="ln_f",
+        attention="self_attention",
+        qkv=("query_key_value",),
+        per_head=True,
+        kv_heads="num_kv_heads",
+        o="dense",
+        up="mlp.dense_h_to_4h",
+        gate=None,
+        down="mlp.dense_4h_to_h",
+        scale="inv_norm_factor",
+        tuple_output=True,
+        refused=("alibi", "its attention adds a position bias that this family's record does not describe"),
+    ),
+)
+
 _GATED = replace(
     LLAMA,
     name="qwen3_next",
@@ -251,14 +370,15 @@ _HYBRIDS = (
     ),
 )
 
-FAMILIES: dict[str, Family] = {record.name: record for record in (*_RECORDS, *_HYBRIDS)}
+FAMILIES: dict[str, Family] = {record.name: record for record in (*_RECORDS, *_DENSE, *_HYBRIDS)}
 BUILT_IN = frozenset(FAMILIES)
 """Those of this table, and not of `register_family`."""
 
 WRAPPERS: dict[str, Wrapper] = {
     "mistral3": Wrapper(
         name="mistral3", model="Mistral3ForConditionalGeneration", layers="model.language_model.layers"
-    )
+    ),
+    "gemma3": Wrapper(name="gemma3", model="Gemma3ForConditionalGeneration", layers="model.language_model.layers"),
 }
 
 # A compressed checkpoint names its family behind this prefix, so that transformers finds our classes.
@@ -280,4 +400,8 @@ def family_for(config: Any) -> Family:
             "To add one, write a Family record in trisect/models/families.py or register it from outside: "
             "docs/extend.md has the steps, CONTRIBUTING.md the rest.",
         )
-    return FAMILIES[model_type]
+    family = FAMILIES[model_type]
+    if family.refused is not None and getattr(config, family.refused[0], None):
+        setting, reason = family.refused
+        raise TrisectError(f"This {family.name} model has {setting} set, which is not supported: {reason}.")
+    return family

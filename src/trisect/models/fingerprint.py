@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.models.linear import matrices_of, refuse_nan
+from trisect.models.quantized import is_linear
 from trisect.models.view import LayerView, layer_views
 from trisect.records.shapes import ModelShape
 
@@ -53,7 +54,7 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256(repr(shape_of(model).layers).encode())
     for view in layer_views(model):
         for module in view.projections():
-            transposed = type(module) is nn.Linear  # others are stored as (in, out), in groups, or as experts
+            transposed = is_linear(module)  # others are stored as (in, out), in groups, or as experts
             for weight in matrices_of(module):
                 sample = _corner(model, view, weight, transposed=transposed).flatten()[:SAMPLE].float().cpu()
                 digest.update(sample.contiguous().numpy().tobytes())

@@ -69,6 +69,8 @@ def check_config(raw: Any, *, where: str) -> None:
             continue
         if key in CHECKS:
             _check(CHECKS[key], value, f"{where}: {key}", inside=False)
+        elif key == "is_encoder_decoder" and value:
+            raise TrisectError(f"{where} is an encoder-decoder's; trisect narrows decoder-only language models.")
         elif (key in UNSET and value) or (key == "return_dict" and not value):
             raise TrisectError(f"{where} sets {key}, which no family here is read with; remove it.")
         elif key in OTHER_CODE:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from trisect.errors import TrisectError
-from trisect.models.quantized import QuantizedLinear
+from trisect.models.quantized import QuantizedLinear, is_linear
 from trisect.records.parts import Factored
 
 QKV = ("q", "k", "v")
@@ -24,7 +24,7 @@ class HeadLayout:
     qk: int
     vo: int
     per_head: bool
-    """One projection with [q | k | v] head by head."""
+    """One projection with [queries | k | v] key head by key head."""
     pairs: int
     """Rotation pairs of a query/key head."""
     rotated: int = 0
@@ -33,8 +33,10 @@ class HeadLayout:
     def split(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(..., out) of one or three projections -> (..., h, qk), (..., k, qk), (..., k, vo)."""
         if self.per_head:
-            q, k, v = columns[0].unflatten(-1, (self.heads, -1)).split([self.qk, self.qk, self.vo], dim=-1)
-            return q, k, v
+            group = self.heads // self.kv_heads
+            each = columns[0].unflatten(-1, (self.kv_heads, -1))
+            q, k, v = each.split([group * self.qk, self.qk, self.vo], dim=-1)
+            return q.unflatten(-1, (group, self.qk)).flatten(-3, -2), k, v
         if len(columns) == 1:
             sizes = [self.heads * self.qk, self.kv_heads * self.qk, self.kv_heads * self.vo]
             columns = columns[0].split(sizes, dim=-1)
@@ -260,7 +262,7 @@ def _stores_inputs_first(linear: Any) -> bool:
     """Whether the stored weight is (in, out) already; anything but a plain linear layer is refused."""
     if isinstance(linear, Conv1D):
         return True
-    if type(linear) is nn.Linear:
+    if is_linear(linear):
         return False
     if isinstance(linear, FactoredLinear | GroupedLinear | SplitLinear):
         raise TrisectError("A linear map is already factored; compress the original model.")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.models.attention import Attention, latent_query, layout_of, own
+from trisect.models.attention import Attention, latent_query, layout_of, norms_of, own
 from trisect.models.experts import ExpertView
 from trisect.models.families import Family
 from trisect.models.linear import (
@@ -78,7 +78,14 @@ class LayerMaps:
             return None
         if self.attention_module is None:
             return "no attention"
+        if component == "qk" and self.norms and self.family.norm_centred:
+            return "a LayerNorm between projection and score"
         return None
+
+    @property
+    def norms(self) -> tuple[nn.Module, ...]:
+        """The norms of queries and keys, if there are any."""
+        return norms_of(self.attention_module, self.family)
 
     def _find(self, path: str | None) -> nn.Module | None:
         """A module of the layer, if it is there."""

@@ -133,16 +133,22 @@ class QuantizedLinear(nn.Module):
         return x.view(SCALES[self.packing.scales][0]).float()
 
 
+def is_linear(module: Any) -> bool:
+    """Whether a module is a plain linear layer, (out, in); other subclasses may hold other things."""
+    return type(module) is nn.Linear or type(module).__name__ == "FalconLinear"  # which adds its bias by hand
+
+
 def make_room(model: Any, entry: Any) -> None:
     """Put empty quantised modules where a config's `quantization` entry says; None changes nothing."""
     if entry is None:
         return
-    modules = dict(model.named_modules())
+    modules: dict[str, Any] = dict(model.named_modules())
     for path, held in entry["modules"].items():
-        old, packing = modules.get(path), Packing(**held)
-        if type(old) is not nn.Linear and not isinstance(old, Conv1D):
+        old: Any = modules.get(path)
+        packing = Packing(**held)
+        if not is_linear(old) and not isinstance(old, Conv1D):
             raise TrisectError(f"config.json quantises {path[:80]!r}, which is not a linear layer of this model.")
-        d_in, d_out = reversed(old.weight.shape) if type(old) is nn.Linear else old.weight.shape
+        d_in, d_out = reversed(old.weight.shape) if is_linear(old) else old.weight.shape
         if d_in % packing.group_size or d_in * packing.bits % 8:
             raise TrisectError(
                 f"config.json has groups of {packing.group_size} for {path}, whose {d_in} inputs they do not "

@@ -29,6 +29,21 @@ def rotation_of(decoder: nn.Module) -> Rotation | None:
     return Rotation(found[0].inv_freq.detach().double(), scaling)
 
 
+def ropes_of(config: Any) -> list[dict[str, Any]]:
+    """The rotations of a text config: one, or one for each type of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    inner = [value for value in rope.values() if isinstance(value, dict)]
+    return inner or [rope]
+
+
+def rope_of(config: Any, layer: int) -> dict[str, Any]:
+    """The rotation of one layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = getattr(config, "layer_types", None) or ()
+    own = rope.get(kinds[layer]) if layer < len(kinds) else None
+    return own if isinstance(own, dict) else rope
+
+
 def stored_rates(rates: Tensor) -> Tensor:
     """Rates as the bits of float32: `model.to(bfloat16)` casts every floating buffer, and would ruin them."""
     return rates.float().contiguous().view(torch.int32)
@@ -55,17 +70,30 @@ def from_canonical(x: Tensor, num_pairs: int, layout: Layout | None) -> Tensor:
 
 
 class HeadNorm(nn.Module):
-    """RMS-norm of the last dimension of (..., heads, width), weights per head; float32 inside as in stock."""
+    """RMS-norm of (..., heads, width), weights per head; float32 inside as in stock.
 
-    def __init__(self, heads: int, width: int, eps: float):
+    The mean is each head's own, or with `together` one over all heads.
+    """
+
+    def __init__(self, heads: int, width: int, eps: float, *, together: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(heads, width))
-        self.eps = eps
+        self.eps, self.dims = eps, (-2, -1) if together else (-1,)
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        wide = wide * torch.rsqrt(wide.square().mean(self.dims, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
+
+
+def norm_weights(norm: Any, *, heads: int, width: int, offset: float) -> Tensor:
+    """What a norm of heads multiplies their channels with, (heads, width), however its modules hold it."""
+    if isinstance(norm, HeadNorm):
+        return norm.weight.detach()
+    held = [weight.detach() for name, weight in norm.named_parameters() if name.endswith("weight")]
+    weights = torch.cat([weight.flatten() for weight in held])
+    weights = weights.float() + offset if offset else weights
+    return weights.reshape(-1, width).expand(heads, -1)
 
 
 def eps_of(norm: Any) -> Any:

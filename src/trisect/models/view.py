@@ -19,7 +19,16 @@ from trisect.errors import TrisectError
 from trisect.models.families import family_for
 from trisect.models.linear import bias_of, matrices_of, refuse_nan, sizes_of
 from trisect.models.maps import GATE, Dense, LayerMaps
-from trisect.models.rotary import HeadNorm, eps_of, from_canonical, loaded_rates, stored_rates, to_canonical
+from trisect.models.rotary import (
+    HeadNorm,
+    eps_of,
+    from_canonical,
+    loaded_rates,
+    norm_weights,
+    stored_rates,
+    to_canonical,
+)
+from trisect.models.units import in_units
 from trisect.records.parts import COMPONENTS, MLP, OV, QK, Experts, Factored, Linear, Masked, Part, Solution
 from trisect.records.shapes import LayerShape, LinearShape
 
@@ -44,7 +53,8 @@ class LayerView(LayerMaps):
             qk_bias="q" in biased,
             **{f"{name}_bias": name in biased for name in ("v", "o")},
             output_gate=self.family.output_gate,
-            qk_norm=self.family.norms is not None,
+            qk_norm=bool(self.norms),
+            norm_together=self.family.norm_over == "heads",
             shared_output=self.shared_output,
             folded=getattr(self.attention_module, "rotary_rates", None) is not None,
             linears=self.factored(),
@@ -87,7 +97,7 @@ class LayerView(LayerMaps):
         """A component in canonical layout, or a single linear map; checked to be finite."""
         self._check_there(name)
         read: Callable[[], Part] | None = getattr(self, f"read_{name}") if name in COMPONENTS else None
-        part = self.linear(name) if read is None else read()
+        part = in_units(self.linear(name) if read is None else read(), self.layer, self.family)
         for one in (part,) if not isinstance(part, Experts) else part.routed:
             for field, tensor in vars(one).items():
                 if isinstance(tensor, Tensor):
@@ -103,8 +113,11 @@ class LayerView(LayerMaps):
         heads, module = self.heads, self.attention_module
         rates = getattr(module, "rotary_rates", None)
         (W_q, b_q), (W_k, b_k) = _heads(self.dense("q"), heads.heads), _heads(self.dense("k"), heads.kv_heads)
-        norms = [self._norm_weight(getattr(module, name)) for name in self.family.norms or ()]
-        norm_q, norm_k = norms or (None, None)
+        weights: list[Any] = [
+            norm_weights(norm, heads=count, width=heads.qk, offset=self.family.norm_offset)
+            for norm, count in zip(self.norms, (heads.heads, heads.kv_heads), strict=False)
+        ]
+        norm_q, norm_k = weights or (None, None)
 
         def canonical(x: Any) -> Any:
             return None if x is None else to_canonical(x, heads.pairs, self.family.rotary)
@@ -115,16 +128,10 @@ class LayerView(LayerMaps):
             b_q=canonical(b_q),
             b_k=canonical(b_k),
             frequencies=self._frequencies(),
-            norm_q=None if norm_q is None else canonical(norm_q.expand(heads.heads, -1)),
-            norm_k=None if norm_k is None else canonical(norm_k.expand(heads.kv_heads, -1)),
+            norm_q=canonical(norm_q),
+            norm_k=canonical(norm_k),
             rates=None if rates is None else loaded_rates(rates).double(),
         )
-
-    def _norm_weight(self, norm: Any) -> Tensor:
-        """What a norm multiplies with, whatever it stores; one of ours stores just that."""
-        offset = 0.0 if isinstance(norm, HeadNorm) else self.family.norm_offset
-        weight: Tensor = norm.weight.detach()
-        return weight + offset if offset else weight
 
     def read_ov(self) -> OV:
         """Values and outputs, head by head."""
@@ -156,6 +163,7 @@ class LayerView(LayerMaps):
     def write(self, part: Part) -> None:
         """Replace the weights of a component, whose widths follow from the part, or of a linear map."""
         self.own()
+        part = in_units(part, self.layer, self.family, inverse=True)
         if isinstance(part, QK):
             self._write_qk(part)
         elif isinstance(part, OV):
@@ -258,10 +266,11 @@ class LayerView(LayerMaps):
             a.clips_qk = None
         a.rotary_index = part.frequencies.to(torch.int16) if part.num_pairs else None
         a.rotary_rates = None if part.rates is None else stored_rates(part.rates)
-        for name, weight in zip(self.family.norms or (), (part.norm_q, part.norm_k), strict=False):
+        together, names = self.family.norm_over == "heads", (self.family.norms or ()) if self.norms else ()
+        for name, weight in zip(names, (part.norm_q, part.norm_k), strict=False):
             assert weight is not None
             old = getattr(a, name)
-            new = HeadNorm(weight.shape[0], weight.shape[1], eps=eps_of(old))
+            new = HeadNorm(weight.shape[0], weight.shape[1], eps=eps_of(old), together=together)
             stored = from_canonical(weight, part.num_pairs, rotary).to(old.weight.dtype).contiguous()
             new.weight = nn.Parameter(stored, requires_grad=old.weight.requires_grad)
             setattr(a, name, new)

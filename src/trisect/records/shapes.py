@@ -77,6 +77,8 @@ class LayerShape:
     """Channels that queries are made of where those are a latent; 0 where it is the model's width."""
     kv_in: int = field(default=0, repr=False)
     """The same for keys and values; the cache then holds this latent and the shared rotated key."""
+    norm_together: bool = field(default=False, repr=False)
+    """A QK-norm takes its mean over all heads."""
     whole: int = field(default=0, repr=False)
     """Elements of the layer's matrices that are in no component; `other_parameters` counts them."""
 
