@@ -270,6 +270,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3_next": lambda: transformers.Qwen3NextConfig(**{**LLAMA, **DELTA, **MIXTURE}, mlp_only_layers=[0]),
     "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**{**LLAMA, **DELTA}),
     "qwen3_5_moe": lambda: transformers.Qwen3_5MoeTextConfig(**{**LLAMA, **DELTA, **MIXTURE}),
+    "glm4_moe-unnormed": lambda: transformers.Glm4MoeConfig(
+        **{**LLAMA, **SPARSE, "num_hidden_layers": 2}, attention_bias=True, rope_parameters=dict(HALF_ROTARY)
+    ),
     "nemotron_h": lambda: transformers.NemotronHConfig(
         **{**LLAMA, "num_hidden_layers": 4},
         layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"],
