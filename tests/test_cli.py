@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from command_line import read, run
-from tiny_models import save_tiny, tiny
+from tiny_models import character_tokenizer, save_tiny, tiny
 from trisect.commands.start import family_rows
 from trisect.models import FAMILIES, WRAPPERS, load_model
 
@@ -59,6 +59,24 @@ def test_compress_writes_a_folder_that_inspect_and_eval_understand(
     arguments = ["--data", text, "--length", 32, "--windows", 2, "--json", tmp_path / "e.json"]
     assert run("eval", out, *arguments) == 0
     assert read(tmp_path / "e.json")["perplexity"] == pytest.approx(measured["perplexity"]["after"]["perplexity"])
+
+
+def test_inspect_and_plan_show_experts(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny("qwen2_moe").save_pretrained(tmp_path / "dense")
+    character_tokenizer().save_pretrained(tmp_path / "dense")
+    goal = ["--ratio", 0.25, "--method", "reap", "--parts", "mlp"]
+    assert run("plan", tmp_path / "dense", *goal) == 0
+    assert "2 per token and the shared one" in capsys.readouterr().out
+    out = tmp_path / "out"
+    assert run("compress", tmp_path / "dense", "-o", out, *goal, "--calibration", text, "--eval", "none", *FAST) == 0
+    capsys.readouterr()
+    assert run("inspect", out, "--json", tmp_path / "i.json") == 0
+    seen = read(tmp_path / "i.json")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "expert 24" in shown
+    assert seen["original"]["layers"][0] == {"qk": 16, "vo": 16, "mlp": 24, "experts": 4, "top_k": 2, "shared": 2}
+    assert seen["layers"][0]["experts"] == 3
+    assert seen["parameters"] == sum(p.numel() for p in load_model(str(out)).model.parameters())
 
 
 def test_moments_are_collected_once_and_cut_at_two_ratios(model_folder: Path, text: Path, tmp_path: Path) -> None:
@@ -113,7 +131,7 @@ def test_the_scope_of_rotations_and_pieces_left_out_reach_the_model_and_its_rece
 KNOWN = {
     "methods": "a3",
     "pieces": "fold pairs of nearly equal frequency",
-    "families": "gpt_neox",
+    "families": "Qwen3MoeForCausalLM, experts, export to hf and gguf",
     "data": "wikitext2",
     "models": "smollm2-135m",
 }

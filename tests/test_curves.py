@@ -19,7 +19,7 @@ from trisect.plan import budget_of
 CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "phi3"])
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "phi3", "qwen2_moe"])
 def test_measuring_leaves_the_model_untouched(name: str) -> None:
     model = tiny(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from narrow_models import narrow
-from tiny_models import PLAIN, left_padded, tiny, tokens
+from tiny_models import PLAIN, left_padded, logits, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
 from trisect.decode import Decoder, decode, prepare_for_inference
+from trisect.decode.decoder import recordable_experts
 from trisect.decode.prepare import compile_layers
 from trisect.errors import TrisectError
 from trisect.kernels import using
@@ -33,7 +34,7 @@ def generated(model: Any, ids: Tensor, mask: Tensor | None = None, new: int = NE
 
 
 @pytest.mark.parametrize("operators", [False, True])
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", [*PLAIN, "mixtral", "qwen3_moe", "qwen2_moe"])
 def test_every_family_decodes_what_generate_generates(name: str, operators: bool) -> None:
     """With torch's attention in buckets, and with the operators that a GPU has kernels for."""
     model, ids = narrow(name), tokens(3, 8)
@@ -45,6 +46,24 @@ def test_every_family_decodes_what_generate_generates(name: str, operators: bool
             assert_same_text(model, decoder.generate(ids, NEW, attention_mask=mask), text, mask)
     if operators and not name.startswith(("mpt", "gemma2", "hunyuan")):  # the kernel is not for these
         assert decoder.bucket == 20
+
+
+def test_experts_in_a_graph_are_those_outside() -> None:
+    """Grouped products where they ask nothing of the device, gathered weights elsewhere."""
+    model, ids = narrow("mixtral"), tokens(2, 3)
+    before, expected = model.config._experts_implementation, logits(model, ids)
+    with recordable_experts(layer_views(model), batch=2):
+        assert model.config._experts_implementation == "batched_mm"
+        assert_same_but_for_rounding(logits(model, ids), expected, steps=steps_of(model))
+    assert model.config._experts_implementation == before
+    half = model.bfloat16()
+    for batch, chosen in ((1, "batched_mm"), (2, "grouped_mm")):
+        with recordable_experts(layer_views(half), batch=batch):
+            assert half.config._experts_implementation == chosen
+    for view in layer_views(half):  # rows of no whole number of 16 bytes
+        view.write(view.experts.blank(18, dropped=0))
+    with recordable_experts(layer_views(half), batch=2):
+        assert half.config._experts_implementation == "batched_mm"
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])

@@ -28,11 +28,22 @@ def planned(shape: ModelShape, config: CompressConfig) -> Plan:
 def test_sizes_read_off_a_shape_are_those_of_the_maps(name: str) -> None:
     for view in layer_views(tiny(name)):
         layer = view.shape()
-        assert maps_of(METHODS["svd"], layer, ("mlp", "qk", "ov")) == view.linears()
-        for linear in view.linears():
+        behind = ("q", "k", "v") if layer.kv_in else ()
+        plain = tuple(linear for linear in view.linears() if linear not in behind)
+        assert maps_of(METHODS["svd"], layer, ("mlp", "qk", "ov")) == plain
+        for linear in plain:
             part = view.linear(linear)
             assert linear_sizes(layer, linear) == part.W.shape
             assert linear_heads(layer, linear) == part.heads
+
+
+@pytest.mark.parametrize("method", ["svd-llm", "wanda-sparse"])
+def test_linear_maps_of_experts_are_refused_and_those_of_attention_are_not(method: str) -> None:
+    shape = shape_of(tiny("qwen3_moe"))
+    with pytest.raises(TrisectError, match=f"{method} takes linear maps one by one.*--parts qk,ov.*--method a3\\+"):
+        planned(shape, CompressConfig(method=method, ratio=0.3, align=None))
+    plan = planned(shape, CompressConfig(method=method, ratio=0.3, align=None, parts=("qk", "ov")))
+    assert {linear.name for layer in plan.linears for linear in layer} == {"q", "k", "v", "o"}
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2"])

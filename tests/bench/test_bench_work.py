@@ -11,6 +11,7 @@ from random_models import build, subject_of_shape
 from sweeps import use_attention
 from torch.utils.flop_counter import FlopCounterMode
 
+from tiny_models import tiny
 from trisect.bench.measure import cache_bytes, head_parameters, kv_bytes, model_flops, parameter_bytes, read_bytes
 from trisect.models import shape_of
 from trisect.plan import flops_of
@@ -42,6 +43,18 @@ def test_matrix_flops_are_those_a_profiler_counts(family: str, kind: str) -> Non
         past = model(input_ids=ids, use_cache=True).past_key_values
     step = model_flops(variant.shape, batch=2, tokens=1, context=12, head=head)
     assert counted(model, ids[:, :1], past_key_values=past) == step.matrices
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+def test_flops_and_bytes_of_a_mixture_are_those_of_the_experts_a_token_meets(name: str) -> None:
+    model, ids = tiny(name), torch.ones(2, 11, dtype=torch.int64)
+    use_attention(model, "eager")
+    model.set_experts_implementation("batched_mm")  # a profiler does not know grouped products
+    shape, head = shape_of(model), head_parameters(model)
+    assert counted(model, ids) == model_flops(shape, batch=2, tokens=11, context=11, head=head).matrices
+    idle = sum(2 * layer.mlp.experts.down_proj[0].numel() * 3 for layer in model.model.layers)  # 2 of 4, 3 matrices
+    everything = sum(p.nbytes for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+    assert read_bytes(model) == everything - 4 * idle
 
 
 @given(

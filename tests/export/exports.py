@@ -15,10 +15,11 @@ from tokenizers import decoders, normalizers, pre_tokenizers, processors
 from tiny_models import LLAMA, tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
+from trisect.methods.fold import keep_neurons
 from trisect.models import layer_views, mark_compressed, original_widths
 from trisect.pipeline.run import compress
 from trisect.quantize import QuantizeConfig, quantize_model
-from trisect.records.parts import MLP, OV, QK
+from trisect.records.parts import MLP, OV, QK, Experts
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -67,9 +68,14 @@ def quantized() -> Any:
 
 def _cut(part: Any, *, seed: int) -> Any:
     """The component with some of its channels: named fields and where their inner channels are."""
+    if isinstance(part, Experts):  # grouped products want widths in multiples of 8
+        width = part.width // 16 * 8
+        shared = part.shared and keep_neurons(part.shared, torch.arange(width * part.shared.width // part.width))
+        routed = tuple(keep_neurons(mlp, torch.arange(width) + seed) for mlp in part.routed)
+        return replace(part, routed=routed, shared=shared)
     axes = {
         QK: {"W_q": -1, "W_k": -1, "b_q": -1, "b_k": -1, "norm_q": -1, "norm_k": -1},
-        OV: {"W_v": -1, "W_o": -2, "b_v": -1},
+        OV: {"W_v": -1, "W_o": -2, "b_v": -1, "W_g": -1, "b_g": -1},
         MLP: {"W_up": -1, "W_gate": -1, "W_down": -2, "b_up": -1, "b_gate": -1},
     }[type(part)]
     kept, changes = _kept(part, seed=seed)

@@ -19,7 +19,7 @@ from trisect.plan import Plan, read_curves
 from trisect.support.receipt import read_receipt
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "mpt"])
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "gpt2", "mpt", "qwen2_moe"])
 def test_expected_shapes_are_those_of_collected_moments(name: str) -> None:
     model = tiny(name)
     shapes = shape_of(model).layers

@@ -23,7 +23,7 @@ HALF = [torch.float16, torch.bfloat16]
 def test_the_registry_has_every_baseline_behind_the_a3_family() -> None:
     names = list(METHODS)
     assert names[:6] == ["a3+", "a3", "a3-q-only", "a3-k-only", "a3-xkv", "a3-ov-overall"]
-    assert set(names[6:]) == {*LINEAR, "clover", "magnitude", "wanda"}
+    assert set(names[6:]) == {*LINEAR, "clover", "reap", "magnitude", "wanda"}
     assert {name for name in names if METHODS[name].linear} == set(LINEAR)
     assert METHODS["palu"].parts == ("qk", "ov")
     assert METHODS["clover"].parts == ("qk", "ov")

@@ -97,7 +97,7 @@ def test_every_experts_target_and_rows_add_up_to_the_layers_own_regression(mixtu
 
 @pytest.mark.parametrize("name", [name for name in MIXTURES if name != "deepseek_v3-plain-q"])  # all layers dense
 def test_each_expert_is_solved_as_the_mlp_it_is(name: str) -> None:
-    model, ids = tiny(name), tokens(4, 40)
+    model, ids = tiny(name), tokens(12, 40)  # so that each sees enough tokens
     layers = collect(model, ids, lambda layer: frozenset({"mlp"}))
     view, moments = next((view, moments) for view, moments in layers if view.experts is not None)
     part = view.part("mlp")

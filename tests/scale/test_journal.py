@@ -20,13 +20,13 @@ class Killed(BaseException):
     pass
 
 
-def killed_run(out: Path, solves: int, method: str) -> Path:
+def killed_run(out: Path, solves: int, method: str, name: str = "llama-gqa") -> Path:
     """A run that died after so many solves; the folder it left."""
     with pytest.MonkeyPatch.context() as patch:
         interrupt_after(patch, solves)
         try:
             with unfinished(out) as work:
-                compress(tiny("llama-gqa"), config(method), tokens=TOKENS, work=work)
+                compress(tiny(name), config(method), tokens=TOKENS, work=work)
         except Killed:
             return work
     raise AssertionError("the run was to be killed")
@@ -47,18 +47,20 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, solves: int) -> list[int]:
     return done
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("solves", [2, 4, 7])
+@pytest.mark.parametrize(
+    ("name", "method", "solves"),
+    [*(("llama-gqa", method, solves) for method in METHODS for solves in (2, 4, 7)), ("mixtral", "a3+", 4)],
+)
 def test_what_was_finished_is_not_solved_again_and_the_result_is_the_same(
-    method: str, solves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, method: str, solves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = compress(tiny("llama-gqa"), config(method), tokens=TOKENS)
+    expected = compress(tiny(name), config(method), tokens=TOKENS)
     out = tmp_path / "out"
-    work = killed_run(out, solves, method)
+    work = killed_run(out, solves, method, name)
     finished = {int(file.stem[-5:]) for file in work.glob("layer-*")}
     solved = interrupt_after(monkeypatch, 10**6)
     with unfinished(out) as work:
-        result = compress(tiny("llama-gqa"), config(method), tokens=TOKENS, work=work)
+        result = compress(tiny(name), config(method), tokens=TOKENS, work=work)
     assert not finished & set(solved)
     assert finished | set(solved) == {0, 1, 2}
     assert_same(dict(result.model.state_dict()), dict(expected.model.state_dict()))

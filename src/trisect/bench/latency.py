@@ -142,6 +142,11 @@ def measure_latency(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LatencyTable:
     """Times of every component at every width of the grid; `known` ones are not taken again."""
+    if any(layer.experts for layer in shape.layers):
+        raise TrisectError(
+            "Times are taken of single matrices, and how long experts take depends on how many of them a batch meets: "
+            "plan a mixture of experts with --budget params or flops."
+        )
     setting: dict[str, Any] = {
         "device": device_name(device),
         "dtype": str(dtype).removeprefix("torch."),

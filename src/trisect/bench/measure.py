@@ -15,7 +15,7 @@ from transformers import StaticCache
 from trisect.bench.rows import Case, Variant
 from trisect.decode import Decoder
 from trisect.decode.decoder import WARM_UP as WARM_UP_STEPS
-from trisect.decode.decoder import record_graph
+from trisect.decode.decoder import record_graph, recordable_experts
 from trisect.errors import TrisectError
 from trisect.models import layer_views
 from trisect.models.quantized import QuantizedLinear
@@ -159,11 +159,13 @@ def parameter_bytes(model: nn.Module) -> int:
 
 
 def read_bytes(model: Any) -> int:
-    """Weights that every step must read: all except embedding tables, unless tied to the head."""
+    """Weights that every step must read: not embedding tables, unless tied to the head, nor experts beyond top-k."""
     head = model.get_output_embeddings()
     tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     tables.pop(id(getattr(head, "weight", None)), None)
-    return parameter_bytes(model) - sum(table.nbytes for table in tables.values())
+    mixtures = [view.experts for view in layer_views(model) if view.experts is not None]
+    idle = sum(parameter_bytes(x.module) * (x.count - x.top_k) // x.count for x in mixtures)
+    return parameter_bytes(model) - sum(table.nbytes for table in tables.values()) - idle
 
 
 def kv_bytes(shape: ModelShape, *, batch: int, context: float) -> int:
@@ -321,7 +323,8 @@ class StockStepper:
             overhead = "reduce-overhead" if self.prompt.is_cuda else None
             self._next = torch.compile(self._forward, dynamic=False, mode=overhead)
         if self.mode == "graphs":
-            self._graph = record_graph(self._advance, rewind=lambda: self.seek(0))
+            with recordable_experts(layer_views(self.model), batch=len(self.prompt)):
+                self._graph = record_graph(self._advance, rewind=lambda: self.seek(0))
             self.seek(0)
         for _ in range(WARM_UP_STEPS):
             self.step()

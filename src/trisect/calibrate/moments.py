@@ -123,6 +123,8 @@ REGRESSED = ("gram", "target", "energy", "tokens")
 VALUES = "a_values"
 """Second moment (k, d, d) of the value heads in the metric of the regression "a", over all tokens: what a
 head's output could be if it attended to any one token."""
+OBSERVED = "observed"
+"""How many tokens an expert saw."""
 SAMPLED = frozenset({"scores", "keys"})
 """Sums over sampled queries (scores.py): a sampler that is given gathers them."""
 
@@ -219,7 +221,7 @@ class Accumulator:
 
     def count(self, tokens: int) -> None:
         """Note how many tokens were observed."""
-        self._add("observed", torch.tensor(float(tokens), dtype=torch.float64), 0)
+        self._add(OBSERVED, torch.tensor(float(tokens), dtype=torch.float64), 0)
 
     def _add(self, name: str, value: Tensor, count: int) -> None:
         if name in self.sums:

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trisect.calibrate.moments import READINGS
+from trisect.calibrate.moments import OBSERVED, READINGS
 from trisect.errors import TrisectError
 from trisect.models.source import StoredTensor, read_header
 from trisect.records.shapes import LayerShape
@@ -67,8 +67,16 @@ def load_moments(
             yield layer, found
 
 
-def expected_shape(name: str, layer: LayerShape) -> tuple[int, ...]:
-    """The shape of a moment, from what sums it up."""
+def expected_shape(name: str, layer: LayerShape) -> tuple[int, ...] | None:
+    """The shape of a moment, from what sums it up; None where a layer has no such moment."""
+    expert, dot, name = name.rpartition(".")
+    experts = [f"expert{number}" for number in range(layer.experts + layer.dropped_experts)]
+    if dot and expert not in [*experts, *(["shared"] if layer.shared else [])]:
+        return None
+    if dot and name == OBSERVED:
+        return ()
+    if name not in READINGS:
+        return None
 
     def raw(heads: int) -> tuple[int, int]:
         return (1, heads * layer.qk) if layer.norm_together else (heads, layer.qk)
@@ -81,7 +89,8 @@ def expected_shape(name: str, layer: LayerShape) -> tuple[int, ...]:
         "v": (layer.kv_heads, layer.vo),
         "a": (layer.heads, layer.vo),
         **dict.fromkeys(("x", "up"), (layer.d_model,)),
-        "down": (layer.mlp,),
+        "down": (layer.mlp * (layer.shared if expert == "shared" else 1),),
+        "out": (layer.d_model,),
     }
     reading = READINGS[name]
     return tuple(reading.sum(torch.empty(1, 1, *taps[reading.tap], device="meta")).shape)
@@ -112,9 +121,9 @@ def _by_layer(path: str | Path, stored: Mapping[str, StoredTensor], layers: Sequ
     places = {str(index): index for index in range(len(layers))}
     for key, tensor in stored.items():
         place, _, name = key.partition(".")
-        if place not in places or name not in READINGS or tensor.dtype != "F64":
+        expected = expected_shape(name, layers[places[place]]) if place in places else None
+        if expected is None or tensor.dtype != "F64":
             raise TrisectError(f"{path} holds {shown(key)} in {tensor.dtype}, which is no moment of this model.")
-        expected = expected_shape(name, layers[places[place]])
         if tensor.shape != expected:
             raise TrisectError(
                 f"{path}: {name} of layer {place} has the shape {tensor.shape}, not {expected}; collect it again."

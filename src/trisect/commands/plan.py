@@ -78,7 +78,12 @@ def quantised(packing: dict[str, Any] | None) -> str:
 
 
 def _widths(shape: ModelShape) -> list[dict[str, int]]:
-    return [{"qk": layer.qk, "vo": layer.vo, "mlp": layer.mlp} for layer in shape.layers]
+    """Layer by layer; of mixtures also how many experts there are and how many of them a token meets."""
+    mixture = ("experts", "top_k", "shared")
+    return [
+        {name: getattr(layer, name) for name in ("qk", "vo", "mlp", *(mixture if layer.experts else ()))}
+        for layer in shape.layers
+    ]
 
 
 VERBS = {

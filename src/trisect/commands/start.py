@@ -2,7 +2,7 @@
 
 import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect import commands
 from trisect.commands import _options
@@ -10,6 +10,9 @@ from trisect.commands import _screen as screen
 from trisect.commands._options import Json, LoadOptions, Verb, argument, option
 from trisect.commands.compress import show_result
 from trisect.errors import TrisectError, unknown_name
+
+if TYPE_CHECKING:
+    pass
 
 MODEL = "smollm2-135m"
 PROMPT = "A function in Python is"

@@ -4,7 +4,8 @@ b = batch, t = tokens of the prompt
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,7 +15,7 @@ from transformers.cache_utils import Cache, StaticLayer
 from trisect.decode.prepare import compile_layers, prepare_for_inference
 from trisect.errors import TrisectError, unknown_name
 from trisect.kernels import wants_decode_kernel
-from trisect.models import layer_views
+from trisect.models import LayerView, layer_views
 from trisect.models.rotary import ropes_of
 
 Pick = Callable[[Tensor], Tensor]
@@ -381,9 +382,30 @@ class Decoder:
             for x, value in zip(state, before, strict=True):
                 x.copy_(value)
 
-        graph = record_graph(self._advance, rewind=rewind, pool=self._pool)
+        with recordable_experts(self._views, batch=self.batch):
+            graph = record_graph(self._advance, rewind=rewind, pool=self._pool)
         self._pool = graph.pool()
         return graph
+
+
+@contextmanager
+def recordable_experts(views: Sequence[LayerView], *, batch: int) -> Iterator[None]:
+    """Run mixtures so that a graph can hold them: without asking the device which experts are needed.
+
+    Grouped products ask nothing in bfloat16. Else every token's experts are gathered, for one token the faster way.
+    """
+    modules = [view.experts.module for view in views if view.experts is not None]
+    fit = all(m.down_proj.dtype == torch.bfloat16 and getattr(m, "fits_groups", True) for m in modules)
+    grouped = fit and batch > 1
+    configs = {id(m.config): m.config for m in modules}.values()
+    before = [config._experts_implementation for config in configs]
+    for config in configs:
+        config._experts_implementation = "grouped_mm" if grouped else "batched_mm"
+    try:
+        yield
+    finally:
+        for config, implementation in zip(configs, before, strict=True):
+            config._experts_implementation = implementation
 
 
 def record_graph(step: Callable[[], None], *, rewind: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:

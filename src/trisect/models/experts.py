@@ -1,6 +1,6 @@
 """The mixture of experts of a layer: read as MLPs, written back, and run expert by expert.
 
-Routed experts lie in 3-D tensors of one module, whose forward is transformers' own and takes any width.
+Routed experts lie in 3-D tensors of one module, whose forward is transformers' own.
 
 E = routed experts, D = d_model, I = expert width, n = tokens, k = experts per token
 """
@@ -14,12 +14,37 @@ import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
+from trisect.models.attention import mixed_class
 from trisect.models.families import ExpertPaths
 from trisect.models.linear import bias_of, built_from, weight_of
 from trisect.records.parts import MLP, Experts
 
 SHARED = ("gate_proj", "up_proj", "down_proj")
 """Maps of a shared expert."""
+GROUPED = "grouped_mm"
+"""transformers' way to run all experts in two products, which wants rows of so many whole bytes:"""
+ROW_BYTES = 16
+
+
+class AnyWidth(nn.Module):
+    """Mixed in before a stock module of experts, whose grouped products refuse some widths."""
+
+    config: Any
+    down_proj: Tensor
+    is_transposed: bool
+
+    @property
+    def fits_groups(self) -> bool:
+        """Whether an expert's neurons are rows of whole 16 bytes, of a dtype that has such products."""
+        width, dtype = self.down_proj.shape[1 if self.is_transposed else 2], self.down_proj.dtype
+        return dtype != torch.float64 and width * dtype.itemsize % ROW_BYTES == 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As the stock module, expert by expert where its products would refuse."""
+        stock: Any = super().forward
+        if self.config._experts_implementation != GROUPED or self.fits_groups:
+            return stock(*args, **kwargs)
+        return stock.__wrapped__(self, *args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -132,6 +157,9 @@ class ExpertView:
         """Put a module with these experts in the place of the old one, and so for the shared one."""
         old = self.module
         new = copy(old)
+        if not isinstance(new, AnyWidth):
+            stock: Any = type(old)
+            new.__class__ = mixed_class("Narrow", AnyWidth, stock)
         new._parameters = dict(old._parameters)
         for name, value in self.stored(part).items():
             new._parameters[name] = nn.Parameter(value, requires_grad=getattr(old, name).requires_grad)
@@ -189,8 +217,8 @@ class ExpertView:
             kept = self.count - (dropped - self.dropped)
             part = replace(part, routed=part.routed[:kept], numbers=part.numbers[:kept])
         factor = 0 if part.shared is None else part.shared.width // part.width
-        shared = None if part.shared is None else _resized(part.shared, factor * width)
-        return replace(part, routed=tuple(_resized(mlp, width) for mlp in part.routed), shared=shared)
+        shared = None if part.shared is None else _blank_mlp(part.shared, factor * width)
+        return replace(part, routed=tuple(_blank_mlp(mlp, width) for mlp in part.routed), shared=shared)
 
     def features(self, number: int, x: Tensor) -> Tensor:
         """What a routed expert's down projection reads of inputs (n, D): (n, I)."""
@@ -234,7 +262,7 @@ def _written_shared(old: Any, part: MLP) -> nn.Module:
     return new
 
 
-def _resized(mlp: MLP, width: int) -> MLP:
+def _blank_mlp(mlp: MLP, width: int) -> MLP:
     def columns(x: Tensor | None) -> Any:
         return None if x is None else x.new_empty(*x.shape[:-1], width)
 

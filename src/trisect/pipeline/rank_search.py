@@ -130,6 +130,11 @@ def linear_plan(
     """
     shape, method = model if isinstance(model, ModelShape) else shape_of(model), get_method(config.method)
     assert isinstance(method, LinearMethod)
+    if any(layer.experts for layer in shape.layers) and {"mlp"} & set(method.parts) & set(config.parts):
+        raise TrisectError(
+            f"{method.name} takes linear maps one by one, and the experts of a layer are one tensor: use "
+            "--parts qk,ov, or a method that narrows experts, --method a3+."
+        )
     chosen = chosen_layers(config.layers, num_layers=len(shape.layers))
     problem = Problem(
         method=method,
@@ -162,9 +167,10 @@ def linear_plan(
 def maps_of(method: LinearMethod, layer: LayerShape, parts: tuple[str, ...]) -> tuple[str, ...]:
     """The linear maps of a layer that a method changes, within the parts asked for.
 
-    Not those behind a latent: their inputs are not the hidden states that moments are of.
+    Not those behind a latent: their inputs are not the hidden states that moments are of. Nor those of experts.
     """
-    names = [name for part in COMPONENTS if part in parts for name in linears_of(layer, part)]
+    plain = [part for part in COMPONENTS if part in parts and not (part == "mlp" and layer.experts)]
+    names = [name for part in plain for name in linears_of(layer, part)]
     behind = ("q", "k", "v") if layer.kv_in else ()
     return tuple(name for name in names if name in method.solvers and name not in behind)
 

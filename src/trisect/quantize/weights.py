@@ -12,7 +12,7 @@ from trisect.config.verbs import QuantizeConfig
 from trisect.errors import TrisectError
 from trisect.models import layer_views, mark_compressed, original_shape, original_widths, shape_of
 from trisect.models.compressed import CompressedModel, mark_quantized
-from trisect.models.linear import bias_of, sizes_of, weight_of
+from trisect.models.linear import bias_of, matrices_of, sizes_of, weight_of
 from trisect.models.quantized import Levels, Packing, QuantizedLinear, is_linear
 from trisect.models.view import LayerView
 from trisect.plan import budget_of
@@ -113,6 +113,11 @@ def group_sizes(modules: dict[str, nn.Module], config: QuantizeConfig) -> dict[s
 
 def _projections(view: LayerView, parts: tuple[str, ...]) -> list[nn.Module]:
     """The plain linear modules of the parts; one that holds maps of several parts needs all of them."""
+    if view.experts is not None and "mlp" in parts:
+        raise TrisectError(
+            f"Layer {view.index} has experts, all in one tensor, which hqq and torchao do not quantise: use "
+            "--parts qk,ov, or export without quantising, --to gguf --dtype q8_0, which has them in 8 bits."
+        )
     wanted = [name for part in parts for name in LINEARS[part] if name in view.linears()]
     inside = {id(module): module for name in wanted for module in view.module(name).modules()}
     for part, names in LINEARS.items():
@@ -206,9 +211,11 @@ class Bits:
 def count_bits(model: Any) -> Bits:
     """Count a model as it stands, quantised or not."""
     now, before = budget_of(shape_of(model)), budget_of(original_shape(model))
-    maps = [view.module(name) for view in layer_views(model) for name in view.linears()]
+    views = layer_views(model)
+    maps = [part for view in views for name in view.linears() for part in view.module(name).modules()]
+    maps += [module for view in views if view.experts is not None for module in view.projections()]
     # By id, because a fused matrix is the module of several maps.
-    matrices = {id(x): x for module in maps for part in module.modules() for x in _matrices(part)}
+    matrices = {id(x): x for module in maps for x in _matrices(module)}
     # By place, because what is shared is saved once.
     saved = {(x.data_ptr(), x.shape): x for x in model.state_dict().values()}
     head = model.get_output_embeddings()
@@ -226,5 +233,7 @@ def count_bits(model: Any) -> Bits:
 def _matrices(module: nn.Module) -> list[Tensor]:
     """The tensors that stand for a module's own weight."""
     quantized = isinstance(module, QuantizedLinear)
-    held = [getattr(module, name, None) for name in (("packed", "scale", "zero") if quantized else ("weight",))]
+    if not quantized:
+        return matrices_of(module)
+    held = [getattr(module, name, None) for name in ("packed", "scale", "zero")]
     return [x for x in held if isinstance(x, Tensor)]

@@ -19,7 +19,7 @@ from trisect.support.plots import heat_colours
 if TYPE_CHECKING:
     from trisect.evaluate.perplexity import Perplexity
 
-WIDTH_NAMES = {"qk": "head", "ov": "head", "mlp": "inner"}
+WIDTH_NAMES = ("head", "inner", "expert")
 LAYERS_PER_ROW = 24
 """Fits a line of 120 characters."""
 
@@ -82,6 +82,8 @@ def compression_table(
         width = width_change(before, after, component=component)
         lost = [f"{shares[component]:.2%}"] if component in shares else []
         table.add_row(f"{component.upper()} parameters", *sizes, removed, width, *lost)
+    if any(layer.experts for layer in before.layers):
+        table.add_row("experts of a layer", *experts_row(before, after))
     table.add_section()
     add_sizes(table, old, new)
     table.add_section()
@@ -102,11 +104,33 @@ def lost_shares(losses: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {component: sum(values) / len(values) for component, values in shares.items()}
 
 
+def experts_row(before: ModelShape, after: ModelShape) -> tuple[str, str, str, str]:
+    """How many routed experts there were and are, the share that was dropped, and how many a token meets."""
+    pairs = [(old, new) for old, new in zip(before.layers, after.layers, strict=True) if old.experts]
+    was, now = ([pair[n].experts for pair in pairs] for n in (0, 1))
+    shared = " and the shared one" if any(old.shared for old, _ in pairs) else ""
+    return (
+        span(was),
+        span(now),
+        f"{1 - sum(now) / sum(was):.1%}",
+        f"{span(old.top_k for old, _ in pairs)} per token{shared}",
+    )
+
+
 def width_change(before: ModelShape, after: ModelShape, *, component: str) -> str:
-    """E.g. "head 64 -> 48", or "head 64 -> 32..48" where the layers differ."""
-    was = span(layer.width(component) for layer in before.layers if component in layer.components)
-    now = span(layer.width(component) for layer in after.layers if component in layer.components)
-    return f"{WIDTH_NAMES[component]} {was}" + (f" -> {now}" if now != was else "")
+    """E.g. "head 64 -> 48", or "head 64 -> 32..48" where the layers differ; experts apart from MLPs."""
+    pairs = [(o, n) for o, n in zip(before.layers, after.layers, strict=True) if component in o.components]
+    kinds = {name: [pair for pair in pairs if _width_name(pair[0], component) == name] for name in WIDTH_NAMES}
+    changes = []
+    for name, layers in kinds.items():
+        was, now = (span(pair[n].width(component) for pair in layers) if layers else "" for n in (0, 1))
+        if layers:
+            changes.append(f"{name} {was}" + (f" -> {now}" if now != was else ""))
+    return ", ".join(changes)
+
+
+def _width_name(layer: LayerShape, component: str) -> str:
+    return "head" if component != "mlp" else "expert" if layer.experts else "inner"
 
 
 def kept_shares(before: ModelShape, after: ModelShape) -> dict[str, list[float]]:
@@ -118,7 +142,7 @@ def kept_shares(before: ModelShape, after: ModelShape) -> dict[str, list[float]]
 def _kept(old: LayerShape, new: LayerShape, component: str) -> float:
     if component not in old.components:
         return 1.0
-    if new.linears:
+    if new.linears or new.dropped_experts:
         return matrix_parameters(new, component) / matrix_parameters(old, component)
     return new.width(component) / old.width(component)
 
