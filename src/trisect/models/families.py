@@ -356,6 +356,23 @@ _GATED = replace(
 )
 
 _HYBRIDS = (
+    replace(
+        LLAMA,
+        name="olmoe",
+        model="OlmoeForCausalLM",
+        norms=("q_norm", "k_norm"),
+        norm_over="heads",
+        experts=ExpertPaths(),
+        refused=("clip_qkv", "its queries and keys are clamped behind their norms"),
+    ),
+    replace(
+        LLAMA,
+        name="granitemoe",
+        model="GraniteMoeForCausalLM",
+        residual_scale="residual_multiplier",
+        states_scale=True,
+        experts=ExpertPaths(routed="block_sparse_moe.experts", router="block_sparse_moe.router"),
+    ),
     _GATED,
     replace(_GATED, name="qwen3_5_text", model="Qwen3_5ForCausalLM", experts=None),
     replace(_GATED, name="qwen3_5_moe_text", model="Qwen3_5MoeForCausalLM"),
