@@ -97,7 +97,7 @@ def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None
 def test_a_narrow_model_equals_the_stock_model_with_its_weights_scattered_back(name: str) -> None:
     stock = tiny(name)
     # A norm over fewer channels has another denominator: QK-norm has a test of its own.
-    parts = ("ov", "mlp") if shape_of(stock).layers[0].qk_norm else COMPONENTS
+    parts = ("ov", "mlp") if any(layer.qk_norm for layer in shape_of(stock).layers) else COMPONENTS
     model = narrow(name, parts=parts)
     for view, wide in zip(layer_views(model), layer_views(stock), strict=True):
         for component in (part for part in parts if part in view.components):
