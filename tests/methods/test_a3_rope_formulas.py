@@ -19,7 +19,6 @@ from a3_problems import Size, few, heads_gram, normed_problem, qk_problem, sizes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trisect.errors import TrisectError
 from trisect.models.rotary import to_canonical
 from trisect.records.parts import QK
 
@@ -167,13 +166,6 @@ def test_qk_stays_whole_where_the_norm_would_be_off_by_more_than_the_tolerance()
     assert "left whole" in solution.note
     relaxed = solution_of("a3", "qk", problem.part, problem.moments, 2, qk_norm_tolerance=10.0)
     assert relaxed.part.width == 2
-
-
-def test_qk_norm_with_unrotated_channels_is_refused():
-    problem = normed_problem(jitter=0.05)
-    part = replace(problem.part, frequencies=problem.part.frequencies[:, :2])
-    with pytest.raises(TrisectError, match="--parts ov,mlp"):
-        solution_of("a3", "qk", part, problem.moments, 4)
 
 
 def test_a_head_that_is_always_zero_keeps_finite_norm_weights():

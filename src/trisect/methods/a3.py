@@ -54,7 +54,7 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, second
     C_q, C_k = second_moments(part, moments)  # (k, d, d) each
     P = part.num_pairs
     scores = pair_energy(C_q, C_k, P)  # (k, P)
-    rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
+    rest = unrotated(part, C_q, C_k)
     p = split_width(scores, rest.values, width)
     kept, lost = top(scores, p)  # (k, p)
     k_rest, q_rest = rest.maps(width - 2 * p)
@@ -66,9 +66,15 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, second
         clipped=rest.clipped,
         spectrum=head_spectrum(scores, rest.values),
     )
+    return renormalise(part, solution, kept, rest, moments, options)
+
+
+def unrotated(part: QK, C_q: Tensor, C_k: Tensor) -> Basis | Channels:
+    """Channels that do not rotate: their best slots, or, where a norm stands behind them, some as they are."""
+    C_q, C_k = (C[:, 2 * part.num_pairs :, 2 * part.num_pairs :] for C in (C_q, C_k))
     if part.norm_q is None:
-        return solution
-    return renormalise(part, solution, kept, moments, options)
+        return shared_basis(C_k, C_q)
+    return Channels(values=_diagonal(C_q).to(SOLVE_DTYPE) * _diagonal(C_k).to(SOLVE_DTYPE))
 
 
 def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, second_moment: OVMoment) -> Shrunk:
@@ -187,11 +193,16 @@ def value_moment(part: OV, moments: Moments) -> Tensor:
     return need(moments, "v")
 
 
-def renormalise(part: QK, solution: Shrunk, kept: Tensor, moments: Moments, options: Options) -> Shrunk:
+def renormalise(
+    part: QK, solution: Shrunk, kept: Tensor, rest: Basis | Channels, moments: Moments, options: Options
+) -> Shrunk:
     """Correct the norms' denominators for the channels that are gone, or leave QK whole.   [math.md Q-1]"""
-    if 2 * part.num_pairs != part.width:
-        raise TrisectError("QK-norm together with unrotated channels is not supported; use --parts ov,mlp.")
-    channels = torch.cat([kept, kept + part.num_pairs], dim=-1)  # (k, r)
+    if part.norm_q is None:
+        return solution
+    assert isinstance(solution.part, QK)
+    assert isinstance(rest, Channels)
+    single = rest.kept(solution.part.width - 2 * kept.shape[-1])
+    channels = torch.cat([kept, kept + part.num_pairs, single + 2 * part.num_pairs], dim=-1)  # (k, r)
     q = denominator(*_as_normed(need(moments, "q_squares"), channels.repeat_interleave(part.group, dim=0), part.width))
     k = denominator(*_as_normed(need(moments, "k_squares"), channels, part.width))
     error = torch.cat([q.error, k.error]).clamp(min=0).mean().sqrt().item()
@@ -203,7 +214,6 @@ def renormalise(part: QK, solution: Shrunk, kept: Tensor, moments: Moments, opti
             note=f"QK left whole: its norm would be off by {error:.1%} (qk_norm_tolerance "
             f"{options.qk_norm_tolerance:.1%})",
         )
-    assert isinstance(solution.part, QK)
     narrow = solution.part
     assert narrow.norm_q is not None
     assert narrow.norm_k is not None

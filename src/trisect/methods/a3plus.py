@@ -39,7 +39,6 @@ from trisect.solve import (
     pooled_basis,
     real_map,
     ridge,
-    shared_basis,
     split_width,
     stacked,
     top,
@@ -126,10 +125,11 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
     if P == 0 or paper:
         return a3.solve_qk(part, moments, width, options, second_moments=a3.activation_moments)
     C_q, C_k = a3.activation_moments(part, moments)
-    rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
+    rest = a3.unrotated(part, C_q, C_k)
     energy = a3.pair_energy(C_q, C_k, P)
     carried = head_spectrum(energy, rest.values)
     if "slots0_gram" in moments:
+        assert isinstance(rest, Basis)
         return replace(from_slots(part, moments, width, options, rest), spectrum=carried)
     p = split_width(energy, rest.values, width)
     pairs = choose_pairs(part, moments, p, options)
@@ -146,9 +146,7 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
         clipped=rest.clipped,
         spectrum=carried,
     )
-    if part.norm_q is None:
-        return solution
-    return a3.renormalise(part, solution, pairs.kept, moments, options)
+    return a3.renormalise(part, solution, pairs.kept, rest, moments, options)
 
 
 def from_slots(part: QK, moments: Moments, width: int, options: Options, rest: Basis) -> Shrunk:

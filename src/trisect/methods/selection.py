@@ -7,14 +7,13 @@ they are (magnitude) or times the loudness of the inputs they meet (wanda). Noth
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from trisect.methods.a3 import renormalise, sum_groups
 from trisect.methods.fold import head_maps, keep_neurons, map_heads
 from trisect.methods.method import ComponentMethod, Method, Options, need
 from trisect.records.parts import MLP, QK, Moments, Shrunk
-from trisect.solve import SOLVE_DTYPE, pair_scores, split_width, top
+from trisect.solve import SOLVE_DTYPE, Channels, pair_scores, split_width, top
 
 # h = query heads, k = key heads, d = head width, P = rotation pairs, p = pairs kept, s = unrotated channels
 
@@ -31,17 +30,14 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, loudne
     pairs, others = pair_scores(q, k, P), (q * k)[:, 2 * P :]  # (k, P), (k, s)
     p = split_width(pairs, others, width)
     kept, lost = top(pairs, p)
-    single, silent = top(others, width - 2 * p)
-    rest = torch.eye(others.shape[-1], dtype=q.dtype, device=q.device)[single].mT  # (k, s, width - 2p)
-    maps = head_maps(kept, P, rest)
+    rest = Channels(values=others)
+    maps = head_maps(kept, P, rest.maps(width - 2 * p)[0])
     solution = Shrunk(
         part=map_heads(part, q_map=maps.repeat_interleave(part.group, dim=0), k_map=maps, kept=kept),
-        loss=(lost.sum() + silent.sum()).item(),
+        loss=(lost.sum() + rest.loss(width - 2 * p).sum()).item(),
         total=(pairs.sum() + others.sum()).item(),
     )
-    if part.norm_q is None:
-        return solution
-    return renormalise(part, solution, kept, moments, options)
+    return renormalise(part, solution, kept, rest, moments, options)
 
 
 def solve_mlp(part: MLP, moments: Moments, width: int, options: Options, *, loudness: Loudness) -> Shrunk:

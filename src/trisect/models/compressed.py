@@ -63,9 +63,10 @@ def compressed_class(name: str) -> type[Any]:
 
 
 def register_families() -> None:
-    """Teach AutoConfig and AutoModelForCausalLM about compressed checkpoints."""
+    """Teach AutoConfig and AutoModelForCausalLM about compressed checkpoints, of what this transformers has."""
     for name in (*FAMILIES, *WRAPPERS):
-        _register(name)
+        if hasattr(transformers, (FAMILIES.get(name) or WRAPPERS[name]).model):
+            _register(name)
 
 
 def register_family(record: Family) -> Family:

@@ -89,8 +89,6 @@ class Family:
     """They stand behind the rotation."""
     norm_offset: float = 0.0
     """What is added to the weights of all norms of the model: 1 in Gemma, whose norms store w - 1."""
-    whole: tuple[tuple[str, str], ...] = ()
-    """Components of attention that the family's mathematics does not let narrow, each with the reason."""
     output_gate: bool = False
     """The query projection has [q | gate] head by head; what heads put out is multiplied by sigmoid(gate)."""
     mixer: str | None = None
@@ -349,7 +347,6 @@ _GATED = replace(
     model="Qwen3NextForCausalLM",
     mixer="linear_attn",
     norms=("q_norm", "k_norm"),
-    whole=(("qk", "a norm over channels that do not rotate"),),
     norm_offset=1.0,
     output_gate=True,
     experts=ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),

@@ -42,8 +42,8 @@ class Place(NamedTuple):
     """Of the module, inside the layer."""
     maps: tuple[str, ...]
     """What it holds, in order: one map, or those fused there."""
-    per_head: bool = False
-    """Its maps lie key head by key head instead of side by side."""
+    heads: int | None = None
+    """Its maps lie by so many heads, each with its share of every map, instead of side by side."""
 
 
 ROTATED = "rotated"
@@ -78,13 +78,8 @@ class LayerMaps:
             return None
         if self.attention_module is None:
             return "no attention"
-        if component in dict(self.family.whole):
-            return dict(self.family.whole)[component]
-        if component == "qk" and self.norms:
-            if self.family.norm_centred:
-                return "a LayerNorm between projection and score"
-            if 2 * self.heads.pairs != self.heads.qk:
-                return "a norm over channels that do not rotate"
+        if component == "qk" and self.norms and self.family.norm_centred:
+            return "a LayerNorm between projection and score"
         return None
 
     @property
@@ -200,9 +195,8 @@ class LayerMaps:
         """Replace weights and biases, of any width."""
         for name in new:
             self._unfactored(name)
-        for path, names, per_head in dict.fromkeys(map(self._place, new)):
+        for path, names, heads in dict.fromkeys(map(self._place, new)):
             old = self.layer.get_submodule(path)
-            heads = self._blocks(names) if per_head else None
             if isinstance(old, SplitLinear):
                 built = {name: built_from(self.module(name), *new[name]) for name in names if name in new}
                 module: nn.Module = SplitLinear({**dict(old.named_children()), **built}, heads=heads)
@@ -233,12 +227,12 @@ class LayerMaps:
                 f"Layer {self.index}: {name} is a {tuple(W.shape)} map {_with_bias(b)}, but factors "
                 f"{tuple(solution.A.shape)} and {tuple(solution.B.shape)} {_with_bias(solution.b)} are not."
             )
-        path, names, per_head = self._place(name)
+        path, names, heads = self._place(name)
         module: nn.Module = factored_from(self.module(name), solution)
         if len(names) > 1:
             old = self.layer.get_submodule(path)
             others = dict(old.named_children()) if isinstance(old, SplitLinear) else self._split(old, names)
-            module = SplitLinear({**others, name: module}, heads=self._blocks(names) if per_head else None)
+            module = SplitLinear({**others, name: module}, heads=heads)
         self.layer.set_submodule(path, module)
 
     def check_factors(self, linear: LinearShape) -> None:
@@ -264,15 +258,15 @@ class LayerMaps:
 
     def _places(self) -> list[Place]:
         """Where this family has its maps."""
-        f, a = self.family, self.family.attention
+        f, a, h = self.family, self.family.attention, self.heads
         if f.latent:
             query = latent_query(self.attention_module, f.latent)
-            heads = [Place(f"{a}.{query}", ("q", ROTATED), True), Place(f"{a}.{f.latent.kv}", ("k", "v"), True)]
+            heads = [Place(f"{a}.{query}", ("q", ROTATED), h.heads), Place(f"{a}.{f.latent.kv}", ("k", "v"), h.heads)]
         elif f.output_gate:
             q, k, v = (f"{a}.{path}" for path in f.qkv)
-            heads = [Place(q, ("q", GATE), True), Place(k, ("k",)), Place(v, ("v",))]
+            heads = [Place(q, ("q", GATE), h.heads), Place(k, ("k",)), Place(v, ("v",))]
         elif len(f.qkv) == 1:
-            heads = [Place(f"{a}.{f.qkv[0]}", QKV, f.per_head)]
+            heads = [Place(f"{a}.{f.qkv[0]}", QKV, h.kv_heads if f.per_head else None)]
         else:
             heads = [Place(f"{a}.{path}", (name,)) for name, path in zip(QKV, f.qkv, strict=True)]
         gate = [] if f.gate is None else [Place(f.gate, ("gate",)), Place(f.up, ("up",))]
@@ -291,25 +285,19 @@ class LayerMaps:
             raise TrisectError(f"Layer {self.index}: {name} is already factored; compress the original model.")
         return module
 
-    def _blocks(self, names: tuple[str, ...]) -> int:
-        """How often a fused projection repeats its maps: once for each key head, or query head with its gate."""
-        return self.heads.heads if GATE in names else self.heads.kv_heads
-
     def _columns(self, name: str, x: Tensor) -> Tensor:
         """The map's own columns of (..., out) of the module that computes it."""
-        path, names, per_head = self._place(name)
+        path, names, heads = self._place(name)
         if len(names) == 1 or isinstance(self.layer.get_submodule(path), SplitLinear):
             return x
         if "up" in names:
             return x.chunk(len(names), dim=-1)[names.index(name)]
         h = self.heads
-        blocks = self._blocks(names)
-        group = h.heads // blocks
-        widths = {"q": group * h.qk, "k": h.qk, "v": h.vo, ROTATED: group * h.rotated, GATE: group * h.vo}
-        if per_head:
-            columns = x.unflatten(-1, (blocks, -1)).split([widths[n] for n in names], dim=-1)
-            return columns[names.index(name)].flatten(-2)
-        return x.split([blocks * widths[n] for n in names], dim=-1)[names.index(name)]
+        widths = {"q": h.heads * h.qk, "k": h.kv_heads * h.qk, "v": h.kv_heads * h.vo}
+        widths |= {ROTATED: h.heads * h.rotated, GATE: h.heads * h.vo}
+        lots = heads or 1
+        columns = x.unflatten(-1, (lots, -1)).split([widths[n] // lots for n in names], dim=-1)
+        return columns[names.index(name)].flatten(-2)
 
 
 def _with_bias(b: Tensor | None) -> str:

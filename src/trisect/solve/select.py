@@ -42,10 +42,14 @@ class Channels:
     values: Tensor  # (k, d) the energy of each channel
     clipped: float = 0.0
 
+    def kept(self, rank: int) -> Tensor:
+        """(k, rank) the channels that stay."""
+        return top(self.values, rank)[0]
+
     def maps(self, rank: int) -> tuple[Tensor, Tensor]:
-        """(k, d, rank) with a one for each channel that is kept, for both sides."""
-        kept, _ = top(self.values, rank)
-        chosen = torch.eye(self.values.shape[-1], dtype=self.values.dtype, device=self.values.device)[kept].mT
+        """(k, d, rank) with a one for each of those, for both sides."""
+        whole = torch.eye(self.values.shape[-1], dtype=self.values.dtype, device=self.values.device)
+        chosen = whole[self.kept(rank)].mT
         return chosen, chosen
 
     def loss(self, rank: int) -> Tensor:

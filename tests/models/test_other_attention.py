@@ -1,4 +1,4 @@
-"""Attention sinks and latent attention: what is computed, what is solved, what is cached.
+"""Attention sinks, latents, gates, norms over unrotated channels: what is computed, solved and cached.
 
 References: softmax written out; the weighted SVD of the whole bilinear form; the tensors in the cache.
 """
@@ -124,3 +124,46 @@ def test_methods_on_maps_of_the_hidden_states_pass_over_those_of_latents() -> No
     config = CompressConfig(ratio=0.25, method="wanda", parts=("qk", "mlp"), align=None)
     with pytest.raises(TrisectError, match=r"made of latents.*--parts mlp"):
         compress(tiny("deepseek_v3"), config, tokens=tokens_from_tensor(tokens(8, 40)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5"])
+def test_gated_value_channels_go_by_what_they_add_to_the_output(name: str) -> None:
+    model, ids = tiny(name).double(), tokens(8, 20)
+    model.set_experts_implementation("eager")
+    seen: list[torch.Tensor] = []
+    view = layer_views(model, own=True)[1]
+    view.module("o").register_forward_pre_hook(lambda module, args: seen.append(args[0].flatten(0, 1)))
+    found = {each.index: moments for each, moments in collect(model, ids, lambda layer: METHODS["a3"].reads["ov"])}
+    part = view.part("ov")
+    solution = METHODS["a3"].solvers["ov"](part, found[1], 10, Options())
+    y = torch.cat(seen).unflatten(-1, (part.heads, -1))  # gated
+    scores = (y.square().mean(dim=0) * part.W_o.square().sum(dim=-1)).unflatten(0, (-1, part.group)).sum(dim=1)
+    kept = scores.argsort(dim=-1, descending=True)[:, :10].sort(dim=-1).values
+    for head, channels in enumerate(kept):
+        assert solution.part.W_v[head].equal(part.W_v[head][:, channels])
+        for query in range(head * part.group, (head + 1) * part.group):
+            assert solution.part.W_g[query].equal(part.W_g[query][:, channels])
+            assert solution.part.W_o[query].equal(part.W_o[query][channels])
+    assert solution.loss == pytest.approx((scores.sum() - scores.gather(-1, kept).sum()).item(), rel=1e-6)
+
+
+@torch.no_grad()
+def test_behind_a_norm_unrotated_channels_are_kept_as_they_are_and_count_in_the_denominator() -> None:
+    model, ids = tiny("glm4_moe").double(), tokens(8, 20)
+    model.set_experts_implementation("eager")
+    view, moments = next(collect(model, ids, lambda layer: METHODS["a3"].reads["qk"]))
+    part = view.part("qk")
+    solution = METHODS["a3"].solvers["qk"](part, moments, 10, Options(qk_norm_tolerance=1.0)).part
+    plain = 10 - 2 * solution.num_pairs
+    assert 0 < plain < 8  # some of both
+    energy = [moments[name].diagonal(dim1=-2, dim2=-1)[:, 8:] for name in ("q", "k")]
+    scores = energy[0].unflatten(0, (-1, part.group)).sum(dim=1) * energy[1]
+    for head, row in enumerate(scores):
+        channels = 8 + row.argsort(descending=True)[:plain].sort().values
+        assert solution.W_k[head][:, -plain:].equal(part.W_k[head][:, channels])
+        pairs = solution.frequencies[head]
+        kept = torch.cat([pairs, pairs + 4, channels])
+        squares = moments["k_squares"][head]
+        factor = squares[kept].mean() / squares[kept][:, kept].mean()
+        torch.testing.assert_close(solution.norm_k[head], part.norm_k[head][kept] / factor.sqrt())
