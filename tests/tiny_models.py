@@ -77,6 +77,31 @@ LATENT = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
+SPARSE = {
+    name: LATENT[name]
+    for name in (
+        "first_k_dense_replace",
+        "moe_intermediate_size",
+        "n_routed_experts",
+        "num_experts_per_tok",
+        "n_shared_experts",
+        "n_group",
+        "topk_group",
+    )
+}
+HALF_ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_conv_kernel_dim": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "num_experts": 4,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+
 
 def _mistral3() -> Any:
     text = transformers.Ministral3Config(**{**LLAMA, "num_hidden_layers": 2})
@@ -239,7 +264,22 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "deepseek_v2": lambda: transformers.DeepseekV2Config(**LATENT),
     "glm4_moe_lite": lambda: transformers.Glm4MoeLiteConfig(**LATENT, mlp_layer_types=["dense", "sparse"]),
-    "gpt_oss": lambda: transformers.GptOssConfig(**EXPERTS, sliding_window=7),
+    "glm4_moe": lambda: transformers.Glm4MoeConfig(
+        **{**LLAMA, **SPARSE}, use_qk_norm=True, rope_parameters=dict(HALF_ROTARY)
+    ),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(**{**LLAMA, **DELTA, **MIXTURE}, mlp_only_layers=[0]),
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**{**LLAMA, **DELTA}),
+    "qwen3_5_moe": lambda: transformers.Qwen3_5MoeTextConfig(**{**LLAMA, **DELTA, **MIXTURE}),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        **{**LLAMA, "num_hidden_layers": 4},
+        layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"],
+        mamba_num_heads=4,
+        mamba_head_dim=8,
+        ssm_state_size=8,
+        n_groups=2,
+        chunk_size=16,
+    ),
+    "gpt_oss": lambda: transformers.GptOssConfig(**EXPERTS, sliding_window=7, rope_parameters=dict(YARN)),
     "gpt_oss-unbiased": lambda: transformers.GptOssConfig(
         **{**EXPERTS, "num_key_value_heads": 6},
         attention_bias=False,
@@ -315,7 +355,8 @@ def character_tokenizer(**special: str) -> Any:
 
 FIXED_QK = ("cohere-norms", "phi-norms", "stablelm-parallel", "exaone4")
 """Their queries and keys keep their width, in some layers at least."""
-HYBRID = [name for name in CONFIGS if name in FIXED_QK or name.startswith(("lfm2", "gpt_oss", "deepseek", "glm4_moe"))]
+OTHERS = ("lfm2", "gpt_oss", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5", "nemotron_h")
+HYBRID = [name for name in CONFIGS if name in FIXED_QK or name.startswith(OTHERS)]
 """Layers that lack a component, or attention of another kind: the family contract covers them."""
 MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is not None]
 """Experts in place of one MLP."""

@@ -19,6 +19,9 @@ models are made of several that run side by side."""
 LAYER_STEPS = 10
 """Of a decoder layer, one behind the other: norm, keys, rotation, scores, softmax, mix, o; norm, up, down."""
 
+RECURRENT_STEPS = 40
+"""More of a layer whose state goes from token to token: as many as the texts of these tests have tokens."""
+
 
 def rounding(dtype: torch.dtype, *, steps: int) -> float:
     """What rounding may change after so many steps, as a share of the largest result."""
@@ -27,7 +30,9 @@ def rounding(dtype: torch.dtype, *, steps: int) -> float:
 
 def steps_of(model: Any) -> int:
     """From tokens to logits: the layers, the last norm and the head."""
-    return LAYER_STEPS * model.config.get_text_config().num_hidden_layers + 2
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    return LAYER_STEPS * config.num_hidden_layers + RECURRENT_STEPS * list(kinds).count("linear_attention") + 2
 
 
 def assert_same_but_for_rounding(

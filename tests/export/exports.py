@@ -75,7 +75,7 @@ def _cut(part: Any, *, seed: int) -> Any:
         return replace(part, routed=routed, shared=shared)
     axes = {
         QK: {"W_q": -1, "W_k": -1, "b_q": -1, "b_k": -1, "norm_q": -1, "norm_k": -1},
-        OV: {"W_v": -1, "W_o": -2, "b_v": -1},
+        OV: {"W_v": -1, "W_o": -2, "b_v": -1, "W_g": -1, "b_g": -1},
         MLP: {"W_up": -1, "W_gate": -1, "W_down": -2, "b_up": -1, "b_gate": -1},
     }[type(part)]
     kept, changes = _kept(part, seed=seed)

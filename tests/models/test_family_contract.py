@@ -133,6 +133,8 @@ def scattered(part: Any, wide: Any) -> Any:
             W_o=put(part.W_o.mT, first, wide.width).mT,
             b_v=None if part.b_v is None else put(part.b_v[:, None], values, wide.width)[:, 0],
             b_o=part.b_o,
+            W_g=None if part.W_g is None else put(part.W_g, first, wide.width),
+            b_g=None if part.b_g is None else put(part.b_g[:, None], first, wide.width)[:, 0],
             heads=part.heads,
         )
     if isinstance(part, Experts):

@@ -174,8 +174,9 @@ def prepare_for_inference(model: Any) -> Any:
     stays wherever the model goes.
     """
     for view in layer_views(model, own=True):
-        if view.attention_module is not None:
-            view.attention.prepare()
+        attention = view.own()
+        if attention is not None:
+            attention.prepare()
         if "mlp" in view.components:
             fuse_gate(view.layer, view.family)
     for module in model.modules():

@@ -7,6 +7,7 @@ weights. No d_model- or d_inter-sized root, inverse or SVD appears; math.md, sec
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,17 @@ from trisect.methods.fold import (
 )
 from trisect.methods.method import ComponentMethod, Method, Options, need
 from trisect.records.parts import MLP, OV, QK, Moments, Shrunk
-from trisect.solve import SOLVE_DTYPE, denominator, neuron_scores, pair_scores, shared_basis, split_width, top
+from trisect.solve import (
+    SOLVE_DTYPE,
+    Basis,
+    Channels,
+    denominator,
+    neuron_scores,
+    pair_scores,
+    shared_basis,
+    split_width,
+    top,
+)
 
 # h = query heads, k = key heads, g = query heads per key head, D = d_model, d = head width, r = new width,
 # P = rotation pairs, p = pairs kept
@@ -66,7 +77,9 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, second
     C = second_moment(part, moments)  # (k, d, d)
     W_o = part.W_o.to(SOLVE_DTYPE)
     M = (W_o @ W_o.mT).unflatten(0, (-1, part.group)).sum(dim=1)  # (h, d, d) -> (k, d, d)
-    basis = shared_basis(C, M)
+    basis: Basis | Channels = shared_basis(C, M)
+    if part.W_g is not None:
+        basis = gated_channels(part, _diagonal(moments["a"]) if "a" in moments else None, _diagonal(C))
     v_map, o_map = basis.maps(width)  # (k, d, r)
     return Shrunk(
         part=replace(
@@ -74,12 +87,31 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, second
             W_v=like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ v_map),
             b_v=map_rows(part.b_v, v_map),
             W_o=like(part.W_o, o_map.repeat_interleave(part.group, dim=0).mT @ W_o),
+            **gate_behind(part, v_map),
         ),
         loss=basis.loss(width).sum().item(),
         total=basis.total.sum().item(),
         clipped=basis.clipped,
         spectrum=spectrum(SINGULAR_VALUES, basis.values),
     )
+
+
+def gated_channels(part: OV, put_out: Tensor | None, values: Tensor) -> Channels:
+    """Value channels by what they add to the output: no basis passes through a gate.            [math.md OV-6]
+
+    Energies (h, d) of what heads put out, gated; where a method has none, those of the values (k, d).
+    """
+    put_out = values.repeat_interleave(part.group, dim=0) if put_out is None else put_out
+    rows = part.W_o.to(SOLVE_DTYPE).square().sum(dim=-1)  # (h, d)
+    return Channels(values=sum_groups(put_out.to(SOLVE_DTYPE) * rows, part.group))
+
+
+def gate_behind(part: OV, maps: Tensor) -> dict[str, Any]:
+    """Weight and bias of the gate behind maps (k, d, r) that choose value channels; nothing without a gate."""
+    if part.W_g is None:
+        return {}
+    of_head = maps.repeat_interleave(part.group, dim=0)
+    return {"W_g": like(part.W_g, part.W_g.to(SOLVE_DTYPE) @ of_head), "b_g": map_rows(part.b_g, of_head)}
 
 
 def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -> Shrunk:
@@ -89,6 +121,8 @@ def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -
     the KV cache.
     """
     refuse_shared_output(part)
+    if part.W_g is not None:
+        return Shrunk(part=part, loss=0.0, total=0.0, note="OV left whole: a gate stands in front of W_o")
     if part.group != 1:
         raise TrisectError(
             "a3-ov-overall needs one value head per query head (MHA); this layer shares each value head "

@@ -249,7 +249,11 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
         kv_heads = part.W_v.shape[0]
         rounds = 0 if "values" in options.without else VALUE_ROUNDS
         awake = both.gram + AWAKE * both.penalty
-        T = value_bases(awake, heads, kv_heads=kv_heads, rank=width, rounds=rounds)
+        if part.W_g is None:
+            T = value_bases(awake, heads, kv_heads=kv_heads, rank=width, rounds=rounds)
+        else:
+            energies = awake.diagonal().unflatten(0, (part.heads, -1))
+            T = a3.gated_channels(replace(part, W_o=heads), energies, energies).maps(width)[0]
         carried = spectrum(SINGULAR_VALUES, pooled_basis(both.gram, heads, kv_heads=kv_heads).values)
         features = stacked(T, part.heads)
         prior = projected(both.penalty, features, prior)
@@ -262,6 +266,7 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
             W_v=part.W_v if T is None else like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ T),
             b_v=part.b_v if T is None else map_rows(part.b_v, T),
             W_o=like(part.W_o, W_o),
+            **({} if T is None else a3.gate_behind(part, T)),
         ),
         loss=max(0.0, both.error(wanted).item()),
         total=both.energy.item(),

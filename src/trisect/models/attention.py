@@ -73,14 +73,14 @@ class Attention(nn.Module):
             position_embeddings = cos, sin
         cache = past_key_values if past_key_values is not None else layer_past
         latent = self._latent_maps(cache)
-        q, k, v = self._project(hidden_states, latent)
+        q, k, v, gate = self._project(hidden_states, latent)
         if self.tap is not None:
             if not self.norm_last:
                 self.tap("q", self._canonical(q))
                 self.tap("k", self._canonical(self._as_heads("k", k.flatten(2), latent)))
             self.tap("v", self._as_heads("v", v.flatten(2), latent))
         if position_bias is None and not latent and self._decodes(cache, q):
-            return self._put_out(self._decode(q, k, v, position_embeddings, position_ids)), None
+            return self._put_out(self._decode(q, k, v, position_embeddings, position_ids), gate), None
         if self.num_pairs:
             assert position_embeddings is not None
             assert self.family.rotary is not None
@@ -113,7 +113,7 @@ class Attention(nn.Module):
             k, v = self._cached(cache, k, v)
         if position_bias is not None:
             attention_mask = biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
-        return self._attend(q, k, v, attention_mask, position_ids=position_ids, **kwargs)
+        return self._attend(q, k, v, attention_mask, gate=gate, position_ids=position_ids, **kwargs)
 
     def _cached(self, cache: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """All that a cache holds of (b, heads, t, width) once these are in it."""
@@ -123,7 +123,9 @@ class Attention(nn.Module):
         found: tuple[Tensor, Tensor] = self.live.update(k, v) if live else cache.update(k, v, self.layer_idx)
         return found
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, gate: Tensor | None = None, **kwargs: Any
+    ) -> Attended:
         """Heads (b, heads, t, width) through the attention function of the config and the output projection."""
         dropout = 0.0 if self.family.dropout is None else getattr(self, self.family.dropout)
         if self.sink_logits is not None:
@@ -142,10 +144,11 @@ class Attention(nn.Module):
             sliding_window=self.window,
             **kwargs,
         )
-        return self._put_out(out[..., : self.layout.vo]), weights
+        return self._put_out(out[..., : self.layout.vo], gate), weights
 
-    def _put_out(self, out: Tensor) -> Tensor:
-        """Head outputs (b, t, h, vo) through the output projection."""
+    def _put_out(self, out: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Head outputs (b, t, h, vo) through their gate and the output projection."""
+        out = out if gate is None else out * torch.sigmoid(gate)
         if self.tap is not None:
             self.tap("a", out)
         out = out.sum(dim=2) if self.shared_output else out.flatten(2)
@@ -155,23 +158,28 @@ class Attention(nn.Module):
             out = nn.functional.dropout(out, p=getattr(share, "p", share), training=self.training)
         return out
 
-    def _project(self, x: Tensor, latent: Maps) -> tuple[Tensor, Tensor, Tensor]:
-        """Query (b, t, h, qk), key (b, t, k, qk) and value (b, t, k, vo), clamped and normalised.
+    def _project(self, x: Tensor, latent: Maps) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Query (b, t, h, qk), key (b, t, k, qk) and value (b, t, k, vo), clamped and normalised; a gate like q.
 
         Keys and values that are cached as latents still are those, (b, t, groups * rank).
         """
+        gate = None
         if latent:
             k, v = (
                 latent[name].narrow(x) if name in latent else self._as_heads(name, self._map(name)(x), latent)
                 for name in ("k", "v")
             )
             q = self._map("q")(x).unflatten(-1, (self.layout.heads, -1))
+        elif self.family.output_gate:
+            both, keys, values = self._columns(x)
+            q, gate = both.unflatten(-1, (self.layout.heads, -1)).split([self.layout.qk, self.layout.vo], dim=-1)
+            k, v = (columns.unflatten(-1, (self.layout.kv_heads, -1)) for columns in (keys, values))
         else:
             q, k, v = self.layout.split(self._columns(x))
         q = clamped(q, self.clips_qk)
         k = k if "k" in latent else clamped(k, self.clips_qk)
         v = v if "v" in latent else clamped(v, self.clips_v)
-        return (q, k, v) if self.norm_last else (*self._normalise(q, k), v)
+        return (q, k, v, gate) if self.norm_last else (*self._normalise(q, k), v, gate)
 
     def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (b, t, heads, qk) behind their norms, where they have any."""
@@ -202,7 +210,8 @@ class Attention(nn.Module):
     def _latent_maps(self, cache: Any) -> Maps:
         """The maps whose narrow side the cache holds: not keys behind a norm or a rotation."""
         plain_keys = not self.num_pairs and not norms_of(self, self.family)
-        names = () if cache is None else ("k", "v") if plain_keys else ("v",)
+        none = cache is None or self.family.output_gate
+        names = () if none else ("k", "v") if plain_keys else ("v",)
         maps = {name: self._map(name) for name in names}
         return {name: m for name, m in maps.items() if isinstance(m, FactoredLinear) and m.cached}
 
@@ -254,7 +263,7 @@ class Attention(nn.Module):
         Weights keep their names and values; whoever hooks a projection may see its output rotated.
         """
         modules = [getattr(self, name) for name in self.family.qkv]
-        if len(modules) > 1 and (self.fused is None or not self.fused.holds(modules)):
+        if len(modules) > 1 and not self.family.output_gate and (self.fused is None or not self.fused.holds(modules)):
             self.fused = fused_maps(modules)
         self.prepared = True
 

@@ -89,6 +89,10 @@ class Family:
     """They stand behind the rotation."""
     norm_offset: float = 0.0
     """What is added to the weights of all norms of the model: 1 in Gemma, whose norms store w - 1."""
+    whole: tuple[tuple[str, str], ...] = ()
+    """Components of attention that the family's mathematics does not let narrow, each with the reason."""
+    output_gate: bool = False
+    """The query projection has [q | gate] head by head; what heads put out is multiplied by sigmoid(gate)."""
     mixer: str | None = None
     """What a layer without attention has in its place (Mamba, convolution, linear attention)."""
     post_norms: tuple[str, str] | None = None
@@ -339,7 +343,37 @@ _DENSE = (
     ),
 )
 
-FAMILIES: dict[str, Family] = {record.name: record for record in (*_RECORDS, *_DENSE)}
+_GATED = replace(
+    LLAMA,
+    name="qwen3_next",
+    model="Qwen3NextForCausalLM",
+    mixer="linear_attn",
+    norms=("q_norm", "k_norm"),
+    whole=(("qk", "a norm over channels that do not rotate"),),
+    norm_offset=1.0,
+    output_gate=True,
+    experts=ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
+)
+
+_HYBRIDS = (
+    _GATED,
+    replace(_GATED, name="qwen3_5_text", model="Qwen3_5ForCausalLM", experts=None),
+    replace(_GATED, name="qwen3_5_moe_text", model="Qwen3_5MoeForCausalLM"),
+    replace(LLAMA, name="glm4_moe", model="Glm4MoeForCausalLM", norms=("q_norm", "k_norm"), experts=WITH_SHARED),
+    replace(
+        LLAMA,
+        name="nemotron_h",
+        model="NemotronHForCausalLM",
+        last_norm="norm_f",
+        attention="mixer",
+        up="mixer.up_proj",
+        gate=None,
+        down="mixer.down_proj",
+        rotary=None,
+    ),
+)
+
+FAMILIES: dict[str, Family] = {record.name: record for record in (*_RECORDS, *_DENSE, *_HYBRIDS)}
 BUILT_IN = frozenset(FAMILIES)
 """Those of this table, and not of `register_family`."""
 

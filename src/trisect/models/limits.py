@@ -184,7 +184,7 @@ class LayerEntry(WidthsEntry):
     @model_validator(mode="after")
     def _possible(self) -> "LayerEntry":
         # 0 in layers without attention or MLP: whether the model has any there is known once it is built.
-        if (self.qk == 0) != (self.vo == 0) or not (self.qk or self.mlp) or 2 * self.pairs > self.qk:
+        if (self.qk == 0) != (self.vo == 0) or 2 * self.pairs > self.qk:
             raise ValueError("impossible widths")
         if len({linear.name for linear in self.linears}) != len(self.linears):
             raise ValueError("a map is factored twice")

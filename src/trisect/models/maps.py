@@ -49,6 +49,9 @@ class Place(NamedTuple):
 ROTATED = "rotated"
 """The map that makes a query's rotated channels where those are beside the others (MLA): it is in no component."""
 
+GATE = "output_gate"
+"""The map that makes the gate of what heads put out: it is narrowed with OV."""
+
 NO_HEADS = HeadLayout(heads=0, kv_heads=0, qk=0, vo=0, per_head=False, pairs=0)
 
 
@@ -75,6 +78,8 @@ class LayerMaps:
             return None
         if self.attention_module is None:
             return "no attention"
+        if component in dict(self.family.whole):
+            return dict(self.family.whole)[component]
         if component == "qk" and self.norms:
             if self.family.norm_centred:
                 return "a LayerNorm between projection and score"
@@ -197,7 +202,7 @@ class LayerMaps:
             self._unfactored(name)
         for path, names, per_head in dict.fromkeys(map(self._place, new)):
             old = self.layer.get_submodule(path)
-            heads = self.heads.kv_heads if per_head else None
+            heads = self._blocks(names) if per_head else None
             if isinstance(old, SplitLinear):
                 built = {name: built_from(self.module(name), *new[name]) for name in names if name in new}
                 module: nn.Module = SplitLinear({**dict(old.named_children()), **built}, heads=heads)
@@ -233,7 +238,7 @@ class LayerMaps:
         if len(names) > 1:
             old = self.layer.get_submodule(path)
             others = dict(old.named_children()) if isinstance(old, SplitLinear) else self._split(old, names)
-            module = SplitLinear({**others, name: module}, heads=self.heads.kv_heads if per_head else None)
+            module = SplitLinear({**others, name: module}, heads=self._blocks(names) if per_head else None)
         self.layer.set_submodule(path, module)
 
     def check_factors(self, linear: LinearShape) -> None:
@@ -263,6 +268,9 @@ class LayerMaps:
         if f.latent:
             query = latent_query(self.attention_module, f.latent)
             heads = [Place(f"{a}.{query}", ("q", ROTATED), True), Place(f"{a}.{f.latent.kv}", ("k", "v"), True)]
+        elif f.output_gate:
+            q, k, v = (f"{a}.{path}" for path in f.qkv)
+            heads = [Place(q, ("q", GATE), True), Place(k, ("k",)), Place(v, ("v",))]
         elif len(f.qkv) == 1:
             heads = [Place(f"{a}.{f.qkv[0]}", QKV, f.per_head)]
         else:
@@ -283,6 +291,10 @@ class LayerMaps:
             raise TrisectError(f"Layer {self.index}: {name} is already factored; compress the original model.")
         return module
 
+    def _blocks(self, names: tuple[str, ...]) -> int:
+        """How often a fused projection repeats its maps: once for each key head, or query head with its gate."""
+        return self.heads.heads if GATE in names else self.heads.kv_heads
+
     def _columns(self, name: str, x: Tensor) -> Tensor:
         """The map's own columns of (..., out) of the module that computes it."""
         path, names, per_head = self._place(name)
@@ -291,12 +303,13 @@ class LayerMaps:
         if "up" in names:
             return x.chunk(len(names), dim=-1)[names.index(name)]
         h = self.heads
-        group = h.heads // h.kv_heads
-        widths = {"q": group * h.qk, "k": h.qk, "v": h.vo, ROTATED: group * h.rotated}
+        blocks = self._blocks(names)
+        group = h.heads // blocks
+        widths = {"q": group * h.qk, "k": h.qk, "v": h.vo, ROTATED: group * h.rotated, GATE: group * h.vo}
         if per_head:
-            columns = x.unflatten(-1, (h.kv_heads, -1)).split([widths[n] for n in names], dim=-1)
+            columns = x.unflatten(-1, (blocks, -1)).split([widths[n] for n in names], dim=-1)
             return columns[names.index(name)].flatten(-2)
-        return x.split([h.kv_heads * widths[n] for n in names], dim=-1)[names.index(name)]
+        return x.split([blocks * widths[n] for n in names], dim=-1)[names.index(name)]
 
 
 def _with_bias(b: Tensor | None) -> str:

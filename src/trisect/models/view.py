@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trisect.errors import TrisectError
 from trisect.models.families import family_for
 from trisect.models.linear import bias_of, matrices_of, refuse_nan, sizes_of
-from trisect.models.maps import Dense, LayerMaps
+from trisect.models.maps import GATE, Dense, LayerMaps
 from trisect.models.rotary import (
     HeadNorm,
     eps_of,
@@ -52,6 +52,7 @@ class LayerView(LayerMaps):
             **self._mlp_sizes(),
             qk_bias="q" in biased,
             **{f"{name}_bias": name in biased for name in ("v", "o")},
+            output_gate=self.family.output_gate,
             qk_norm=bool(self.norms),
             norm_together=self.family.norm_over == "heads",
             shared_output=self.shared_output,
@@ -138,7 +139,8 @@ class LayerView(LayerMaps):
         W_v, b_v = _heads(self.dense("v"), heads.kv_heads)
         W_o, b_o = self.dense("o")
         W_o = W_o.unflatten(0, (1 if self.shared_output else heads.heads, -1))
-        return OV(W_v=W_v, W_o=W_o, b_v=b_v, b_o=b_o, heads=heads.heads)
+        W_g, b_g = _heads(self.dense(GATE), heads.heads) if self.family.output_gate else (None, None)
+        return OV(W_v=W_v, W_o=W_o, b_v=b_v, b_o=b_o, W_g=W_g, b_g=b_g, heads=heads.heads)
 
     def read_mlp(self) -> MLP | Experts:
         """Up, gate and down; those of every expert where there are several."""
@@ -188,8 +190,8 @@ class LayerView(LayerMaps):
             if (shape.vo, shape.shared_output) != (now.vo, now.shared_output):
                 ov = self.read_ov()
                 W_o = torch.empty(1 if shape.shared_output else shape.heads, shape.vo, shape.d_model)
-                W_v, b_v = _resized(ov.W_v, shape.vo), _resized(ov.b_v, shape.vo)
-                self.write(replace(ov, W_v=W_v, b_v=b_v, W_o=W_o))
+                wide = {name: _resized(getattr(ov, name), shape.vo) for name in ("W_v", "b_v", "W_g", "b_g")}
+                self.write(replace(ov, **wide, W_o=W_o))
             if (shape.mlp, shape.dropped_experts) != (now.mlp, now.dropped_experts):
                 self.write(self._blank_mlp(shape.mlp, dropped=shape.dropped_experts))
             for linear in shape.linears:
@@ -279,6 +281,8 @@ class LayerView(LayerMaps):
             self._drop_clamp("values", a.clips_v)
             a.clips_v = None
         maps = {"v": _flat(part.W_v, part.b_v), "o": (part.W_o.flatten(0, 1), part.b_o)}
+        if part.W_g is not None:
+            maps[GATE] = _flat(part.W_g, part.b_g)
         self.write_dense(maps)
         a.layout, a.shared_output = replace(a.layout, vo=part.width), part.W_o.shape[0] != a.layout.heads
 
@@ -318,14 +322,15 @@ def left_whole(views: Sequence[LayerView], parts: Sequence[str] = COMPONENTS) ->
                 reasons.setdefault(reason, []).append(view.index)
         for reason, layers in reasons.items():
             found.setdefault((reason, tuple(layers)), []).append(part)
-    return [f"{', '.join(names)} of layers {_ranges(layers)}: {reason}" for (reason, layers), names in found.items()]
+    return [f"{', '.join(names)} of {_ranges(layers)}: {reason}" for (reason, layers), names in found.items()]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """E.g. "0-2, 5"."""
+    """E.g. "layers 0-2, 5"."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True))
+    spans = ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True))
+    return f"layer {spans}" if len(numbers) == 1 else f"layers {spans}"
 
 
 def _heads(dense: Dense, heads: int) -> Dense:

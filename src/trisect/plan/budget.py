@@ -143,7 +143,7 @@ def linear_sizes(layer: LayerShape, name: str) -> tuple[int, int]:
     D = layer.d_model
     output_heads = 1 if layer.shared_output else layer.heads
     return {
-        "q": (layer.q_in or D, layer.heads * (layer.qk + layer.rotated)),
+        "q": (layer.q_in or D, layer.heads * (layer.qk + layer.rotated + layer.vo * layer.output_gate)),
         "k": (layer.kv_in or D, layer.kv_heads * layer.qk),
         "v": (layer.kv_in or D, layer.kv_heads * layer.vo),
         "o": (output_heads * layer.vo, D),
@@ -176,7 +176,9 @@ def bias_parameters(layer: LayerShape) -> int:
     mlps = layer.experts or 1
     biases = {
         "qk": (layer.heads + layer.kv_heads) * layer.qk * layer.qk_bias,
-        "ov": layer.kv_heads * layer.vo * layer.v_bias + layer.d_model * layer.o_bias,
+        "ov": layer.kv_heads * layer.vo * layer.v_bias
+        + layer.heads * layer.vo * (layer.qk_bias and layer.output_gate)
+        + layer.d_model * layer.o_bias,
         "mlp": mlps * ((2 if layer.gated else 1) * layer.mlp * layer.up_bias + layer.d_model * layer.down_bias),
     }
     return sum(biases[component] for component in layer.components)

@@ -71,6 +71,8 @@ class OV:
     W_o: Tensor  # (h, d, D); (1, d, D) where all heads share one output projection
     b_v: Tensor | None = None  # (h_kv, d)
     b_o: Tensor | None = None  # (D,)
+    W_g: Tensor | None = None  # (h, D, d) a gate sigmoid(x W_g + b_g) on what the heads put out, channel by channel
+    b_g: Tensor | None = None  # (h, d)
     heads: int
 
     @property

@@ -69,6 +69,8 @@ class LayerShape:
     # Not in the repr, which a model's fingerprint is made of: those of files that exist stay as they are.
     components: tuple[str, ...] = field(default=COMPONENTS, repr=False)
     """Those that can be narrowed; whatever else a layer has is left whole, and its widths are 0 or stay."""
+    output_gate: bool = field(default=False, repr=False)
+    """Queries' projection also makes a gate on every channel that heads put out."""
     rotated: int = field(default=0, repr=False)
     """Rotated channels of a query head beside the `qk` ones, left whole; their key is shared by all heads (MLA)."""
     q_in: int = field(default=0, repr=False)

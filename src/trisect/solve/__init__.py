@@ -16,13 +16,14 @@ from trisect.solve.lowrank import (
     value_bases,
 )
 from trisect.solve.ridge import STRENGTHS, Pairs, Regression, eliminate_pairs, eliminate_rows, held_out_ridge, ridge
-from trisect.solve.select import Denominator, denominator, neuron_scores, pair_scores, split_width, top
+from trisect.solve.select import Channels, Denominator, denominator, neuron_scores, pair_scores, split_width, top
 from trisect.solve.slots import SlotScores, band_slots, bands, bilinear_energies, compensate, complex_moment, real_map
 
 __all__ = [
     "SOLVE_DTYPE",
     "STRENGTHS",
     "Basis",
+    "Channels",
     "Denominator",
     "Factor",
     "InputWeight",

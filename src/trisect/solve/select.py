@@ -35,6 +35,28 @@ def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return kept, scores.gather(-1, order[..., count:]).sum(dim=-1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Channels:
+    """Channels that stay or go as they are, where nothing may mix them; otherwise as a Basis."""
+
+    values: Tensor  # (k, d) the energy of each channel
+    clipped: float = 0.0
+
+    def maps(self, rank: int) -> tuple[Tensor, Tensor]:
+        """(k, d, rank) with a one for each channel that is kept, for both sides."""
+        kept, _ = top(self.values, rank)
+        chosen = torch.eye(self.values.shape[-1], dtype=self.values.dtype, device=self.values.device)[kept].mT
+        return chosen, chosen
+
+    def loss(self, rank: int) -> Tensor:
+        """What goes with the others."""
+        return top(self.values, rank)[1]
+
+    @property
+    def total(self) -> Tensor:
+        return self.values.sum(dim=-1)
+
+
 def split_width(pair_scores: Tensor, slot_values: Tensor, width: int) -> int:
     """How many rotation pairs a head of `width` channels keeps beside its unrotated slots.   [math.md R-2]
 
