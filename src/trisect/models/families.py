@@ -235,7 +235,7 @@ _RECORDS = (
         model="GptOssForCausalLM",
         sinks="sinks",
         short_table=True,
-        experts=ExpertPaths(router="mlp.router", interleaved=True),
+        experts=ExpertPaths(router="mlp.router", interleaved=True, width="intermediate_size"),
     ),
     replace(
         LLAMA,
