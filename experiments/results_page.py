@@ -70,7 +70,11 @@ def documents() -> list[Path]:
 @cache
 def pictures() -> dict[Path, str]:
     """Every figure."""
-    return {PICTURES / f"{name}.svg": drawn(draw) for module in MODULES for name, draw in module.FIGURES.items()}
+    return {
+        PICTURES / f"{name}.svg": drawn(draw)
+        for module in MODULES
+        for name, draw in getattr(module, "FIGURES", {}).items()
+    }
 
 
 def changed() -> dict[Path, str | None]:

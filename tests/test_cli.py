@@ -131,7 +131,7 @@ def test_the_scope_of_rotations_and_pieces_left_out_reach_the_model_and_its_rece
 KNOWN = {
     "methods": "a3",
     "pieces": "fold pairs of nearly equal frequency",
-    "families": "Qwen3MoeForCausalLM, experts, export to hf and gguf",
+    "families": "qwen3_moe",
     "data": "wikitext2",
     "models": "smollm2-135m",
 }

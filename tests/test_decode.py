@@ -44,7 +44,7 @@ def test_every_family_decodes_what_generate_generates(name: str, operators: bool
         # The last text shows that nothing of the one before is left.
         for mask, text in ((None, expected[0]), (left_padded(ids), expected[1]), (None, expected[0])):
             assert_same_text(model, decoder.generate(ids, NEW, attention_mask=mask), text, mask)
-    if operators and not name.startswith(("mpt", "gemma2")):  # which have no SDPA
+    if operators and not name.startswith(("mpt", "gemma2", "hunyuan")):  # the kernel is not for these
         assert decoder.bucket == 20
 
 

@@ -146,6 +146,14 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3_moe-all": lambda: transformers.Qwen3MoeConfig(
         **LLAMA, **MIXTURE, num_experts=4, moe_intermediate_size=24, norm_topk_prob=True
     ),
+    "olmoe": lambda: transformers.OlmoeConfig(
+        **{name: value for name, value in LLAMA.items() if name != "head_dim"} | {"num_hidden_layers": 2},
+        **MIXTURE,
+        num_experts=4,
+    ),
+    "granitemoe": lambda: transformers.GraniteMoeConfig(
+        **LLAMA, **MIXTURE, num_local_experts=4, residual_multiplier=0.3, attention_multiplier=0.2
+    ),
     "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
         **{**LLAMA, "num_attention_heads": 3, "num_key_value_heads": 1},
         **MIXTURE,

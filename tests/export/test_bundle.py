@@ -50,7 +50,8 @@ torch.save(found, out)
 def natives() -> dict[str, Any]:
     """A cut model of every family, and what else a folder may hold: folded rates, factored maps, few bits."""
     families = {name: sliced(name) for name in CONFIGS}
-    kinds = {setting: compressed("llama-gqa", setting) for setting in SETTINGS}
+    kinds = {setting: compressed("llama-gqa", setting) for setting in SETTINGS if setting != "fewer-experts"}
+    kinds["fewer-experts"] = compressed("mixtral", "fewer-experts")
     return families | kinds | {"quantized": quantized()}
 
 

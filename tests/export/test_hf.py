@@ -46,6 +46,8 @@ CASES = [
     ("mixtral", "some-layers"),
     ("qwen3_moe", "whole-qk"),
     ("qwen2_moe", "model-rates"),
+    ("gpt_oss", "whole-qk"),
+    ("gpt_oss-unbiased", "model-rates"),
 ]
 PROMPT = tokens(2, 60, seed=9)
 

@@ -35,7 +35,7 @@ def no_stock_form(family: Family) -> str | None:
     if family.rotary == "adjacent":
         return "it rotates adjacent channels at frequencies that its config cannot list"
     alike = all(getattr(family, name) == getattr(LLAMA, name) for name in LIKE_LLAMA)
-    other = family.rotary is None or family.latent or family.sinks or family.mixer
+    other = family.rotary is None or family.latent or family.mixer
     if other or not (alike or family.name in UNFUSED):
         return "it is not of the Llama kind: rotated, gated, with one norm type"
     if not family.reads_head_dim:
@@ -174,6 +174,8 @@ def stock_weights(model: Any, *, baked: bool = False) -> Stock:
         found = _norms(view, scale)
         found |= _qk(view.read_qk(), places, pairs, 1.0 if found else scale)
         found |= _ov(view.read_ov(), 2 * pairs) | _mlps(view, widths)
+        if view.family.sinks is not None:
+            found[f"self_attn.{view.family.sinks}"] = view.attention_module.get_parameter(view.family.sinks).detach()
         tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in found.items()}
     return Stock(
         head_width=2 * pairs,
@@ -256,8 +258,8 @@ def _mlps(view: LayerView, widths: dict[str, int]) -> dict[str, Tensor]:
     found |= _named(paths.routed, view.experts.stored(replace(part, routed=routed)))
     if part.shared is not None:
         assert paths.shared is not None
-        assert paths.shared_width is not None
-        found |= _named(paths.shared, _mlp(_padded(part.shared, widths[paths.shared_width])))
+        wide = part.shared.width // part.width * widths[paths.width]
+        found |= _named(paths.shared, _mlp(_padded(part.shared, wide)))
     return found
 
 

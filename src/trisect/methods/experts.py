@@ -31,7 +31,7 @@ def solve_experts(solver: Callable[..., Any], part: Experts, moments: Moments, w
     starved, loss, total = [], 0.0, 0.0
     for name, mlp in mlps.items():
         inner, share = width * mlp.width // part.width, tokens_of(seen[name]) / max(1.0, everyone)
-        if tokens_of(seen[name]) < FEW:
+        if everyone and tokens_of(seen[name]) < FEW:  # some methods read nothing at all
             starved.append(name)
             mlps[name] = keep_neurons(mlp, top(weight_scores(mlp), inner)[0])
             continue

@@ -235,7 +235,7 @@ _RECORDS = (
         model="GptOssForCausalLM",
         sinks="sinks",
         short_table=True,
-        experts=ExpertPaths(router="mlp.router", interleaved=True),
+        experts=ExpertPaths(router="mlp.router", interleaved=True, width="intermediate_size"),
     ),
     replace(
         LLAMA,
@@ -353,6 +353,23 @@ _GATED = replace(
 )
 
 _HYBRIDS = (
+    replace(
+        LLAMA,
+        name="olmoe",
+        model="OlmoeForCausalLM",
+        norms=("q_norm", "k_norm"),
+        norm_over="heads",
+        experts=ExpertPaths(),
+        refused=("clip_qkv", "its queries and keys are clamped behind their norms"),
+    ),
+    replace(
+        LLAMA,
+        name="granitemoe",
+        model="GraniteMoeForCausalLM",
+        residual_scale="residual_multiplier",
+        states_scale=True,
+        experts=ExpertPaths(routed="block_sparse_moe.experts", router="block_sparse_moe.router"),
+    ),
     _GATED,
     replace(_GATED, name="qwen3_5_text", model="Qwen3_5ForCausalLM", experts=None),
     replace(_GATED, name="qwen3_5_moe_text", model="Qwen3_5MoeForCausalLM"),
