@@ -138,12 +138,15 @@ def family_rows() -> list[tuple[str, ...]]:
         experts = "yes" if family.experts is not None else "no"
         stock = "no" if no_stock_form(family) is not None else "yes" if family.norms is None else "yes, QK whole"
         gguf = stock if name in ARCHITECTURES else "no"
-        rows.append((name, _qk(family), "yes", "yes", experts, stock, gguf, "no" if stock == "no" else "portable"))
+        ov = "channels" if family.output_gate else "yes"
+        rows.append((name, _qk(family), ov, "yes", experts, stock, gguf, "no" if stock == "no" else "portable"))
     return rows + [(name, "as the text model inside", "yes", "yes", *["no"] * 4) for name in sorted(WRAPPERS)]
 
 
 def _qk(family: Any) -> str:
     """How queries and keys are narrowed."""
+    if "qk" in dict(family.whole):
+        return "whole"
     if family.rotary is None or family.latent is not None:
         return "SVD" if family.latent is None else "SVD, rotated channels whole"
     if family.norms is None:

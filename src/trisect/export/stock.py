@@ -22,6 +22,8 @@ from trisect.records.parts import MLP, OV, QK
 LIKE_LLAMA = ("layers", "attention", "qkv", "o", "up", "gate", "down")
 UNFUSED = ("phi3",)
 """Families that become Llama's kind when their fused matrices are taken apart."""
+MIXTURES = ("mixtral", "qwen3_moe", "qwen2_moe")
+"""Those whose experts are written under the stock names."""
 OURS = ("trisect", "auto_map", "model_type", "architectures", "transformers_version")
 WINDOWED = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 FUSED = ("resid_pdrop", "embd_pdrop", "original_max_position_embeddings", "partial_rotary_factor")
@@ -35,7 +37,9 @@ def no_stock_form(family: Family) -> str | None:
     if family.rotary == "adjacent":
         return "it rotates adjacent channels at frequencies that its config cannot list"
     alike = all(getattr(family, name) == getattr(LLAMA, name) for name in LIKE_LLAMA)
-    other = family.rotary is None or family.latent or family.mixer
+    if family.experts is not None and family.name not in MIXTURES:
+        return "its experts are not written under stock names yet"
+    other = family.rotary is None or family.latent or family.mixer or family.output_gate
     if other or not (alike or family.name in UNFUSED):
         return "it is not of the Llama kind: rotated, gated, with one norm type"
     if not family.reads_head_dim:
