@@ -22,7 +22,7 @@ from trisect.records.parts import MLP, OV, QK
 LIKE_LLAMA = ("layers", "attention", "qkv", "o", "up", "gate", "down")
 UNFUSED = ("phi3",)
 """Families that become Llama's kind when their fused matrices are taken apart."""
-MIXTURES = ("mixtral", "qwen3_moe", "qwen2_moe")
+MIXTURES = ("mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss")
 """Those whose experts are written under the stock names."""
 OURS = ("trisect", "auto_map", "model_type", "architectures", "transformers_version")
 WINDOWED = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
