@@ -70,6 +70,12 @@ def test_stock_model_computes_the_same(name: str, setting: str, tmp_path: Path) 
     torch.testing.assert_close(logits(stock), logits(native), rtol=0, atol=2e-4)
 
 
+def test_sixteen_bits_leave_the_scale_of_embeddings_alone(tmp_path: Path) -> None:
+    """sqrt(48) in bfloat16 would be off by a thousandth, and the files would not be what was checked."""
+    done = export_hf(compressed("gemma3", "whole-qk"), None, tmp_path / "out", dtype=torch.bfloat16)
+    assert done.difference < check.TOLERANCE
+
+
 def test_widths_are_the_largest_of_any_layer(tmp_path: Path) -> None:
     done = export_hf(compressed("llama-gqa", "some-layers"), None, tmp_path / "out", dtype=torch.float32)
     config = transformers.AutoConfig.from_pretrained(tmp_path / "out")

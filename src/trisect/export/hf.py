@@ -81,7 +81,7 @@ def built(config: Any, tensors: dict[str, Tensor]) -> Any:
 
     model_class: Any = transformers.AutoModelForCausalLM
     with init_empty_weights(include_buffers=False):
-        model = model_class.from_config(config)
+        model = model_class.from_config(config, dtype=torch.float32)  # buffers, too: Gemma's scale of embeddings
     expected = model.state_dict()
     # Qwen2 has no bias after attention where Llama has one.
     extra = {
