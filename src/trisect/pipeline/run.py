@@ -261,6 +261,8 @@ def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     if run.method.linear:
         return linear_plan(run.model, run.config, run.tokens, progress=run.progress, kept=curves)
     check_parts(run.method, run.config.parts)
+    if isinstance(run.method, ComponentMethod) and run.method.mixture and not any(x.experts for x in run.shape.layers):
+        raise TrisectError(f"{run.method.name} drops experts, and this model has none; use --method a3+.")
     if "qk" in run.config.parts and "x_energy" in run.method.reads["qk"] and any(x.kv_in for x in run.shape.layers):
         raise TrisectError(
             f"{run.method.name} weighs queries and keys by the hidden states, and here they are made of latents; "
