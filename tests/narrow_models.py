@@ -1,5 +1,7 @@
 """Tiny models of every family, compressed."""
 
+import copy
+from functools import lru_cache
 from typing import Any
 
 from tiny_models import tiny, tokens
@@ -10,6 +12,12 @@ from trisect.pipeline.run import compress
 
 def narrow(name: str, *, attention: str | None = None, dtype: Any = None, **settings: Any) -> Any:
     """A tiny model without a quarter of each width, by a3; QK is cut whatever norm it has."""
+    return copy.deepcopy(_narrow(name, attention, dtype, tuple(sorted(settings.items()))))
+
+
+@lru_cache(maxsize=32)
+def _narrow(name: str, attention: str | None, dtype: Any, settings: tuple[tuple[str, Any], ...]) -> Any:
+    """Kept, because several tests in a row ask for the same one."""
     model = tiny(name, attention=attention, dtype=dtype)
-    config = CompressConfig(ratio=0.25, method="a3", align=None, qk_norm_tolerance=1.0, **settings)
+    config = CompressConfig(ratio=0.25, method="a3", align=None, qk_norm_tolerance=1.0, **dict(settings))
     return compress(model, config, tokens=tokens_from_tensor(tokens(4, 40))).model

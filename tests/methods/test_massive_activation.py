@@ -121,7 +121,7 @@ def test_a_massive_token_does_not_decide_what_becomes_of_the_others(
         system.diagonal().add_(1e-9 * system.diagonal().mean())
         return torch.linalg.solve(system, features.mT @ grams[0].gram @ W)
 
-    monkeypatch.setattr(TwoStreams, "_weight", lambda self, n, tap: torch.ones(self.before[n].shape[:2]))
+    monkeypatch.setattr(TwoStreams, "_weight", lambda self, view, n, tap: torch.ones(self.before[n].shape[:2]))
     monkeypatch.setattr(a3plus, "output_regressions", own_units)
     monkeypatch.setattr(a3plus, "projected", any_head_stands_in)
     monkeypatch.setattr(a3plus, "AWAKE", 0.0)

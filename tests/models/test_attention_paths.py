@@ -60,7 +60,7 @@ def test_the_plain_call_would_reach_it() -> None:
 class Reference(torch.nn.Module):
     """What eager attention looks for in a module."""
 
-    training = False
+    training, is_causal = False, True
 
 
 @pytest.mark.parametrize("length", [1, 5])

@@ -70,9 +70,6 @@ def test_layers_are_chosen_across_the_depth_with_the_one_that_lost_most() -> Non
     losses = [loss_of(layer, share=0.9 if layer == 11 else 0.1) for layer in range(30)]
     assert across(losses) == {0, 7, 11, 14, 22, 29}
     assert across(losses[:2]) == {0, 1}
-    run = run_of(*losses)
-    assert [line.label for line in split(spectrum_charts(run, [3, 4])[0].series)[0]] == ["layer 3", "layer 4"]
-    assert spectrum_charts(run, [99]) == []
 
 
 def test_layers_of_different_widths_have_a_guide_each() -> None:

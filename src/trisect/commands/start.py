@@ -145,8 +145,6 @@ def family_rows() -> list[tuple[str, ...]]:
 
 def _qk(family: Any) -> str:
     """How queries and keys are narrowed."""
-    if "qk" in dict(family.whole):
-        return "whole"
     if family.rotary is None or family.latent is not None:
         return "SVD" if family.latent is None else "SVD, rotated channels whole"
     if family.norms is None:
