@@ -3,12 +3,10 @@
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods.a3 import A3, A3_K_ONLY, A3_OV_OVERALL, A3_Q_ONLY, A3_XKV
 from trisect.methods.a3plus import A3_PLUS
-from trisect.methods.clover import CLOVER
+from trisect.methods.attention_baselines import CLOVER, PALU
 from trisect.methods.masks import WANDA_2_4, WANDA_4_8, WANDA_SPARSE
 from trisect.methods.method import Method, solve
-from trisect.methods.palu import PALU
-from trisect.methods.reap import REAP
-from trisect.methods.selection import MAGNITUDE, WANDA
+from trisect.methods.selection import MAGNITUDE, REAP, WANDA
 from trisect.methods.weighted_svd import ASVD, FWSVD, SVD, SVD_LLM, SVD_LLM_SEQUENTIAL, SVD_LLM_V2
 
 A3_FAMILY = (A3_PLUS, A3, A3_Q_ONLY, A3_K_ONLY, A3_XKV, A3_OV_OVERALL)

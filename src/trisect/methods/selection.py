@@ -1,4 +1,4 @@
-"""Structured magnitude pruning and structured Wanda, rivals for pairs and neurons.         docs/math.md, 10
+"""Structured magnitude pruning and structured Wanda, rivals for pairs and neurons, and REAP.   docs/math.md, 9, 10
 
 Whole rotation pairs, unrotated channels and MLP neurons stay or go by the summed size of their weights, as
 they are (magnitude) or times the loudness of the inputs they meet (wanda). Nothing is mixed or compensated.
@@ -10,6 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from trisect.methods.a3 import renormalise, sum_groups
+from trisect.methods.experts import drop_experts
 from trisect.methods.fold import head_maps, keep_neurons, map_heads
 from trisect.methods.method import ComponentMethod, Method, Options, need
 from trisect.records.parts import MLP, QK, Moments, Shrunk
@@ -92,4 +93,18 @@ WANDA = _selection(
     "Baseline: pairs and neurons by weight size times input loudness.",
     root_mean_square,
     lambda source: {f"{source}_energy"},
+)
+
+
+def leave(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
+    """A layer without experts, between others that have some, stays as it is."""
+    return Shrunk(part=part, loss=0.0, total=0.0, note="one MLP: there is nothing to drop")
+
+
+REAP = ComponentMethod(
+    name="reap",
+    summary="Baseline: drops experts by their router-weighted output; nothing else changes.",
+    solvers={"mlp": leave},
+    reads={"mlp": frozenset({"out_norm"})},
+    mixture=drop_experts,
 )
