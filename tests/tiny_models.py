@@ -39,6 +39,19 @@ FALCON = {
 }
 KINDS = ["sliding_attention", "full_attention"]
 MIXTURE = {"num_experts_per_tok": 2}
+GRANITE = {
+    **LLAMA,
+    "num_hidden_layers": 2,
+    "shared_intermediate_size": 40,
+    "num_local_experts": 0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.2,
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -150,6 +163,10 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         **{name: value for name, value in LLAMA.items() if name != "head_dim"} | {"num_hidden_layers": 2},
         **MIXTURE,
         num_experts=4,
+    ),
+    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(**GRANITE, position_embedding_type="rope"),
+    "granitemoehybrid-experts": lambda: transformers.GraniteMoeHybridConfig(
+        **{**GRANITE, "num_local_experts": 4}, num_experts_per_tok=2, position_embedding_type="nope"
     ),
     "granitemoe": lambda: transformers.GraniteMoeConfig(
         **LLAMA, **MIXTURE, num_local_experts=4, residual_multiplier=0.3, attention_multiplier=0.2
@@ -366,7 +383,7 @@ def character_tokenizer(**special: str) -> Any:
 
 FIXED_QK = ("cohere-norms", "phi-norms", "stablelm-parallel", "exaone4")
 """Their queries and keys keep their width, in some layers at least."""
-OTHERS = ("lfm2", "gpt_oss", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5", "nemotron_h")
+OTHERS = ("lfm2", "granitemoehybrid", "gpt_oss", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5", "nemotron_h")
 HYBRID = [name for name in CONFIGS if name in FIXED_QK or name.startswith(OTHERS)]
 """Layers that lack a component, or attention of another kind: the family contract covers them."""
 MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is not None]

@@ -130,8 +130,12 @@ class TwoStreams:
             accumulator.sampler.numbers = self.windows.numbers[batch].tolist()
 
     def _rates(self, view: LayerView) -> Tensor | None:
-        """Radians per token (k, P) of the layer's pairs, where they are the same for every length."""
-        part = view.part("qk") if view.pairs and self.rotation is not None else None
+        """Radians per token (k, P) of the layer's pairs, where they are the same for every length.
+
+        None also where layers are not told positions, without which pairs cannot turn at rates of their own.
+        """
+        told = all(calls[view.index].kwargs.get("position_ids") is not None for calls in self.dense.calls.values())
+        part = view.part("qk") if view.pairs and self.rotation is not None and told else None
         if part is None or self.rotation is None:
             return None
         assert isinstance(part, QK)

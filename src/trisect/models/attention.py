@@ -428,6 +428,8 @@ def layout_of(module: nn.Module, family: Family, config: Any) -> HeadLayout:
 
 def _rotates(module: Any, family: Family, config: Any) -> bool:
     """Whether a layer's heads rotate."""
+    if family.rotates_by is not None and getattr(config, family.rotates_by) != "rope":
+        return False
     if family.rotates_windows and getattr(config, "sliding_window", None) is not None:
         return bool(config.layer_types[module.layer_idx] == "sliding_attention")
     return family.rotary is not None and (family.rotates is None or bool(getattr(module, family.rotates)))

@@ -70,6 +70,8 @@ class Family:
     """The model's table of angles has a frequency's two columns side by side; others have [all | all again]."""
     rotates: str | None = None
     """Attention attribute that says whether this layer rotates at all; None means every layer does."""
+    rotates_by: str | None = None
+    """Config entry that says "rope" in models that rotate; None means all do."""
     rotates_windows: bool = False
     """Only layers with a sliding window rotate, unless the model has no window at all."""
     kv_heads: str | None = None
@@ -361,6 +363,18 @@ _HYBRIDS = (
         norm_over="heads",
         experts=ExpertPaths(),
         refused=("clip_qkv", "its queries and keys are clamped behind their norms"),
+    ),
+    replace(
+        LLAMA,
+        name="granitemoehybrid",
+        model="GraniteMoeHybridForCausalLM",
+        rotates_by="position_embedding_type",
+        mixer="mamba",
+        residual_scale="residual_multiplier",
+        states_scale=True,
+        up="shared_mlp.input_linear",
+        gate="shared_mlp.input_linear",
+        down="shared_mlp.output_linear",
     ),
     replace(
         LLAMA,
