@@ -20,7 +20,7 @@ from trisect.methods.experts import choose_experts, moments_of, solve_experts
 from trisect.methods.method import Options
 from trisect.models import layer_views, shape_of
 from trisect.pipeline.run import compress
-from trisect.plan import budget_of
+from trisect.plan import apply_plan, budget_of, plan_for
 from trisect.records.parts import MLP, Experts
 
 ROUNDING = {"rtol": 1e-4, "atol": 1e-7}  # norms and routers compute in float32 whatever the model is
@@ -198,3 +198,13 @@ def test_flops_count_the_experts_a_token_passes_and_parameters_all_of_them() -> 
     from trisect.plan.budget import layer_flops
 
     assert layer_flops(shape, batch=1, tokens=1, context=1).mlp == 2 * one * (2 + 2)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "granitemoe", "glm4_moe"])
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.4])
+def test_no_more_is_removed_of_a_mixture_than_asked(name: str, share: float) -> None:
+    shape = shape_of(tiny(name))
+    plan = plan_for(shape, CompressConfig(ratio=share, method="a3", align=None))
+    before, after = (budget_of(each).linear_parameters for each in (shape, apply_plan(shape, plan)))
+    step = max(8 * 3 * layer.d_model * layer.mlps for layer in shape.layers)  # eight neurons of every expert
+    assert share - step / before <= 1 - after / before <= share

@@ -398,14 +398,16 @@ def uniform_planner(problem: Problem) -> Planner:
 def _common(problem: Problem, budget: int, smallest: int) -> dict[Key, int] | None:
     """The nearest widths, one for all layers, where they meet the budget to a step: the paper's rule.
 
-    Exact ranks are the paper's whatever they come to: rounding moves each by less than two channels.
+    Exact ranks are the paper's whatever they come to: rounding moves each by less than two channels. Experts have a
+    grid all the same.
     """
     if not isinstance(problem.goal, Share):
         return None
     widths = {key: problem.grid(key).width_at(problem.goal.removed) for key in problem.keys}
     if any(width < problem.lowest(key) for key, width in widths.items()):
         return None
-    if problem.align is None and problem.goal.budget == "params":
+    mixed = any(problem.shape.layers[layer].experts for layer, _ in problem.keys)
+    if problem.align is None and problem.goal.budget == "params" and not mixed:
         return widths
     return widths if budget <= problem.cost(widths) < budget + smallest else None
 
