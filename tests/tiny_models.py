@@ -390,6 +390,9 @@ MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is n
 """Experts in place of one MLP."""
 PLAIN = [name for name in CONFIGS if name not in (*HYBRID, *MIXTURES)]
 """QK, OV and MLP of plain matrices in every layer: what is tried on these holds for each of their maps."""
+STORED = ("llama-gqa", "llama-biases", "qwen3", "helium", "phi3", "mpt", "mpt-clip", "gpt2", "opt", "gpt_neox")
+STORED += ("mistral3-wrapper", "gemma3", "olmo2", "starcoder2", "falcon-grouped", "falcon-heads")
+"""One or two of each way in which maps are stored, for what is done to single maps."""
 
 # The stock attention of these has no SDPA path to compare with.
 SDPA = [name for name in CONFIGS if not name.startswith(("mpt", "gpt_oss", "gemma2"))]

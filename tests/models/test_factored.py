@@ -13,7 +13,7 @@ import torch
 from factoring import apply, factors, mixed, product
 from torch import Tensor, nn
 
-from tiny_models import PLAIN, logits, tiny, tokens
+from tiny_models import STORED, logits, tiny, tokens
 from trisect.errors import TrisectError
 from trisect.models import LayerView, layer_views, shape_of, zeros_of
 from trisect.models.linear import FactoredLinear, GroupedLinear
@@ -49,7 +49,7 @@ def stored(view: LayerView, name: str) -> Tensor:
     return W.split(sizes, dim=1)[number].unflatten(1, (1, -1))
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_maps_have_the_same_names_in_every_family_and_are_what_is_stored(name: str) -> None:
     for view in layer_views(tiny(name)):
         names = [n for component in COMPONENTS for n in LINEARS[component]]
@@ -64,7 +64,7 @@ def test_maps_have_the_same_names_in_every_family_and_are_what_is_stored(name: s
             assert part.b is None or part.b.shape == part.W.shape[1:]
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_exact_factors_of_every_map_keep_the_logits(name: str) -> None:
     model, ids = tiny(name).double(), tokens()
     views = layer_views(model, own=True)  # some stock rotations compute in float32 whatever they are given
@@ -77,7 +77,7 @@ def test_exact_factors_of_every_map_keep_the_logits(name: str) -> None:
     torch.testing.assert_close(logits(model, ids), before, **SAME)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_each_map_factored_alone_is_its_product_in_the_stock_weights(name: str) -> None:
     ids = tokens()
     for linear in layer_views(tiny(name))[0].linears():
@@ -91,7 +91,7 @@ def test_each_map_factored_alone_is_its_product_in_the_stock_weights(name: str) 
         torch.testing.assert_close(logits(model, ids), logits(stock, ids), **SAME)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_dense_maps_beside_a_factored_one_are_read_and_written_as_before(name: str) -> None:
     model, stock = tiny(name).double(), tiny(name).double()
     for view, dense in zip(layer_views(model), layer_views(stock), strict=True):
@@ -109,7 +109,7 @@ def test_dense_maps_beside_a_factored_one_are_read_and_written_as_before(name: s
     torch.testing.assert_close(logits(model, tokens()), logits(stock, tokens()), **SAME)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_gradients_are_those_of_unfused_maps(name: str) -> None:
     """W = W I = I W: the gradient of the factor that holds W is the gradient of W."""
     ids = tokens()
@@ -132,7 +132,7 @@ def test_gradients_are_those_of_unfused_maps(name: str) -> None:
         torch.testing.assert_close(found, expected, **SAME)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_gradients_reach_every_factor(name: str) -> None:
     model, ids = mixed(name), tokens()
     model.train()
@@ -142,7 +142,7 @@ def test_gradients_reach_every_factor(name: str) -> None:
             assert module.weight.grad.abs().sum() > 0, type(module).__name__
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_the_budget_is_what_the_modules_hold(name: str) -> None:
     model = mixed(name)
     shape = shape_of(model)
@@ -156,7 +156,7 @@ def test_the_budget_is_what_the_modules_hold(name: str) -> None:
     assert dense.flops - budget.flops == 2 * PREFILL_LENGTH * (dense.linear_parameters - budget.linear_parameters)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_a_trial_of_factors_and_masks_leaves_no_trace(name: str) -> None:
     model, ids = tiny(name), tokens()
     views = layer_views(model)
@@ -179,7 +179,7 @@ def test_a_trial_of_factors_and_masks_leaves_no_trace(name: str) -> None:
     assert logits(model, ids).equal(output)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_masks_put_their_zeros_into_the_stored_weights(name: str) -> None:
     model, ids = tiny(name), tokens()
     stock = copy.deepcopy(model)

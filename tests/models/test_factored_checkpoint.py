@@ -16,7 +16,7 @@ import transformers
 from factoring import apply, factors, mixed
 from safetensors import safe_open
 
-from tiny_models import PLAIN, logits, tiny, tokens
+from tiny_models import STORED, logits, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_model, steps_of
 from trisect.errors import TrisectError
 from trisect.models import (
@@ -50,7 +50,7 @@ def save(model: Any, folder: Path, *, original: Any = None) -> Path:
     return save_model(model, None, folder, receipt={})
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_a_factored_model_loads_with_the_same_logits_and_shape(name: str, tmp_path: Path) -> None:
     model, ids = mixed(name), tokens()
     folder = save(model, tmp_path / "out")
@@ -62,7 +62,7 @@ def test_a_factored_model_loads_with_the_same_logits_and_shape(name: str, tmp_pa
 @pytest.mark.slow
 def test_another_process_gets_the_same_logits_of_every_family(tmp_path: Path) -> None:
     ids = tokens()
-    models = {name: mixed(name) for name in PLAIN}
+    models = {name: mixed(name) for name in STORED}
     for name, model in models.items():
         save(model, tmp_path / "models" / name)
     found = tmp_path / "found.safetensors"
@@ -74,7 +74,7 @@ def test_another_process_gets_the_same_logits_of_every_family(tmp_path: Path) ->
             assert_same_but_for_rounding(there, here, steps=steps_of(model))
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_narrow_layers_can_be_factored_too(name: str, tmp_path: Path) -> None:
     model, ids = tiny(name), tokens()
     original = original_widths(model)

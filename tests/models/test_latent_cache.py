@@ -10,7 +10,7 @@ import torch
 from factoring import mixed
 from torch import Tensor
 
-from tiny_models import PLAIN, SDPA, left_padded, logits, tokens
+from tiny_models import SDPA, STORED, left_padded, logits, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
 from trisect.models import layer_views, shape_of
 from trisect.plan import budget_of
@@ -19,7 +19,7 @@ from trisect.plan import budget_of
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_generation_from_cached_latents_equals_generation_without_a_cache(name: str) -> None:
     model, ids = mixed(name), tokens(2, 9)
     mask = left_padded(ids)
@@ -30,7 +30,7 @@ def test_generation_from_cached_latents_equals_generation_without_a_cache(name: 
         assert_same_text(model, model.generate(ids, **how, **settings), without, mask)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_every_cached_step_has_the_logits_of_the_whole_text(name: str) -> None:
     model, ids = mixed(name).double(), tokens()
     whole = logits(model, ids, use_cache=False)
@@ -43,7 +43,7 @@ def test_every_cached_step_has_the_logits_of_the_whole_text(name: str) -> None:
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, **CLOSE)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_the_live_cache_is_as_small_as_the_budget_says(name: str) -> None:
     model, ids = mixed(name), tokens(2, 5)
     cache = model(ids, use_cache=True).past_key_values
@@ -65,7 +65,7 @@ def test_some_families_cache_narrow_keys_and_some_do_not() -> None:
     assert plain == {"llama-gqa": False, "smollm3": True, "gpt2": True}
 
 
-@pytest.mark.parametrize("name", [name for name in SDPA if name in PLAIN])
+@pytest.mark.parametrize("name", [name for name in SDPA if name in STORED])
 def test_eager_and_sdpa_agree_on_cached_latents(name: str) -> None:
     model, ids = mixed(name, attention="sdpa"), tokens(2, 30)
     mask = left_padded(ids)
@@ -75,7 +75,7 @@ def test_eager_and_sdpa_agree_on_cached_latents(name: str) -> None:
     assert_same_but_for_rounding(slow[mask.bool()], fast[mask.bool()], steps=steps_of(model))
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_gradients_are_the_same_with_and_without_a_cache(name: str) -> None:
     ids, found = tokens(), []
     for use_cache in (False, True):
@@ -88,7 +88,7 @@ def test_gradients_are_the_same_with_and_without_a_cache(name: str) -> None:
         torch.testing.assert_close(found[1][key], gradient, msg=key, **CLOSE)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", STORED)
 def test_calibration_hears_full_keys_and_values_of_the_new_tokens(name: str) -> None:
     model, ids = mixed(name).double(), tokens()
     whole, heard = hear(model, ids), hear(model, ids[:, :6], ids[:, 6:])
