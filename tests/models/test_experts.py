@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from tiny_models import MIXTURES, logits, tiny, tokens
 from tolerances import assert_same_but_for_rounding, steps_of
 from trisect.calibrate import TwoStreams, collect
+from trisect.calibrate.moments import Accumulator, Goal, recording
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
+from trisect.errors import TrisectError
 from trisect.methods import METHODS, a3
-from trisect.methods.experts import choose_experts, moments_of, solve_experts
+from trisect.methods.experts import choose_experts, drop_experts, moments_of, solve_experts
 from trisect.methods.method import Options
 from trisect.models import layer_views, shape_of
 from trisect.pipeline.run import compress
@@ -95,6 +97,40 @@ def test_every_experts_target_and_rows_add_up_to_the_layers_own_regression(mixtu
         torch.testing.assert_close(found["mlp_target"] * count, cross, **ROUNDING)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_what_is_missing_is_shared_out_by_the_routers_weights(name: str) -> None:
+    """A target that the experts do not put out: each is fitted to its own output and its share of the rest."""
+    model, ids = tiny(name), tokens(3, 20)
+    x, index, weights = routed(model, ids)
+    view = layer_views(model, own=True)[0]
+    target = torch.randn(*ids.shape, x.shape[-1], generator=torch.Generator().manual_seed(4))
+    accumulator = Accumulator(METHODS["a3+"].reads["mlp"])
+    accumulator.goal = Goal(target=lambda tap: target, weight=lambda tap: torch.ones(ids.shape))
+    put_out: list[Tensor] = []
+    keep = view.experts.block.register_forward_hook(
+        lambda module, args, output: put_out.append(output[0] if isinstance(output, tuple) else output)
+    )
+    with recording(view, accumulator):
+        model(ids, use_cache=False)
+    keep.remove()
+    moments = accumulator.means(0)
+    missing = (target - put_out[0]).flatten(0, 1)
+    half = 0.5 if view.experts.shared is not None else 1.0
+    for number in range(view.experts.count):
+        cross, count = torch.zeros_like(moments[f"expert{number}.mlp_target"]), 0
+        for token, slot in (index == number).nonzero().tolist():
+            g, h = weights[token, slot], view.experts.features(number, x[token : token + 1])[0]
+            wanted = g * h @ view.experts.down_weight(number) + half * g / weights[token].sum() * missing[token]
+            cross += torch.outer(g * h, wanted).double()
+            count += 1
+        torch.testing.assert_close(moments[f"expert{number}.mlp_target"] * count, cross, rtol=1e-4, atol=1e-4)
+    if view.experts.shared is not None:
+        shared, gate = view.experts.shared, view.experts.shared_gate(x)
+        h = gate * shared.act_fn(shared.gate_proj(x)) * shared.up_proj(x)
+        cross = h.mT @ (shared.down_proj(h) + missing / 2)
+        torch.testing.assert_close(moments["shared.mlp_target"] * len(x), cross.double(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", [name for name in MIXTURES if name != "deepseek_v3-plain-q"])  # all layers dense
 def test_each_expert_is_solved_as_the_mlp_it_is(name: str) -> None:
     model, ids = tiny(name), tokens(12, 40)  # so that each sees enough tokens
@@ -113,14 +149,15 @@ def test_each_expert_is_solved_as_the_mlp_it_is(name: str) -> None:
 
 
 def test_an_expert_that_saw_nothing_is_chosen_by_its_weights_and_named() -> None:
-    model, ids = tiny("mixtral"), tokens(4, 40)
-    with torch.no_grad():
-        model.model.layers[0].mlp.gate.weight[2] = 0.0
-        model.model.layers[0].post_attention_layernorm.weight.fill_(1.0)
+    model, ids = tiny("mixtral"), tokens(12, 40)
     view, moments = next(collect(model, ids, lambda layer: frozenset({"mlp"})))
     starved = {k: v for k, v in moments.items() if not k.startswith("expert2.")}
-    solution = solve_experts(a3.solve_mlp, view.part("mlp"), starved, 16, Options())
-    assert solution.part.routed[2].width == 16
+    part = view.part("mlp")
+    solution = solve_experts(a3.solve_mlp, part, starved, 16, Options())
+    mlp = part.routed[2]
+    sizes = [(mlp.W_up[:, i].norm() * mlp.W_gate[:, i].norm() * mlp.W_down[i].norm()).item() for i in range(mlp.width)]
+    kept = sorted(sorted(range(mlp.width), key=lambda i: -sizes[i])[:16])
+    torch.testing.assert_close(solution.part.routed[2].W_down, mlp.W_down[kept], rtol=0, atol=0)
     assert solution.note.startswith("1 of 4 experts saw fewer than 32 tokens")
 
 
@@ -208,3 +245,31 @@ def test_no_more_is_removed_of_a_mixture_than_asked(name: str, share: float) -> 
     before, after = (budget_of(each).linear_parameters for each in (shape, apply_plan(shape, plan)))
     step = max(8 * 3 * layer.d_model * layer.mlps for layer in shape.layers)  # eight neurons of every expert
     assert share - step / before <= 1 - after / before <= share
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("llama-gqa", {"drop_experts": True}, "--drop-experts drops experts, and this model has none"),
+        ("llama-gqa", {"method": "reap", "parts": ("mlp",)}, "--method reap drops experts, and this model has none"),
+        ("mixtral", {"drop_experts": True, "parts": ("qk", "ov")}, "no part of qk,ov; add mlp"),
+        ("deepseek_v3", {"drop_experts": True}, "groups of experts first"),
+    ],
+)
+def test_experts_that_cannot_go_are_refused_before_anything_is_touched(
+    name: str, settings: dict[str, Any], message: str
+) -> None:
+    model = tiny(name)
+    for view in layer_views(model):
+        if view.experts is not None and name == "deepseek_v3":
+            view.experts.router.num_group = 2
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(TrisectError, match=message):
+        compress(model, CompressConfig(ratio=0.25, align=None, **settings), tokens=tokens_from_tensor(tokens(4, 40)))
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_reap_keeps_as_many_experts_as_a_token_needs() -> None:
+    view, moments = next(collect(tiny("mixtral"), tokens(4, 40), lambda layer: frozenset({"out_norm"})))
+    part = view.part("mlp")
+    assert len(drop_experts(part, moments, part.width // 8, Options()).part.routed) == part.top_k

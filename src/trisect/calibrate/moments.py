@@ -300,9 +300,10 @@ def observe_experts(view: ExpertView, accumulator: Accumulator) -> list[Any]:
         return lambda module, args: noted.update({name: args})
 
     def add(module: Any, args: Any, output: Any) -> None:
-        _add_routed(view, accumulator, *noted["routed"], missing=_missing(accumulator, output))
+        missing = _missing(accumulator, output)
+        _add_routed(view, accumulator, *noted["routed"], missing=missing)
         if view.shared is not None:
-            _add_shared(view, accumulator, noted["shared"][0], args[0], missing=_missing(accumulator, output))
+            _add_shared(view, accumulator, noted["shared"][0], args[0], missing=missing)
 
     handles = [view.module.register_forward_pre_hook(note("routed")), view.block.register_forward_hook(add)]
     if view.shared is not None:

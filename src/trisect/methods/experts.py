@@ -71,7 +71,7 @@ def drop_experts(part: Experts, moments: Moments, width: int, options: Any) -> S
     """REAP: the experts whose router-weighted output is largest over the tokens they see.      [math.md G-4]"""
     seen = [moments_of(moments, f"expert{number}") for number in part.numbers]
     saliency = torch.stack([found["out_norm"].reshape(()) for found in seen])
-    kept, lost = top(saliency, max(1, round(len(seen) * width / part.width)))
+    kept, lost = top(saliency, max(part.top_k, round(len(seen) * width / part.width)))
     return dropped(part, kept, loss=lost.item(), total=saliency.sum().item())
 
 

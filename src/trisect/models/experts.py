@@ -101,18 +101,16 @@ class ExpertView:
 
     def read(self) -> Experts:
         """All experts as MLPs, in views of the stored tensors where that is possible."""
-        first, down = self._tensors("_proj"), self._tensors("_proj_bias" if self.biased else None)
+        (W, W_down), (b, b_down) = self._tensors("_proj"), self._tensors("_proj_bias") if self.biased else (None, None)
         routed = tuple(
-            self._expert(number, *(x[number] for x in first), *(None if x is None else x[number] for x in down))
-            for number in range(self.count)
+            self._expert(W[n], W_down[n], *(None if x is None else x[n] for x in (b, b_down)))
+            for n in range(self.count)
         )
         shared = None if self.shared is None else _read_shared(self.shared)
         return Experts(routed=routed, numbers=self.numbers, top_k=self.top_k, shared=shared)
 
-    def _tensors(self, suffix: str | None) -> tuple[Any, Any]:
+    def _tensors(self, suffix: str) -> tuple[Any, Any]:
         """The stored (E, ...) tensors of gate and up together, and of down."""
-        if suffix is None:
-            return None, None
         first, module = "gate_up" if self.gated else "up", self.module
         tensors = (getattr(module, f"{name}{suffix}").detach() for name in (first, "down"))
         if suffix == "_proj" and not module.is_transposed:
@@ -120,7 +118,7 @@ class ExpertView:
         up, down = tensors
         return up, down
 
-    def _expert(self, number: int, W: Tensor, W_down: Tensor, b: Tensor | None, b_down: Tensor | None) -> MLP:
+    def _expert(self, W: Tensor, W_down: Tensor, b: Tensor | None, b_down: Tensor | None) -> MLP:
         if not self.gated:
             return MLP(W_up=W, W_down=W_down, b_up=b, b_down=b_down)
         (W_gate, W_up), (b_gate, b_up) = self._halves(W), (None, None) if b is None else self._halves(b)
@@ -186,7 +184,7 @@ class ExpertView:
         if any((getattr(self.router, name, 1) or 1) > 1 for name in ("num_group", "n_group")):
             raise TrisectError(
                 "This router chooses groups of experts first, which must all be as large as each other: no expert "
-                "can be dropped. Leave out --drop-experts."
+                "can be dropped; use --method a3+ without --drop-experts."
             )
 
     def _drop(self, module: Any, numbers: tuple[int, ...]) -> None:

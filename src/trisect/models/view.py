@@ -98,8 +98,8 @@ class LayerView(LayerMaps):
         self._check_there(name)
         read: Callable[[], Part] | None = getattr(self, f"read_{name}") if name in COMPONENTS else None
         part = in_units(self.linear(name) if read is None else read(), self.layer, self.family)
-        for one in (part,) if not isinstance(part, Experts) else part.routed:
-            for field, tensor in vars(one).items():
+        for one in (*part.routed, part.shared) if isinstance(part, Experts) else (part,):
+            for field, tensor in () if one is None else vars(one).items():
                 if isinstance(tensor, Tensor):
                     refuse_nan(tensor, f"Layer {self.index}: {field} of {name}")
         return part

@@ -261,8 +261,6 @@ def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     if run.method.linear:
         return linear_plan(run.model, run.config, run.tokens, progress=run.progress, kept=curves)
     check_parts(run.method, run.config.parts)
-    if isinstance(run.method, ComponentMethod) and run.method.mixture and not any(x.experts for x in run.shape.layers):
-        raise TrisectError(f"{run.method.name} drops experts, and this model has none; use --method a3+.")
     if "qk" in run.config.parts and "x_energy" in run.method.reads["qk"] and any(x.kv_in for x in run.shape.layers):
         raise TrisectError(
             f"{run.method.name} weighs queries and keys by the hidden states, and here they are made of latents; "
@@ -329,12 +327,27 @@ def with_method_defaults(config: CompressConfig) -> CompressConfig:
 
 
 def check_model(model: Any, config: CompressConfig) -> None:
-    """Refuse weights that are not finite, and a model that cannot become portable."""
+    """Refuse weights that are not finite, experts that cannot go, and a model that cannot become portable."""
     check_finite(model)
+    method = get_method(config.method)
+    if config.drop_experts or (isinstance(method, ComponentMethod) and method.mixture is not None):
+        check_experts(model, config)
     if config.portable:
         from trisect.export.stock import check_portable
 
         check_portable(model, config.parts)
+
+
+def check_experts(model: Any, config: CompressConfig) -> None:
+    """Refuse to drop experts where there are none, where they are not to be touched, or where all are needed."""
+    what = "--drop-experts" if config.drop_experts else f"--method {config.method}"
+    mixtures = [view.experts for view in layer_views(model) if view.experts is not None]
+    if not mixtures:
+        raise TrisectError(f"{what} drops experts, and this model has none; use --method a3+ without --drop-experts.")
+    if "mlp" not in config.parts:
+        raise TrisectError(f"{what} drops experts, which are no part of {','.join(config.parts)}; add mlp to --parts.")
+    for mixture in mixtures:
+        mixture.check_droppable()
 
 
 def compress_within(
