@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,20 +35,35 @@ class Hub:
     datasets: dict[str, Repository] = field(default_factory=dict)
     models: dict[str, Repository] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    url: str = ""
 
     def repository(self, kind: str, name: str) -> Repository | None:
         return (self.datasets if kind == "datasets" else self.models).get(name)
 
 
 @contextmanager
-def serving(hub: Hub) -> Iterator[Hub]:
-    """Answer on a free port of this machine."""
-    handler = type("Bound", (Answers,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+def reserved_port() -> Iterator[int]:
+    """A port of this machine that nobody else gets; whoever calls it is refused unless `serving` answers."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+class Server(ThreadingHTTPServer):
+    """One that may share its port with the socket that reserves it."""
+
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        super().server_bind()
+
+
+@contextmanager
+def serving(hub: Hub, port: int) -> Iterator[Hub]:
+    """Answer on a port of this machine."""
+    server = Server(("127.0.0.1", port), type("Bound", (Answers,), {"hub": hub}))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield hub

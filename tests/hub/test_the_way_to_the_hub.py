@@ -5,22 +5,21 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hub_server import Hub, Repository, serving
+from hub_server import Hub, Repository, reserved_port, serving
 
 from tiny_models import character_tokenizer, save_tiny
 
 SCRIPT = Path(__file__).with_name("on_loopback.py")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
-NOWHERE = "http://127.0.0.1:9"
-"""Nothing listens there."""
 SMALL = ["--ratio", "0.25", "--method", "a3", "--align", "none", "--length", "32"]
 pytestmark = pytest.mark.slow
 FOREVER = 10**6
@@ -59,7 +58,7 @@ def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def hub(model_files: dict[str, bytes]) -> Iterator[Hub]:
+def hub(model_files: dict[str, bytes], port: int) -> Iterator[Hub]:
     c4 = {
         "en/c4-train.00000-of-01024.json.gz": json_lines(rows("page")),
         "en/c4-validation.00000-of-00008.json.gz": json_lines(rows("other page")),
@@ -71,21 +70,45 @@ def hub(model_files: dict[str, bytes]) -> Iterator[Hub]:
         ),
         "wikimedia/wikipedia": one_split("20231101.en", "20231101.en/train-00000.parquet", parquet(rows("article"))),
     }
-    with serving(Hub(datasets=datasets, models={"org/tiny": Repository(files=dict(model_files))})) as found:
+    with serving(Hub(datasets=datasets, models={"org/tiny": Repository(files=dict(model_files))}), port) as found:
         yield found
 
 
-def typed(folder: Path, url: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, with empty caches; how it ended."""
-    settings = {"HF_ENDPOINT": url, "HF_HOME": str(folder / "home"), "PYTHONPATH": str(SOURCE)}
+Done = subprocess.CompletedProcess[str]
+Typed = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """The hub's; without the fixture `hub` nothing answers there."""
+    with reserved_port() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def typed(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
+    """A function that runs a command in a process of its own, with empty caches, and says how it ended."""
+    home = tmp_path_factory.mktemp("hub") / "home"
+    settings = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(home), "PYTHONPATH": str(SOURCE)}
     settings |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_UPDATE_DOWNLOAD_COUNTS": "0", "HF_HUB_DISABLE_XET": "1"}
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRISECT_")) and "proxy" not in k.lower()}
-    command = [sys.executable, str(SCRIPT), *map(str, words)]
-    return subprocess.run(command, env={**kept, **settings}, cwd=folder, capture_output=True, text=True, timeout=300)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, SCRIPT], env={**kept, **settings}, text=True, **pipes) as process:
+
+        def run(folder: Path, *words: object) -> Done:
+            shutil.rmtree(home, ignore_errors=True)
+            files = {name: folder / f"{name}.txt" for name in ("stdout", "stderr")}
+            job = {"words": [*map(str, words)], "folder": str(folder), **{name: str(f) for name, f in files.items()}}
+            print(json.dumps(job), file=process.stdin, flush=True)
+            code = int(process.stdout.readline())
+            return Done(words, code, **{name: file.read_text() for name, file in files.items()})
+
+        yield run
+        process.kill()
 
 
-def compressed(folder: Path, hub: Hub, model: str, *more: object) -> subprocess.CompletedProcess[str]:
-    return typed(folder, hub.url, "compress", model, "-o", folder / "out", *SMALL, *more)
+def compressed(typed: Typed, folder: Path, model: str, *more: object) -> Done:
+    return typed(folder, "compress", model, "-o", folder / "out", *SMALL, *more)
 
 
 def measured(folder: Path) -> list[str]:
@@ -94,8 +117,10 @@ def measured(folder: Path) -> list[str]:
     return [row["after"]["data"] for row in receipt["perplexities"]]
 
 
-def test_a_model_and_the_default_mixture_come_from_the_hub_and_each_text_is_measured(hub: Hub, tmp_path: Path) -> None:
-    done = compressed(tmp_path, hub, "org/tiny", "--quiet")
+def test_a_model_and_the_default_mixture_come_from_the_hub_and_each_text_is_measured(
+    hub: Hub, typed: Typed, tmp_path: Path
+) -> None:
+    done = compressed(typed, tmp_path, "org/tiny", "--quiet")
     assert done.returncode == 0, done.stderr
     first, *others = done.stdout.splitlines()
     line = r"Calibrating on c4, fineweb-edu and wikipedia: (\d+) windows of 32 tokens from 3 texts\."
@@ -108,7 +133,9 @@ def test_a_model_and_the_default_mixture_come_from_the_hub_and_each_text_is_meas
         assert any(f"perplexity, {text} (8 x 32)" in line for line in others), done.stdout
 
 
-def test_a_text_of_the_default_mixture_that_cannot_be_read_is_left_out_and_named(hub: Hub, tmp_path: Path) -> None:
+def test_a_text_of_the_default_mixture_that_cannot_be_read_is_left_out_and_named(
+    hub: Hub, typed: Typed, tmp_path: Path
+) -> None:
     del hub.datasets["wikimedia/wikipedia"]
     hub.datasets["HuggingFaceFW/fineweb-edu"].gated = True
     hub.datasets["Salesforce/wikitext"] = Repository(
@@ -118,7 +145,7 @@ def test_a_text_of_the_default_mixture_that_cannot_be_read_is_left_out_and_named
             "wikitext-2-raw-v1/test-0.parquet": parquet(rows("entry")),
         }
     )
-    done = compressed(tmp_path, hub, "org/tiny", "--samples", 16)
+    done = compressed(typed, tmp_path, "org/tiny", "--samples", 16)
     assert done.returncode == 0, done.stderr
     first, second, third, *_ = done.stdout.splitlines()
     assert first == "Calibrating on c4: 16 windows of 32 tokens from 1 text."
@@ -127,9 +154,9 @@ def test_a_text_of_the_default_mixture_that_cannot_be_read_is_left_out_and_named
     assert measured(tmp_path) == ["held-out c4", "wikitext2"]
 
 
-def test_a_download_that_breaks_off_once_is_taken_up_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_download_that_breaks_off_once_is_taken_up_again(hub: Hub, typed: Typed, tmp_path: Path) -> None:
     hub.models["org/tiny"].breaks_off = hub.datasets["allenai/c4"].breaks_off = 1
-    done = compressed(tmp_path, hub, "org/tiny", "--calibration", "c4", "--samples", 8, "--eval", "none")
+    done = compressed(typed, tmp_path, "org/tiny", "--calibration", "c4", "--samples", 8, "--eval", "none")
     assert done.returncode == 0, done.stderr
     assert hub.models["org/tiny"].breaks_off == hub.datasets["allenai/c4"].breaks_off == 0
 
@@ -143,26 +170,26 @@ def test_a_download_that_breaks_off_once_is_taken_up_again(hub: Hub, tmp_path: P
     ],
 )
 def test_a_model_that_does_not_come_is_one_line_with_what_to_do(
-    hub: Hub, tmp_path: Path, repository: dict[str, int] | None, words: str
+    hub: Hub, typed: Typed, tmp_path: Path, repository: dict[str, int] | None, words: str
 ) -> None:
     files = hub.models.pop("org/tiny").files
     if repository is not None:
         hub.models["org/tiny"] = Repository(files=files, **repository)
-    done = compressed(tmp_path, hub, "org/tiny")
+    done = compressed(typed, tmp_path, "org/tiny")
     assert_one_line(done, words)
     assert len(hub.asked) < 40  # nothing is tried for ever
     assert not (tmp_path / "out").exists()
 
 
-def test_a_hub_that_cannot_be_reached_is_tried_once_and_said(tmp_path: Path) -> None:
-    done = typed(tmp_path, NOWHERE, "compress", "org/tiny", "-o", tmp_path / "out", *SMALL)
+def test_a_hub_that_cannot_be_reached_is_tried_once_and_said(typed: Typed, tmp_path: Path) -> None:
+    done = typed(tmp_path, "compress", "org/tiny", "-o", tmp_path / "out", *SMALL)
     assert_one_line(done, r"hub cannot be reached.*org/tiny.*a folder or a \.gguf file")
     assert "Retrying" not in done.stderr
 
 
-def test_without_a_hub_the_stopgap_says_that_it_is_one(tmp_path: Path) -> None:
+def test_without_a_hub_the_stopgap_says_that_it_is_one(typed: Typed, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "tiny")
-    done = typed(tmp_path, NOWHERE, "compress", folder, "-o", tmp_path / "out", *SMALL, "--samples", 16)
+    done = typed(tmp_path, "compress", folder, "-o", tmp_path / "out", *SMALL, "--samples", 16)
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
     assert re.search(r"on synthetic: 16 windows of 32 tokens.*stopgap.*--calibration your_text\.txt", first)
@@ -178,17 +205,17 @@ def test_without_a_hub_the_stopgap_says_that_it_is_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_dataset_that_does_not_come_is_one_line_with_what_to_do(
-    hub: Hub, tmp_path: Path, repository: dict[str, int] | None, words: str
+    hub: Hub, typed: Typed, tmp_path: Path, repository: dict[str, int] | None, words: str
 ) -> None:
     files = hub.datasets.pop("allenai/c4").files
     if repository is not None:
         hub.datasets["allenai/c4"] = Repository(files=files, **repository)
-    done = compressed(tmp_path, hub, "org/tiny", "--calibration", "c4")
+    done = compressed(typed, tmp_path, "org/tiny", "--calibration", "c4")
     assert_one_line(done, words)
     assert len(hub.asked) < 60
 
 
-def test_a_task_comes_from_the_hub_as_lm_eval_loads_it(hub: Hub, tmp_path: Path) -> None:
+def test_a_task_comes_from_the_hub_as_lm_eval_loads_it(hub: Hub, typed: Typed, tmp_path: Path) -> None:
     choices = {"text": ["fog", "sand", "ice", "fire"], "label": ["A", "B", "C", "D"]}
     question = {"id": "1", "question_stem": "A marsh often has", "choices": choices, "answerKey": "A"}
     splits = ("train", "validation", "test")
@@ -199,19 +226,19 @@ def test_a_task_comes_from_the_hub_as_lm_eval_loads_it(hub: Hub, tmp_path: Path)
     folder = save_tiny(tmp_path / "tiny")
     character_tokenizer(bos_token="~").save_pretrained(folder)
     words = ["eval", folder, "--tasks", "openbookqa:0", "--limit", "2", "--json", tmp_path / "e.json"]
-    done = typed(tmp_path, hub.url, *words)
+    done = typed(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     score = json.loads((tmp_path / "e.json").read_text())["tasks"]["scores"]["openbookqa"]
     assert (score["questions"], score["available"], score["source"]) == (2, 3, "allenai/openbookqa")
 
 
-def test_tasks_without_a_hub_are_one_line_before_the_model_is_loaded(tmp_path: Path) -> None:
-    done = typed(tmp_path, NOWHERE, "eval", "no-such-model", "--tasks", "quick")
+def test_tasks_without_a_hub_are_one_line_before_the_model_is_loaded(typed: Typed, tmp_path: Path) -> None:
+    done = typed(tmp_path, "eval", "no-such-model", "--tasks", "quick")
     assert_one_line(done, r"lm-eval could not load winogrande.*Hugging Face hub")
     assert "Retrying" not in done.stderr
 
 
-def assert_one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
+def assert_one_line(done: Done, words: str) -> None:
     """An error as users see it; the hub's own libraries may have talked before."""
     assert done.returncode == 2, done.stderr
     *_, last = done.stderr.strip().splitlines()
