@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from tables import keep_row
 
 from trisect.data import load_tokens
-from trisect.export.check import LlamaCpp
+from trisect.export.llama_cpp import LlamaCpp
 from trisect.models import load_model
 from trisect.support.receipt import build_receipt, package_version
 

@@ -1,6 +1,8 @@
 """A receipt says how to run it again."""
 
 import json
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +26,30 @@ def test_a_receipt_names_recipe_versions_hardware_and_tokens(tmp_path: Path):
     assert read["date"].endswith("+00:00")
 
 
-def test_outside_a_checkout_there_is_no_commit(monkeypatch, tmp_path: Path):
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    """git is asked once in a process, and here again."""
+    receipt._checkout.cache_clear()
+    yield
+    receipt._checkout.cache_clear()
+
+
+def test_in_a_checkout_the_commit_is_gits_own(asked_anew, monkeypatch):
+    monkeypatch.delenv("TRISECT_COMMIT", raising=False)
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    head = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    if not head:
+        pytest.skip("not in a checkout, or without git")
+    assert receipt.package_commit() in (head, f"{head}-dirty")
+
+
+def test_outside_a_checkout_there_is_no_commit(asked_anew, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(receipt, "__file__", str(tmp_path / "receipt.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert receipt.package_commit() is None
 
 
-def test_without_git_there_is_no_commit(monkeypatch):
+def test_without_git_there_is_no_commit(asked_anew, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert receipt.package_commit() is None
 

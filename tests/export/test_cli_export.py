@@ -8,7 +8,7 @@ import transformers
 from exports import compressed, pieces
 
 from trisect.cli import main
-from trisect.export.check import is_installed
+from trisect.export.llama_cpp import is_installed
 from trisect.models import save_model
 
 

@@ -9,7 +9,7 @@ import pytest
 from exports import compressed, pieces
 
 from trisect.export import export_gguf
-from trisect.export.check import LlamaCpp
+from trisect.export.llama_cpp import LlamaCpp
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is not installed (pip install xllamacpp)")
 

@@ -61,7 +61,7 @@ def test_a_quantised_folder_is_tuned_and_is_quantised_again(work: Path, tmp_path
 
 def test_compress_finetune_export_llama_cpp(work: Path, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="llama.cpp is not installed (pip install xllamacpp)")
-    from trisect.export.check import LlamaCpp
+    from trisect.export.llama_cpp import LlamaCpp
 
     assert run("export", work / "tuned", "-o", tmp_path / "model.gguf", "--to", "gguf", "--dtype", "f32") == 0
     prompt = pieces()("hello world").input_ids

@@ -5,6 +5,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def _one_line(text: str) -> bool:
     return text.isprintable() and len(text) <= LONGEST_TEXT
 
 
+@cache
 def package_version(name: str) -> str | None:
     """The installed version of a package, None where it is not installed."""
     try:
@@ -95,8 +97,13 @@ def package_version(name: str) -> str | None:
 
 def package_commit() -> str | None:
     """The git commit this package runs from, "-dirty" if changed; None outside a checkout."""
-    if "TRISECT_COMMIT" in os.environ:  # a copy of the files, without their history
-        return os.environ["TRISECT_COMMIT"]
+    # The variable is for a copy of the files, without their history.
+    return os.environ.get("TRISECT_COMMIT") or _checkout()
+
+
+@cache
+def _checkout() -> str | None:
+    """What git says when a process first asks: later changes are not in the code that it runs."""
     # A virtual environment may lie inside some other repository: ask whether this file is tracked.
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
@@ -123,6 +130,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
