@@ -123,6 +123,8 @@ def _body(source: Source, without: frozenset[str]) -> str:
 
 
 MODULE = "modeling_trisect"
+HEADLESS = "TrisectModel"
+"""The class without a language-model head, which vLLM's and SGLang's transformers backends build."""
 ROOT = "trisect.models.compressed"
 
 HEADER = '''\
@@ -155,7 +157,7 @@ def _shared_text() -> str:
 
 
 def bundle_text(family: str, model_class: str, config_class: str, record: str | None = None) -> str:
-    """The whole file: the modules that build compressed models, and the two classes of one family.
+    """The whole file: the modules that build compressed models, and the three classes of one family.
 
     A family from outside the package comes with its `record`, as Python writes it.
     """
@@ -165,6 +167,7 @@ def bundle_text(family: str, model_class: str, config_class: str, record: str | 
         + added
         + f'\n\n{model_class} = compressed_class("{family}")\n'
         + f"{config_class} = {model_class}.config_class\n"
+        + f'{HEADLESS} = headless_class("{family}")\n'
     )
 
 
@@ -174,6 +177,7 @@ def write_bundle(folder: Path, *, family: str, model_class: str, config_class: s
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("architectures") != [model_class]:
         raise TrisectError(f"{path} is of {config.get('architectures')}, not of {model_class}.")
-    config["auto_map"] = {"AutoConfig": f"{MODULE}.{config_class}", "AutoModelForCausalLM": f"{MODULE}.{model_class}"}
+    classes = {"AutoConfig": config_class, "AutoModel": HEADLESS, "AutoModelForCausalLM": model_class}
+    config["auto_map"] = {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
     atomic_write_text(folder / f"{MODULE}.py", bundle_text(family, model_class, config_class, record))
     write_json(path, config)

@@ -3,29 +3,25 @@
 b = batch, t = tokens, h = query heads, k = key/value heads
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trisect.kernels.sdpa import padded, sdpa
 
 Attended = tuple[Tensor, Tensor | None]
 """Head outputs (b, t, h, vo), and the attention weights where the function has them."""
-Attend = Callable[..., Attended]
-"""(module, query, key, value, mask, scaling=, dropout=, ...), as transformers calls attention functions."""
 
 
-def interface(name: str, *, device: torch.device, capped: bool = False) -> Attend:
-    """The attention function transformers has under a name, or ours where that one is slow or wrong."""
-    found: Attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
-    if found is sdpa_attention_forward and (capped or device.type in ("cpu", "cuda")):
-        return eager if capped else _sdpa  # torch's fused attention cannot bound its scores
-    return partial(_flash, found) if "flash" in name else found
+def function_name(asked: str, *, device: torch.device, capped: bool = False) -> str:
+    """The name of the attention function to use: transformers' own, or ours where that one is slow or wrong."""
+    if asked == "sdpa" and capped:
+        return "eager"  # torch's fused attention cannot bound its scores
+    ours = "vllm" if asked == "vllm" else "flash" if "flash" in asked else "sdpa" if asked == "sdpa" else None
+    plain = ours is None or (ours == "sdpa" and device.type not in ("cpu", "cuda"))
+    return asked if plain else f"trisect_{ours}"
 
 
 def _sdpa(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
@@ -35,10 +31,21 @@ def _sdpa(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **k
     return sdpa(q, k, v, mask, causal=bool(causal), **settings), None
 
 
-def _flash(attend: Attend, module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Attended:
+def _flash(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Attended:
     """Flash attention takes one width: transformers pads values up to keys, but cuts wider ones off."""
-    width = max(q.shape[-1], v.shape[-1])
+    attend, width = ALL_ATTENTION_FUNCTIONS[module.config._attn_implementation], max(q.shape[-1], v.shape[-1])
     return attend(module, *(padded(x, width) for x in (q, k, v)), *args, **kwargs)
+
+
+def _vllm(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Attended:
+    """vLLM's cache has one width, which its layer `attn` knows; its function puts out rows of all heads."""
+    width = module.attn.head_size
+    out, _ = ALL_ATTENTION_FUNCTIONS["vllm"](module, *(padded(x, width) for x in (q, k, v)), *args, **kwargs)
+    return out.view(1, -1, q.shape[1], width)[..., : v.shape[-1]], None
+
+
+for _name, _function in (("sdpa", _sdpa), ("flash", _flash), ("vllm", _vllm)):
+    ALL_ATTENTION_FUNCTIONS.register(f"trisect_{_name}", _function)
 
 
 def eager(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trisect.kernels import rotate_qk, wants_decode_kernel
-from trisect.models.attend import Attended, biased_mask, interface
+from trisect.models.attend import biased_mask, eager, function_name
 from trisect.models.families import Family, Latent
 from trisect.models.linear import QKV, FactoredLinear, FusedMaps, HeadLayout, SplitLinear, fused_maps
 from trisect.models.rotary import HeadNorm, rope_of, to_canonical
@@ -66,33 +67,40 @@ class Attention(nn.Module):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if self.tap is not None:
-            self.tap("x", hidden_states)
+        cache = past_key_values if past_key_values is not None else layer_past
         if self.family.short_table and position_embeddings is not None:
             cos, sin = (torch.cat([x, x], dim=-1) for x in position_embeddings)
             position_embeddings = cos, sin
-        cache = past_key_values if past_key_values is not None else layer_past
         latent = self._latent_maps(cache)
         q, k, v, gate = self._project(hidden_states, latent)
-        if self.tap is not None:
-            if not self.norm_last:
-                self.tap("q", self._canonical(q))
-                self.tap("k", self._canonical(self._as_heads("k", k.flatten(2), latent)))
-            self.tap("v", self._as_heads("v", v.flatten(2), latent))
         if position_bias is None and not latent and self._decodes(cache, q):
             return self._put_out(self._decode(q, k, v, position_embeddings, position_ids), gate), None
+        q, k = self._turned(q, k, position_embeddings, position_ids, attention_mask)
+        q, k, v = self._remembered(q, k, v, cache, latent)
+        if position_bias is not None:
+            attention_mask = biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
+        # vLLM reads these lines: it looks for the registry's name, and for `scaling` as an attribute of self.
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self._attends_by(q.device), eager)
+        settings = {**self._settings(), "position_ids": position_ids, **kwargs}
+        out, weights = attend(self, q, k, v, attention_mask, scaling=self.score_scale, **settings)
+        return self._put_out(out[..., : self.layout.vo], gate), weights
+
+    def _turned(
+        self, q: Tensor, k: Tensor, table: Table | None, positions: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys (b, t, heads, qk) as they are compared: rotated, normalised, scaled by position."""
         if self.num_pairs:
-            assert position_embeddings is not None
+            assert table is not None
             assert self.family.rotary is not None
             q, k = rotate_qk(
                 q,
                 k,
                 pairs=self.num_pairs,
                 layout=self.family.rotary,
-                table=self._table(position_embeddings),
+                table=self._table(table),
                 index=self.rotary_index,
                 rates=self.rotary_rates,
-                positions=position_ids,
+                positions=positions,
                 in_place=self.prepared and self.tap is None,
             )
         if self.norm_last:
@@ -101,19 +109,18 @@ class Attention(nn.Module):
                 self.tap("q", self._canonical(q))
                 self.tap("k", self._canonical(k))
         if self.family.position_scale:
-            q = q * self._position_scale(position_ids, q.dtype)
-        # Scores approximate those of the original head, so they keep the original head's scale.
-        scale = getattr(self, self.family.scale)
+            q = q * self._position_scale(positions, q.dtype)
         if self.tap is not None and self.num_pairs:
-            self.tap("rotated", self._canonical(q * scale), self._canonical(k), attention_mask, self.sink_logits)
+            scaled = self._canonical(q * self.score_scale)
+            self.tap("rotated", scaled, self._canonical(k), mask, self.sink_logits)
+        return q, k
+
+    def _remembered(self, q: Tensor, k: Tensor, v: Tensor, cache: Any, latent: Maps) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, and all keys and values that the cache then has, (b, heads, t, width)."""
         if latent:
             k, v = self._cache_latents(cache, k, v, latent)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (b, heads, t, width)
-        if not latent:
-            k, v = self._cached(cache, k, v)
-        if position_bias is not None:
-            attention_mask = biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
-        return self._attend(q, k, v, attention_mask, gate=gate, position_ids=position_ids, **kwargs)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return (q, k, v) if latent else (q, *self._cached(cache, k, v))
 
     def _cached(self, cache: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """All that a cache holds of (b, heads, t, width) once these are in it."""
@@ -123,28 +130,16 @@ class Attention(nn.Module):
         found: tuple[Tensor, Tensor] = self.live.update(k, v) if live else cache.update(k, v, self.layer_idx)
         return found
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, gate: Tensor | None = None, **kwargs: Any
-    ) -> Attended:
-        """Heads (b, heads, t, width) through the attention function of the config and the output projection."""
+    def _attends_by(self, device: torch.device) -> str:
+        """The name of the attention function to use."""
+        return function_name(self.config._attn_implementation, device=device, capped=self.softcap is not None)
+
+    def _settings(self) -> dict[str, Any]:
+        """What the attention function is told about this module, beside its scale."""
         dropout = 0.0 if self.family.dropout is None else getattr(self, self.family.dropout)
-        if self.sink_logits is not None:
-            kwargs["s_aux"] = self.sink_logits
-        if self.softcap is not None:
-            kwargs["softcap"] = self.softcap
-        capped = self.softcap is not None
-        out, weights = interface(self.config._attn_implementation, device=q.device, capped=capped)(
-            self,
-            q,
-            k,
-            v,
-            mask,
-            dropout=getattr(dropout, "p", dropout) if self.training else 0.0,
-            scaling=getattr(self, self.family.scale),
-            sliding_window=self.window,
-            **kwargs,
-        )
-        return self._put_out(out[..., : self.layout.vo], gate), weights
+        settings = {"dropout": getattr(dropout, "p", dropout) if self.training else 0.0, "sliding_window": self.window}
+        settings |= {} if self.sink_logits is None else {"s_aux": self.sink_logits}
+        return settings if self.softcap is None else {**settings, "softcap": self.softcap}
 
     def _put_out(self, out: Tensor, gate: Tensor | None = None) -> Tensor:
         """Head outputs (b, t, h, vo) through their gate and the output projection."""
@@ -164,6 +159,8 @@ class Attention(nn.Module):
         Keys and values that are cached as latents still are those, (b, t, groups * rank).
         """
         gate = None
+        if self.tap is not None:
+            self.tap("x", x)
         if latent:
             k, v = (
                 latent[name].narrow(x) if name in latent else self._as_heads(name, self._map(name)(x), latent)
@@ -179,7 +176,14 @@ class Attention(nn.Module):
         q = clamped(q, self.clips_qk)
         k = k if "k" in latent else clamped(k, self.clips_qk)
         v = v if "v" in latent else clamped(v, self.clips_v)
-        return (q, k, v, gate) if self.norm_last else (*self._normalise(q, k), v, gate)
+        if not self.norm_last:
+            q, k = self._normalise(q, k)
+        if self.tap is not None:
+            if not self.norm_last:
+                self.tap("q", self._canonical(q))
+                self.tap("k", self._canonical(self._as_heads("k", k.flatten(2), latent)))
+            self.tap("v", self._as_heads("v", v.flatten(2), latent))
+        return q, k, v, gate
 
     def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (b, t, heads, qk) behind their norms, where they have any."""
@@ -251,9 +255,8 @@ class Attention(nn.Module):
             live.update(k.transpose(1, 2), v.transpose(1, 2))
         if self.family.position_scale:
             q = q * self._position_scale(positions, q.dtype)
-        scale = float(getattr(self, self.family.scale))
         out: Tensor = torch.ops.trisect.attend_one(
-            q.transpose(1, 2), live.keys, live.values, clock.start, clock.slot, scale, self.window
+            q.transpose(1, 2), live.keys, live.values, clock.start, clock.slot, float(self.score_scale), self.window
         )
         return out
 
@@ -284,6 +287,12 @@ class Attention(nn.Module):
             return table
         cos, sin = (torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) for x in table)
         return cos, sin
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied with: they approximate those of the original head, so its scale stays."""
+        scale: float = getattr(self, self.family.scale)
+        return scale
 
     @property
     def norm_last(self) -> bool:
@@ -331,37 +340,43 @@ class Attention(nn.Module):
 class LatentAttention(Attention):
     """Keys and values out of one latent per token, which is what the cache holds (MLA)."""
 
-    def forward(  # type: ignore[override]
-        self,
-        hidden_states: Tensor,
-        position_embeddings: Any = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        position_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Attended:
+    def _latent_maps(self, cache: Any) -> Maps:
+        """None: the latent is the model's own, not that of factored maps."""
+        return {}
+
+    def _project(self, x: Tensor, latent: Maps) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries (b, t, h, qk + rotated), the rotated key (b, t, 1, rotated) and the latent (b, t, 1, rank)."""
         names = self.family.latent
         assert names is not None
-        q, q_rotated = self._queries(hidden_states).split([self.layout.qk, self.layout.rotated], dim=-1)
-        both = getattr(self, names.compress)(hidden_states)
-        latent, k_rotated = both.split([both.shape[-1] - self.layout.rotated, self.layout.rotated], dim=-1)
-        latent = getattr(self, names.norm)(latent)
+        q, both = self._queries(x), getattr(self, names.compress)(x)
+        compressed, k = both.split([both.shape[-1] - self.layout.rotated, self.layout.rotated], dim=-1)
+        compressed = getattr(self, names.norm)(compressed)
         if self.tap is not None:
-            for name, heads in zip(QKV, (q, *self._expanded(latent)), strict=True):
+            for name, heads in zip(QKV, (q[..., : self.layout.qk], *self._expanded(compressed)), strict=True):
                 self.tap(name, heads)
+        return q, k.unsqueeze(2), compressed.unsqueeze(2), None
+
+    def _turned(
+        self, q: Tensor, k: Tensor, table: Any, positions: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The rotated channels of queries, and the key of such channels that all heads share."""
+        plain, turned = q.split([self.layout.qk, self.layout.rotated], dim=-1)
         adjacent = getattr(self.config, "rope_interleave", self.family.rotary == "adjacent")
-        q_rotated, k_rotated = rotate_qk(
-            q_rotated,
-            k_rotated.unsqueeze(2),
+        turned, k = rotate_qk(
+            turned,
+            k,
             pairs=self.layout.rotated // 2,
             layout="adjacent" if adjacent else "half",
-            table=_real_table(position_embeddings),
+            table=_real_table(table),
         )
-        latent, k_rotated = self._cached(past_key_values, latent.unsqueeze(1), k_rotated.transpose(1, 2))
-        k, v = (x.transpose(1, 2) for x in self._expanded(latent.squeeze(1)))
-        k = torch.cat([k, k_rotated.expand(-1, self.layout.heads, -1, -1)], dim=-1)
-        q = torch.cat([q, q_rotated], dim=-1).transpose(1, 2)
-        return self._attend(q, k, v, attention_mask, position_ids=position_ids, **kwargs)
+        return torch.cat([plain, turned], dim=-1), k
+
+    def _remembered(self, q: Tensor, k: Tensor, v: Tensor, cache: Any, latent: Maps) -> tuple[Tensor, Tensor, Tensor]:
+        """The cache holds the latent and the shared key; heads are made of all that it has."""
+        compressed, turned = self._cached(cache, v.transpose(1, 2), k.transpose(1, 2))
+        k, v = (x.transpose(1, 2) for x in self._expanded(compressed.squeeze(1)))
+        k = torch.cat([k, turned.expand(-1, self.layout.heads, -1, -1)], dim=-1)
+        return q.transpose(1, 2), k, v
 
     def _queries(self, x: Tensor) -> Tensor:
         """(b, t, h, qk + rotated)."""

@@ -38,7 +38,7 @@ def check_format(entry: Any) -> None:
 
 
 class CompressedModel(nn.Module):
-    """Mixed in before a stock class with a language-model head."""
+    """Mixed in before a stock class, with a language-model head or without."""
 
     receipt: dict[str, Any] | None = None
     save_pretrained: Any
@@ -59,6 +59,17 @@ def compressed_class(name: str) -> type[Any]:
     config = type(
         f"Trisect{stock_config.__name__}", (stock_config,), {"model_type": PREFIX + name, "__module__": __name__}
     )
+    return _narrow_class(stock, config)
+
+
+@cache
+def headless_class(name: str) -> type[Any]:
+    """The same without a language-model head, which is what other engines build their models around."""
+    config = compressed_class(name).config_class
+    return _narrow_class(transformers.MODEL_MAPPING[config.__base__], config)
+
+
+def _narrow_class(stock: Any, config: Any) -> type[Any]:
     return type(f"Trisect{stock.__name__}", (CompressedModel, stock), {"config_class": config, "__module__": __name__})
 
 
@@ -87,6 +98,8 @@ def _register(name: str) -> None:
     model = compressed_class(name)
     transformers.AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
     transformers.AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
+    if model.config_class.__base__ in transformers.MODEL_MAPPING:
+        transformers.AutoModel.register(model.config_class, headless_class(name), exist_ok=True)
 
 
 def mark_compressed(model: Any, *, original: list[LayerWidths], method: str, ratio: float) -> Any:

@@ -83,7 +83,8 @@ class HeadNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(self.dims, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        # The last step keeps vLLM from taking this for a norm with one set of weights, and replacing it.
+        return (self.weight * wide.to(x.dtype)).view_as(x)
 
 
 def norm_weights(norm: Any, *, heads: int, width: int, offset: float) -> Tensor:

@@ -184,9 +184,11 @@ class LayerView(LayerMaps):
         for component in COMPONENTS:
             if shape.width(component) != now.width(component):
                 self._check_there(component)
+        # Outside, because vLLM has weights without memory but not buffers.
+        blank = torch.empty(shape.kv_heads, shape.pairs)
         with torch.device(next(self.layer.parameters()).device):
             if (shape.qk, shape.pairs, shape.folded) != (now.qk, now.pairs, now.folded):
-                self.write(self._blank_qk(shape))
+                self.write(self._blank_qk(shape, blank))
             if (shape.vo, shape.shared_output) != (now.vo, now.shared_output):
                 ov = self.read_ov()
                 W_o = torch.empty(1 if shape.shared_output else shape.heads, shape.vo, shape.d_model)
@@ -199,14 +201,14 @@ class LayerView(LayerMaps):
                     self.check_factors(linear)
                     self.write_factored(self._blank_factors(linear))
 
-    def _blank_qk(self, shape: LayerShape) -> QK:
-        qk, pairs = self.read_qk(), (shape.kv_heads, shape.pairs)
+    def _blank_qk(self, shape: LayerShape, pairs: Tensor) -> QK:
+        qk = self.read_qk()
         wide = ("W_q", "W_k", "b_q", "b_k", "norm_q", "norm_k")
         return replace(
             qk,
             **{name: _resized(getattr(qk, name), shape.qk) for name in wide},
-            frequencies=torch.empty(pairs, dtype=torch.int64),
-            rates=torch.empty(pairs) if shape.folded else None,
+            frequencies=pairs.long(),
+            rates=pairs if shape.folded else None,
         )
 
     def _blank_mlp(self, width: int, *, dropped: int) -> MLP | Experts:
@@ -300,10 +302,14 @@ class LayerView(LayerMaps):
 
 
 def layer_views(model: nn.Module, *, own: bool = False) -> list[LayerView]:
-    """Views of all decoder layers; with `own`, their attention modules become owned ones on the way."""
+    """Views of all decoder layers; with `own`, their attention modules become owned ones on the way.
+
+    The model may be one without a language-model head.
+    """
     config: Any = model.config
     family, text = family_for(config), config.get_text_config()
-    layers = model.get_submodule(family.layers).children()
+    first, _, rest = family.layers.partition(".")
+    layers = model.get_submodule(family.layers if hasattr(model, first) else rest).children()
     views = [LayerView(index, layer, family, text) for index, layer in enumerate(layers)]
     if own:
         for view in views:
