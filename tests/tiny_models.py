@@ -116,6 +116,42 @@ DELTA = {
 }
 
 
+MAMBA = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_d_ssm": 96,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+    "num_hidden_layers": 2,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.6,
+    "ssm_out_multiplier": 0.8,
+    "mlp_multipliers": [0.9, 0.5],
+}
+LLAMA4 = {
+    **EXPERTS,
+    "num_hidden_layers": 3,
+    "intermediate_size_mlp": 80,
+    "interleave_moe_layer_step": 2,
+    "num_experts_per_tok": 1,
+    "no_rope_layers": [1, 0, 1],
+    "attention_chunk_size": 7,
+    "attn_temperature_tuning": True,
+    "floor_scale": 4,
+    "attn_scale": 0.3,
+}
+GEMMA4 = {
+    **{name: value for name, value in GEMMA.items() if name != "query_pre_attn_scalar"},
+    "num_hidden_layers": 4,
+    "global_head_dim": 24,
+    "layer_types": 2 * KINDS,
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 8,
+}
+
+
 def _mistral3() -> Any:
     text = transformers.Ministral3Config(**{**LLAMA, "num_hidden_layers": 2})
     vision = transformers.PixtralVisionConfig(
@@ -124,11 +160,39 @@ def _mistral3() -> Any:
     return transformers.Mistral3Config(text_config=text, vision_config=vision, image_token_index=VOCAB - 1)
 
 
+EYE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8}
+
+
+def _gemma4() -> Any:
+    text = transformers.Gemma4TextConfig(**{**GEMMA4, "num_hidden_layers": 2, "layer_types": KINDS})
+    vision = transformers.Gemma4VisionConfig(**EYE, num_key_value_heads=2, head_dim=8, position_embedding_size=16)
+    tokens = {"image_token_id": VOCAB - 1, "video_token_id": VOCAB - 2, "audio_token_id": VOCAB - 3}
+    return transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=None, **tokens)
+
+
+def _llama4() -> Any:
+    text = transformers.Llama4TextConfig(**{**LLAMA4, "num_hidden_layers": 2, "no_rope_layers": [1, 0]})
+    vision = transformers.Llama4VisionConfig(
+        **EYE, image_size=16, vision_output_dim=16, projector_input_dim=16, projector_output_dim=16
+    )
+    return transformers.Llama4Config(text_config=text, vision_config=vision, image_token_index=VOCAB - 1)
+
+
+def _qwen3_5(moe: bool) -> Any:
+    text: Any = transformers.Qwen3_5MoeTextConfig if moe else transformers.Qwen3_5TextConfig
+    whole: Any = transformers.Qwen3_5MoeConfig if moe else transformers.Qwen3_5Config
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 8}
+    return whole(
+        text_config=text(**{**LLAMA, **DELTA, **(MIXTURE if moe else {})}).to_dict(),
+        vision_config={**vision, "out_hidden_size": 48, "num_position_embeddings": 16},
+        image_token_id=VOCAB - 1,
+        video_token_id=VOCAB - 2,
+    )
+
+
 def _gemma3() -> Any:
     text = transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 2})
-    vision = transformers.SiglipVisionConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
-    )
+    vision = transformers.SiglipVisionConfig(**EYE, image_size=16)
     return transformers.Gemma3Config(
         text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=VOCAB - 1
     )
@@ -307,6 +371,26 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         n_groups=2,
         chunk_size=16,
     ),
+    "falcon_h1": lambda: transformers.FalconH1Config(**{**LLAMA, **MAMBA}),
+    "llama4": lambda: transformers.Llama4TextConfig(**LLAMA4),
+    "llama4-plain": lambda: transformers.Llama4TextConfig(
+        **{**LLAMA4, "num_experts_per_tok": 2, "interleave_moe_layer_step": 1}, use_qk_norm=False, attention_bias=True
+    ),
+    "gemma4": lambda: transformers.Gemma4TextConfig(**GEMMA4),
+    "gemma4-lent": lambda: transformers.Gemma4TextConfig(
+        **{**GEMMA4, "num_hidden_layers": 6, "layer_types": 3 * KINDS},
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        attention_k_eq_v=False,
+    ),
+    "gemma4-experts": lambda: transformers.Gemma4TextConfig(
+        **{**GEMMA4, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0},
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=16,
+    ),
     "gpt_oss": lambda: transformers.GptOssConfig(**EXPERTS, sliding_window=7, rope_parameters=dict(YARN)),
     "gpt_oss-unbiased": lambda: transformers.GptOssConfig(
         **{**EXPERTS, "num_key_value_heads": 6},
@@ -316,9 +400,19 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
+CONFIGS |= {
+    "gemma4-wrapper": _gemma4,
+    "llama4-wrapper": _llama4,
+    "qwen3_5-wrapper": lambda: _qwen3_5(moe=False),
+    "qwen3_5_moe-wrapper": lambda: _qwen3_5(moe=True),
+}
 WRAPPED: dict[str, Any] = {
     "mistral3-wrapper": transformers.Mistral3ForConditionalGeneration,
     "gemma3-wrapper": transformers.Gemma3ForConditionalGeneration,
+    "gemma4-wrapper": transformers.Gemma4ForConditionalGeneration,
+    "llama4-wrapper": transformers.Llama4ForConditionalGeneration,
+    "qwen3_5-wrapper": transformers.Qwen3_5ForConditionalGeneration,
+    "qwen3_5_moe-wrapper": transformers.Qwen3_5MoeForConditionalGeneration,
 }
 
 
@@ -384,6 +478,7 @@ def character_tokenizer(**special: str) -> Any:
 FIXED_QK = ("cohere-norms", "phi-norms", "stablelm-parallel", "exaone4")
 """Their queries and keys keep their width, in some layers at least."""
 OTHERS = ("lfm2", "granitemoehybrid", "gpt_oss", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5", "nemotron_h")
+OTHERS += ("falcon_h1", "llama4", "gemma4")
 HYBRID = [name for name in CONFIGS if name in FIXED_QK or name.startswith(OTHERS)]
 """Layers that lack a component, or attention of another kind: the family contract covers them."""
 MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is not None]

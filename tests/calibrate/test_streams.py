@@ -1,5 +1,7 @@
 """Two streams and sampled scores: targets, held-out tokens and covariances, against hand-written passes."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -57,7 +59,7 @@ def test_at_the_first_layer_the_target_is_the_layers_own_output(name: str) -> No
     assert moments["mlp_tokens_held"] >= ids.numel() / 16
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "gpt_neox", "lfm2"])
+@pytest.mark.parametrize("name", ["llama-gqa", "gpt_neox", "lfm2", "falcon_h1"])
 def test_the_targets_close_the_gap_to_the_dense_residual_stream(name: str) -> None:
     """Whatever a damaged first layer leaves undone is in the last layer's targets, attention there or not."""
     model, ids = tiny(name).double(), tokens(8, 12)
@@ -72,10 +74,14 @@ def test_the_targets_close_the_gap_to_the_dense_residual_stream(name: str) -> No
     states, dense = streams.narrow.hidden[0], streams.before[0]
     assert not torch.allclose(states, dense)
     attended = [torch.randn_like(states)]
-    target = streams._target(last, 0, states, attended)
+    beside = [] if last.beside is None else [torch.randn_like(states)]
+    target = streams._target(last, 0, states, attended, beside)
     biases = (getattr(module, "bias", None) for module in (last.mixer, last.module("down")))
     missing = sum(b for b in biases if isinstance(b, torch.Tensor))
-    whole = states + attended[0] + target("down")
+    layer: Any = last.layer
+    scales = (layer.attn_out_multiplier, layer.feed_forward.down_multiplier) if beside else (1.0, 1.0)
+    whole = states + scales[0] * attended[0] + scales[1] * target("down")
+    whole = whole + layer.ssm_out_multiplier * beside[0] if beside else whole
     torch.testing.assert_close(whole + missing, streams.dense.hidden[0], rtol=1e-9, atol=1e-9)
 
 

@@ -1,6 +1,7 @@
 """How outputs of attention and MLP join the residual stream: as they are, times a factor, or behind a norm."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -51,9 +52,9 @@ class Join:
 
 def join_of(view: LayerView, component: str) -> Join:
     """The way of a layer's OV or MLP."""
-    scale, name = view.family.residual_scale, "down" if component == "mlp" else "o"
+    scales, name = view.family.residual_scale, "down" if component == "mlp" else "o"
     return Join(
-        scale=1.0 if scale is None else float(getattr(view.layer, scale)),
+        scale=1.0 if scales is None else float(attrgetter(scales[component == "mlp"])(view.layer)),
         norm=post_norm(view.layer, view.family, component),
         gain=gain(view.layer, view.family, component),
         bias=bias_of(view.module(name)) if name in view.linears() else None,

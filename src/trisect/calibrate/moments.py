@@ -301,7 +301,7 @@ def observe_experts(view: ExpertView, accumulator: Accumulator) -> list[Any]:
 
     def add(module: Any, args: Any, output: Any) -> None:
         missing = _missing(accumulator, output)
-        _add_routed(view, accumulator, *noted["routed"], missing=missing)
+        _add_routed(view, accumulator, noted["routed"], missing=missing)
         if view.shared is not None:
             _add_shared(view, accumulator, noted["shared"][0], args[0], missing=missing)
 
@@ -321,21 +321,15 @@ def _missing(accumulator: Accumulator, output: Any) -> Tensor | None:
 
 
 def _add_routed(
-    view: ExpertView, accumulator: Accumulator, x: Tensor, index: Tensor, weights: Tensor, *, missing: Tensor | None
+    view: ExpertView, accumulator: Accumulator, call: tuple[Tensor, ...], *, missing: Tensor | None
 ) -> None:
-    """Inputs (n, D) and what the router made of them, (n, k) each."""
-    x, chosen = x.reshape(-1, x.shape[-1]), index.flatten()
-    shares = weights / weights.sum(dim=-1, keepdim=True)
-    if view.shared is not None:
-        shares = shares / 2
-    order, counts = chosen.argsort(stable=True), chosen.bincount(minlength=view.count).tolist()
-    for number, slots in enumerate(order.split(counts)):
-        tokens, gate = slots // index.shape[-1], weights.flatten()[slots].unsqueeze(-1)
-        features = view.features(number, x[tokens]) * gate
+    """What the routed experts were called with, seen by each."""
+    for number, (tokens, inputs, gate, share) in enumerate(view.routes(*call)):
+        features = view.features(number, inputs) * gate
         own = features @ view.down_weight(number)
         mine = accumulator.expert(f"expert{view.numbers[number]}")
         if missing is not None:
-            share = shares.flatten()[slots].unsqueeze(-1)
+            share = share if view.shared is None else share / 2
             mine.goal = accumulator.goal_of(tokens, own + share * missing[tokens])
         mine("down", features)
         mine("out", own)

@@ -7,8 +7,10 @@ model itself is asked, once per batch shape, with its layers switched to taking 
 import os
 import tempfile
 import weakref
+from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,7 +176,7 @@ class Stream:
     def __init__(self, hidden: States, calls: dict[int, list[LayerCall]]):
         self.hidden = hidden
         self.calls = calls
-        """Batch size -> one call per layer."""
+        """Batch size -> one call per layer; the batch's number instead, where a call is good for one batch only."""
 
     @classmethod
     def embed(
@@ -192,21 +194,28 @@ class Stream:
         """
         hidden: States | None = None
         calls: dict[int, list[LayerCall]] = {}
-        for batch in batches:
+        differ = views[0].family.calls_differ
+        for number, batch in enumerate(batches):
+            key = -1 - number if differ else len(batch)
             with stage("forward"):
-                states, notes = _take_notes(model, views, batch, all_layers=len(batch) not in calls)
+                states, notes = _take_notes(model, views, batch, all_layers=key not in calls)
             if hidden is None:
                 per_token = states[0, 0].numel() * states.element_size()
                 needed = copies * per_token * sum(each.numel() for each in batches)
                 hidden = States(place=choose_place(place, device=states.device, needed=needed))
             hidden.append(states)
-            calls.setdefault(len(batch), notes)
+            calls.setdefault(key, notes)
         assert hidden is not None
         return cls(hidden, calls)
 
     def copy(self) -> "Stream":
         """A stream at the same place that goes its own way."""
-        return Stream(self.hidden.copy(), self.calls)
+        return Stream(self.hidden.copy(), {key: _apart(calls) for key, calls in self.calls.items()})
+
+    def call(self, number: int, layer: int) -> LayerCall:
+        """What a layer is called with for a batch."""
+        calls = self.calls.get(-1 - number) or self.calls[len(self.hidden[number])]
+        return calls[layer]
 
     @torch.no_grad()
     def advance(
@@ -218,20 +227,30 @@ class Stream:
         for number, states in enumerate(self.hidden):
             if before is not None:
                 before(number)
-            call = self.calls[len(states)][view.index]
+            call = self.call(number, view.index)
             with stage("forward"):
                 output = view.layer(states, *call.args, **call.kwargs)
                 output = output[0] if isinstance(output, tuple) else output
                 self.hidden[number] = output
                 broken = broken | ~output.isfinite().all()
             if progress is not None:
-                done = view.index * len(self.hidden) + number + 1
-                progress("calibrate", done, len(self.calls[len(states)]) * len(self.hidden))
+                done, layers = view.index * len(self.hidden) + number + 1, len(next(iter(self.calls.values())))
+                progress("calibrate", done, layers * len(self.hidden))
         if broken:
             raise TrisectError(
                 f"The hidden states after layer {view.index} hold NaN or inf; load the model in a wider "
                 "dtype (--dtype float32), or check the checkpoint."
             )
+
+
+def _apart(calls: list[LayerCall]) -> list[LayerCall]:
+    """Calls of one batch with a dictionary of their own, in which layers leave things for later ones."""
+    lent = next((value for value in calls[0].kwargs.values() if isinstance(value, UserDict)), None)
+    if lent is None:
+        return calls
+    mine = copy(lent)
+    changed = [{k: mine if value is lent else value for k, value in call.kwargs.items()} for call in calls]
+    return [LayerCall(call.args, kwargs) for call, kwargs in zip(calls, changed, strict=True)]
 
 
 @torch.no_grad()

@@ -73,8 +73,9 @@ class TwoStreams:
         self.before = self.dense.hidden.copy()
         self.attention_out = States(place=self.before.place)
         self.mlp_out = States(place=self.before.place)
+        self.beside_out = States(place=self.before.place)
         both = _keeping(view.mixer, self.attention_out), _keeping(view.mlp_output, self.mlp_out)
-        with recording(view, accumulator), both[0], both[1]:
+        with recording(view, accumulator), both[0], both[1], _keeping(view.beside, self.beside_out):
             self.dense.advance(view, progress=progress, before=partial(self._announce, accumulator))
         found = accumulator.means(view.index)
         if "keys" in found and rates is not None and self.rotation is not None:
@@ -98,16 +99,19 @@ class TwoStreams:
         elif view.pairs and "scores" in names:
             readings.append(PairGrams(view.pairs))
         accumulator = self._accumulator(view, names, readings)
-        attended = States()
+        attended, beside = States(), States()
         attention_only = component in ("qk", "ov")
-        with recording(view, accumulator), _keeping(view.mixer, attended), _stopping(view, attention_only):
+        kept = _keeping(view.mixer, attended), _keeping(view.beside, beside)
+        with recording(view, accumulator), kept[0], kept[1], _stopping(view, attention_only):
             for number, states in enumerate(self.narrow.hidden):
                 self._announce(accumulator, number)
                 attended.clear()
+                beside.clear()
                 accumulator.goal = Goal(
-                    target=self._target(view, number, states, attended), weight=partial(self._weight, view, number)
+                    target=self._target(view, number, states, attended, beside),
+                    weight=partial(self._weight, view, number),
                 )
-                call = self.narrow.calls[len(states)][view.index]
+                call = self.narrow.call(number, view.index)
                 with stage("forward"), suppress(_Enough):
                     view.layer(states, *call.args, **call.kwargs)
         found = accumulator.means(view.index)
@@ -152,7 +156,7 @@ class TwoStreams:
         that a token which this output makes massive counts in full where it is made.     [math.md F-5, F-7]
         """
         ov, mlp = join_of(view, "ov"), join_of(view, "mlp")
-        stream = wide(self.before[number])
+        stream = _plus(wide(self.before[number]), view, self.beside_out, number)
         attention = _kept(self.attention_out, number, stream)
         if tap == "a":
             share = ov.weight(attention)
@@ -162,22 +166,23 @@ class TwoStreams:
         energy = stream.square().sum(dim=-1)
         return share / energy.clamp(min=torch.finfo(energy.dtype).tiny ** 0.5)
 
-    def _target(self, view: LayerView, number: int, states: Tensor, attended: States) -> Any:
+    def _target(self, view: LayerView, number: int, states: Tensor, attended: States, beside: Any = ()) -> Any:
         """What each output projection should put out so that the residual stream is the dense one again."""
         # In more digits than 16 bits have: the repair is a small difference of large numbers.
-        dense, states = wide(self.before[number]), wide(states)
+        dense, states = _plus(wide(self.before[number]), view, self.beside_out, number), wide(states)
         attention = _kept(self.attention_out, number, dense)
         ov, mlp = join_of(view, "ov"), join_of(view, "mlp")
         # Where the norm follows the residual sum, the gap in front of it is not the gap behind it.
         repairable = getattr(view.layer, "do_layer_norm_before", True)
 
         def target(tap: str) -> Tensor:
+            narrow = _plus(states, view, beside, -1)
             if tap == "a":
-                return ov.target(attention, dense - states)
+                return ov.target(attention, dense - narrow)
             out = _kept(self.mlp_out, number, dense)
             if not repairable:
                 return out
-            gap = (dense + ov.added(attention)) - (states + ov.added(_kept(attended, -1, states)))
+            gap = (dense + ov.added(attention)) - (narrow + ov.added(_kept(attended, -1, states)))
             return mlp.target(out, gap)
 
         return target
@@ -204,6 +209,11 @@ def _keeping(projection: nn.Module | None, outputs: States) -> Iterator[None]:
 def _kept(outputs: States, number: int, like: Tensor) -> Tensor:
     """What a projection put out, in the shape of the stream; zeros where the layer has no such projection."""
     return wide(outputs[number]).reshape(like.shape) if len(outputs) else torch.zeros_like(like)
+
+
+def _plus(stream: Tensor, view: LayerView, beside: Any, number: int) -> Tensor:
+    """The stream with what is added to it beside attention, where anything is."""
+    return stream + view.beside_scale * _kept(beside, number, stream) if len(beside) else stream
 
 
 @contextmanager

@@ -180,12 +180,12 @@ class Decoder:
         self.device = next(model.parameters()).device
         self.mode = resolved_mode(mode, model, self.device)
         self._views = layer_views(model, own=True)
-        bare = [view.index for view in self._views if view.attention_module is None]
-        if bare:
-            raise TrisectError(
-                f"Layer {bare[0]} has no attention, and the Decoder's cache holds keys and values alone; use "
-                "model.generate of transformers, and calibrate on a text file."
-            )
+        for view in self._views:
+            if view.why_no_decoder is not None:
+                raise TrisectError(
+                    f"Layer {view.index} has {view.why_no_decoder}, and the Decoder's cache holds keys and values of "
+                    "every layer alone; use model.generate of transformers, and calibrate on a text file."
+                )
         if prepare:
             prepare_for_inference(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters

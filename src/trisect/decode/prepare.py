@@ -12,8 +12,8 @@ from transformers.activations import ACT2FN
 
 from trisect.kernels.gate import gated
 from trisect.models import LayerView, layer_views
-from trisect.models.attention import mixed_class
 from trisect.models.linear import FusedMaps, fused_maps
+from trisect.models.owned import mixed_class
 from trisect.models.rotary import eps_of
 
 

@@ -1,14 +1,12 @@
 """The one attention forward: every family, any head widths.
 
 A stock attention module cannot hold a compressed layer: it views q, k and v with one head width, rotates all
-heads alike and derives its scale from that width. `own` turns a stock module into one that can, in place and
-with the same parameters, so that names, hooks and `isinstance` checks elsewhere go on working.
+heads alike and derives its scale from that width. `own` (owned.py) turns a stock module into one that can.
 
 b = batch, t = tokens, h = query heads, k = key/value heads, g = h / k
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trisect.kernels import rotate_qk, wants_decode_kernel
 from trisect.models.attend import biased_mask, eager, function_name
-from trisect.models.families import Family, Latent
+from trisect.models.families import Family
 from trisect.models.linear import QKV, FactoredLinear, FusedMaps, HeadLayout, SplitLinear, fused_maps
 from trisect.models.rotary import HeadNorm, rope_of, to_canonical
 
@@ -50,6 +48,10 @@ class Attention(nn.Module):
     rotary_rates: Tensor | None
     tap: Tap | None
     is_causal: bool
+    attn_temperature_tuning: bool
+    use_rope: bool
+    floor_scale: float
+    attn_scale: float
     fused: FusedMaps | None
     prepared: bool
     live: Any
@@ -58,7 +60,7 @@ class Attention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: Table | None = None,
+        position_embeddings: Any = None,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         layer_past: Any = None,
@@ -68,15 +70,17 @@ class Attention(nn.Module):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         cache = past_key_values if past_key_values is not None else layer_past
-        if self.family.short_table and position_embeddings is not None:
-            cos, sin = (torch.cat([x, x], dim=-1) for x in position_embeddings)
-            position_embeddings = cos, sin
+        lent = kwargs.pop("shared_kv_states", None)
+        if position_embeddings is not None:
+            position_embeddings = whole_table(position_embeddings, short=self.family.short_table)
+        if self.family.position_scale == "unrotated":
+            position_ids = self._places(hidden_states, cache)
         latent = self._latent_maps(cache)
         q, k, v, gate = self._project(hidden_states, latent)
         if position_bias is None and not latent and self._decodes(cache, q):
             return self._put_out(self._decode(q, k, v, position_embeddings, position_ids), gate), None
         q, k = self._turned(q, k, position_embeddings, position_ids, attention_mask)
-        q, k, v = self._remembered(q, k, v, cache, latent)
+        q, k, v = self._remembered(q, k, v, cache if lent is None else (cache, lent), latent)
         if position_bias is not None:
             attention_mask = biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
         # vLLM reads these lines: it looks for the registry's name, and for `scaling` as an attribute of self.
@@ -108,8 +112,7 @@ class Attention(nn.Module):
             if self.tap is not None:
                 self.tap("q", self._canonical(q))
                 self.tap("k", self._canonical(k))
-        if self.family.position_scale:
-            q = q * self._position_scale(positions, q.dtype)
+        q = self._tempered(q, positions)
         if self.tap is not None and self.num_pairs:
             scaled = self._canonical(q * self.score_scale)
             self.tap("rotated", scaled, self._canonical(k), mask, self.sink_logits)
@@ -176,6 +179,7 @@ class Attention(nn.Module):
         q = clamped(q, self.clips_qk)
         k = k if "k" in latent else clamped(k, self.clips_qk)
         v = v if "v" in latent else clamped(v, self.clips_v)
+        v = v if self.family.value_norm is None else getattr(self, self.family.value_norm)(v)
         if not self.norm_last:
             q, k = self._normalise(q, k)
         if self.tap is not None:
@@ -209,7 +213,8 @@ class Attention(nn.Module):
         modules = [getattr(self, name) for name in self.family.qkv]
         if self.fused is not None and self.fused.applies(modules):
             return [self.fused(x)]
-        return [module(x) for module in modules]
+        found: list[Any] = [None if module is None else module(x) for module in modules]
+        return [found[1] if columns is None else columns for columns in found]  # keys that are values, too
 
     def _latent_maps(self, cache: Any) -> Maps:
         """The maps whose narrow side the cache holds: not keys behind a norm or a rotation."""
@@ -253,8 +258,7 @@ class Attention(nn.Module):
             )
         else:
             live.update(k.transpose(1, 2), v.transpose(1, 2))
-        if self.family.position_scale:
-            q = q * self._position_scale(positions, q.dtype)
+        q = self._tempered(q, positions)
         out: Tensor = torch.ops.trisect.attend_one(
             q.transpose(1, 2), live.keys, live.values, clock.start, clock.slot, float(self.score_scale), self.window
         )
@@ -292,7 +296,7 @@ class Attention(nn.Module):
     def score_scale(self) -> float:
         """What scores are multiplied with: they approximate those of the original head, so its scale stays."""
         scale: float = getattr(self, self.family.scale)
-        return scale
+        return scale if self.family.key_scale is None else scale * getattr(self, self.family.key_scale)
 
     @property
     def norm_last(self) -> bool:
@@ -326,94 +330,38 @@ class Attention(nn.Module):
         """Rotation pairs of a query/key head."""
         return self.layout.pairs
 
-    def _position_scale(self, position_ids: Tensor | None, dtype: torch.dtype) -> Tensor:
-        rope = self.config.rope_parameters
-        assert position_ids is not None
-        steps = torch.floor(position_ids / rope.get("original_max_position_embeddings"))
-        scale = 1 + rope.get("llama_4_scaling_beta") * torch.log(1 + steps)
-        return scale[..., None, None].to(dtype)  # (b, t, 1, 1)
+    def _places(self, x: Tensor, cache: Any) -> Tensor:
+        """Positions (1, t) of hidden states, from a stock layer that does not tell them: padding counts as text."""
+        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+        return (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
+
+    def _tempered(self, q: Tensor, positions: Tensor | None) -> Tensor:
+        """Queries (b, t, h, qk) times the temperature of their positions, where the layer has one."""
+        if self.family.position_scale == "rotated":
+            rope = self.config.rope_parameters
+            assert positions is not None
+            steps = torch.floor(positions / rope.get("original_max_position_embeddings"))
+            scale = 1 + rope.get("llama_4_scaling_beta") * torch.log(1 + steps)
+        elif self.family.position_scale == "unrotated" and self.attn_temperature_tuning and not self.use_rope:
+            assert positions is not None
+            scale = torch.log1p(torch.floor((positions + 1.0) / self.floor_scale)) * self.attn_scale + 1.0
+        else:
+            return q
+        return q * scale[..., None, None].to(q.dtype)  # (b, t, 1, 1)
 
     def _canonical(self, x: Tensor) -> Tensor:
         return to_canonical(x, self.num_pairs, self.family.rotary)
 
 
-class LatentAttention(Attention):
-    """Keys and values out of one latent per token, which is what the cache holds (MLA)."""
-
-    def _latent_maps(self, cache: Any) -> Maps:
-        """None: the latent is the model's own, not that of factored maps."""
-        return {}
-
-    def _project(self, x: Tensor, latent: Maps) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries (b, t, h, qk + rotated), the rotated key (b, t, 1, rotated) and the latent (b, t, 1, rank)."""
-        names = self.family.latent
-        assert names is not None
-        q, both = self._queries(x), getattr(self, names.compress)(x)
-        compressed, k = both.split([both.shape[-1] - self.layout.rotated, self.layout.rotated], dim=-1)
-        compressed = getattr(self, names.norm)(compressed)
-        if self.tap is not None:
-            for name, heads in zip(QKV, (q[..., : self.layout.qk], *self._expanded(compressed)), strict=True):
-                self.tap(name, heads)
-        return q, k.unsqueeze(2), compressed.unsqueeze(2), None
-
-    def _turned(
-        self, q: Tensor, k: Tensor, table: Any, positions: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The rotated channels of queries, and the key of such channels that all heads share."""
-        plain, turned = q.split([self.layout.qk, self.layout.rotated], dim=-1)
-        adjacent = getattr(self.config, "rope_interleave", self.family.rotary == "adjacent")
-        turned, k = rotate_qk(
-            turned,
-            k,
-            pairs=self.layout.rotated // 2,
-            layout="adjacent" if adjacent else "half",
-            table=_real_table(table),
-        )
-        return torch.cat([plain, turned], dim=-1), k
-
-    def _remembered(self, q: Tensor, k: Tensor, v: Tensor, cache: Any, latent: Maps) -> tuple[Tensor, Tensor, Tensor]:
-        """The cache holds the latent and the shared key; heads are made of all that it has."""
-        compressed, turned = self._cached(cache, v.transpose(1, 2), k.transpose(1, 2))
-        k, v = (x.transpose(1, 2) for x in self._expanded(compressed.squeeze(1)))
-        k = torch.cat([k, turned.expand(-1, self.layout.heads, -1, -1)], dim=-1)
-        return q.transpose(1, 2), k, v
-
-    def _queries(self, x: Tensor) -> Tensor:
-        """(b, t, h, qk + rotated)."""
-        assert self.family.latent is not None
-        down, norm, up = self.family.latent.q
-        name = latent_query(self, self.family.latent)
-        if name == up:
-            x = getattr(self, norm)(getattr(self, down)(x))
-        q: Tensor = getattr(self, name)(x)
-        return q.unflatten(-1, (self.layout.heads, -1))
-
-    def _expanded(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys (b, t, h, qk), without their rotated channels, and values (b, t, h, vo)."""
-        assert self.family.latent is not None
-        both = getattr(self, self.family.latent.kv)(latent).unflatten(-1, (self.layout.heads, -1))
-        k, v = both.split([self.layout.qk, self.layout.vo], dim=-1)
-        return k, v
-
-    def prepare(self) -> None:
-        """Nothing to fuse: each projection has an input of its own."""
-        self.prepared = True
-
-
-def latent_query(module: Any, latent: Latent) -> str:
-    """The projection that makes the heads' queries: from their latent, or from the hidden states."""
-    return latent.q[2] if getattr(module, latent.q[2], None) is not None else latent.plain_q
-
-
-def _real_table(table: Any) -> Table:
-    """Cosines and sines, every frequency twice; DeepSeek-V2 has complex numbers, every frequency once."""
-    if not isinstance(table, Tensor):
-        return table
-    cos, sin = (torch.cat([x, x], dim=-1) for x in (table.real, table.imag))
+def whole_table(table: Any, *, short: bool = False) -> Table:
+    """Cosines and sines, every frequency twice; some have complex numbers, or every frequency once."""
+    if isinstance(table, Tensor):
+        table, short = (table.real, table.imag), True
+    cos, sin = (torch.cat([x, x], dim=-1) if short else x for x in table)
     return cos, sin
 
 
-def layout_of(module: nn.Module, family: Family, config: Any) -> HeadLayout:
+def layout_of(module: Any, family: Family, config: Any) -> HeadLayout:
     """Sizes of an attention module's heads: an owned one knows them, a stock one's are in the text config."""
     if isinstance(module, Attention):
         return module.layout
@@ -428,16 +376,21 @@ def layout_of(module: nn.Module, family: Family, config: Any) -> HeadLayout:
             pairs=0,
             rotated=config.qk_rope_head_dim,
         )
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if family.lends_keys:
+        width, kv_heads = module.head_dim, 0 if module.is_kv_shared_layer else heads // module.num_key_value_groups
+    else:
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
     rope = rope_of(config, getattr(module, "layer_idx", 0))
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    # A proportional table has every channel, and angles of zero for those that stay.
+    turns = 1.0 if rope.get("rope_type") == "proportional" else rope.get("partial_rotary_factor", 1.0)
     return HeadLayout(
         heads=heads,
         kv_heads=kv_heads if family.kv_heads is None else getattr(module, family.kv_heads),
         qk=width,
         vo=width,
         per_head=family.per_head,
-        pairs=int(width * rope.get("partial_rotary_factor", 1.0)) // 2 if _rotates(module, family, config) else 0,
+        pairs=int(width * turns) // 2 if _rotates(module, family, config) else 0,
     )
 
 
@@ -452,33 +405,6 @@ def _rotates(module: Any, family: Family, config: Any) -> bool:
 
 def norms_of(module: Any, family: Family) -> tuple[nn.Module, ...]:
     """The norms of queries and keys; none in a model that goes without."""
-    return tuple(getattr(module, name) for name in family.norms or () if hasattr(module, name))
-
-
-def own(module: nn.Module, family: Family, config: Any) -> Attention:
-    """Turn a stock attention module into an Attention, in place. Owned ones are returned as they are."""
-    if isinstance(module, Attention):
-        return module
-    layout = layout_of(module, family, config)
-    clip = None if family.clip is None else getattr(module, family.clip)
-    stock: Any = type(module)
-    module.__class__ = mixed_class("Owned", Attention if family.latent is None else LatentAttention, stock)
-    assert isinstance(module, Attention)
-    module.register_buffer("rotary_index", None)
-    module.register_buffer("rotary_rates", None)
-    module.config, module.family = config, family
-    module.layout, module.num_key_value_groups = layout, layout.heads // layout.kv_heads
-    module.shared_output = False
-    module.clips_qk = module.clips_v = clip or None
-    module.is_causal, module.tap = True, None
-    module.fused, module.prepared, module.live = None, False, None
-    return module
-
-
-@cache
-def mixed_class(prefix: str, mixin: Any, stock: Any) -> Any:
-    """The mixin first, so that its forward wins; the stock class second, so that `isinstance` still holds.
-
-    One class for all layers, or a compiler would take them for different ones.
-    """
-    return type(f"{prefix}{stock.__name__}", (mixin, stock), {"__module__": __name__})
+    one = None if family.one_norm is None else getattr(module, family.one_norm, None)
+    found: list[Any] = [getattr(module, name, one) for name in family.norms or ()]
+    return tuple(norm for norm in found if norm is not None)

@@ -164,7 +164,7 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
         )
     recognise(config.to_dict())
     check_config(config.to_dict(), where=where)
-    check_attention(config, position_scale=family_for(config).position_scale, where=where)
+    check_attention(config, family_for(config), where=where)
     if hasattr(config, "trisect") != config.model_type.startswith(PREFIX):
         raise TrisectError(f"{where}: model_type {PREFIX}... and a `trisect` entry go together; one is there.")
     if hasattr(config, "trisect"):

@@ -8,15 +8,15 @@ E = routed experts, D = d_model, I = expert width, n = tokens, k = experts per t
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
-from trisect.models.attention import mixed_class
 from trisect.models.families import ExpertPaths
 from trisect.models.linear import bias_of, built_from, weight_of
+from trisect.models.owned import mixed_class
 from trisect.records.parts import MLP, Experts
 
 SHARED = ("gate_proj", "up_proj", "down_proj")
@@ -45,6 +45,15 @@ class AnyWidth(nn.Module):
         if self.config._experts_implementation != GROUPED or self.fits_groups:
             return stock(*args, **kwargs)
         return stock.__wrapped__(self, *args, **kwargs)
+
+
+class Route(NamedTuple):
+    """What one expert gets of a batch."""
+
+    tokens: Tensor  # (n,)
+    inputs: Tensor  # (n, D)
+    gate: Tensor  # (n, 1), what its outputs are multiplied with
+    share: Tensor  # (n, 1), its part in what all experts of a token put out together
 
 
 @dataclass(frozen=True)
@@ -84,20 +93,46 @@ class ExpertView:
     @property
     def width(self) -> int:
         """Of a routed expert."""
-        return int(self.module.down_proj.shape[1 if self.module.is_transposed else 2])
+        return int(self.module.down_proj.shape[1 if self.transposed else 2])
 
     @property
     def top_k(self) -> int:
         """Experts that a token is routed to."""
-        return int(self.module.config.num_experts_per_tok)
+        return int(getattr(self.router, "top_k", None) or self.module.config.num_experts_per_tok)
+
+    # What transformers notes about modules that can run in several ways; Llama 4's has one.
+
+    @property
+    def transposed(self) -> bool:
+        """Weights are stored (in, out)."""
+        return bool(getattr(self.module, "is_transposed", True))
 
     @property
     def gated(self) -> bool:
-        return bool(self.module.has_gate)
+        return bool(getattr(self.module, "has_gate", True))
 
     @property
     def biased(self) -> bool:
-        return bool(self.module.has_bias)
+        return bool(getattr(self.module, "has_bias", False))
+
+    def routes(self, x: Tensor, index: Tensor | None = None, weights: Tensor | None = None) -> "list[Route]":
+        """What the module of routed experts was called with, expert by expert."""
+        if index is None or weights is None:  # every expert's inputs (E n, D), zeros where it was not chosen
+            inputs = x.reshape(self.count, -1, x.shape[-1])
+            chosen = inputs.any(dim=-1)
+            share = 1 / chosen.sum(dim=0).clamp(min=1)
+            return [
+                Route(tokens, inputs[number, tokens], inputs.new_ones(len(tokens), 1), share[tokens].unsqueeze(-1))
+                for number, tokens in enumerate(row.nonzero().flatten() for row in chosen)
+            ]
+        x, order, chosen = x.reshape(-1, x.shape[-1]), index.flatten().argsort(stable=True), index.flatten()
+        shares = (weights / weights.sum(dim=-1, keepdim=True)).flatten()
+        found = []
+        for slots in order.split(chosen.bincount(minlength=self.count).tolist()):
+            tokens = slots // index.shape[-1]
+            gate = weights.flatten()[slots].unsqueeze(-1)
+            found.append(Route(tokens, x[tokens], gate, shares[slots].unsqueeze(-1)))
+        return found
 
     def read(self) -> Experts:
         """All experts as MLPs, in views of the stored tensors where that is possible."""
@@ -113,7 +148,7 @@ class ExpertView:
         """The stored (E, ...) tensors of gate and up together, and of down."""
         first, module = "gate_up" if self.gated else "up", self.module
         tensors = (getattr(module, f"{name}{suffix}").detach() for name in (first, "down"))
-        if suffix == "_proj" and not module.is_transposed:
+        if suffix == "_proj" and not self.transposed:
             tensors = (x.mT for x in tensors)
         up, down = tensors
         return up, down
@@ -144,7 +179,7 @@ class ExpertView:
         module, first = self.module, "gate_up" if self.gated else "up"
         weights = {f"{first}_proj": [self._joined(mlp, "W") for mlp in part.routed]}
         weights["down_proj"] = [mlp.W_down for mlp in part.routed]
-        if not module.is_transposed:
+        if not self.transposed:
             weights = {name: [W.mT for W in each] for name, each in weights.items()}
         if self.biased:
             weights[f"{first}_proj_bias"] = [self._joined(mlp, "b") for mlp in part.routed]
@@ -155,7 +190,7 @@ class ExpertView:
         """Put a module with these experts in the place of the old one, and so for the shared one."""
         old = self.module
         new = copy(old)
-        if not isinstance(new, AnyWidth):
+        if not isinstance(new, AnyWidth) and hasattr(old, "is_transposed"):
             stock: Any = type(old)
             new.__class__ = mixed_class("Narrow", AnyWidth, stock)
         new._parameters = dict(old._parameters)
@@ -223,15 +258,20 @@ class ExpertView:
         module = self.module
         name = "gate_up_proj" if self.gated else "up_proj"
         W = getattr(module, name)[number]
-        y = x @ (W if module.is_transposed else W.mT)
+        y = x @ (W if self.transposed else W.mT)
         if self.biased:
             y = y + getattr(module, f"{name}_bias")[number]
-        return module._apply_gate(y) if self.gated else module.act_fn(y)
+        if not self.gated:
+            return module.act_fn(y)
+        if hasattr(module, "_apply_gate"):
+            return module._apply_gate(y)
+        gate, up = self._halves(y)
+        return module.act_fn(gate) * up
 
     def down_weight(self, number: int) -> Tensor:
         """A routed expert's down projection, (I, D)."""
         W: Tensor = self.module.down_proj[number]
-        return W if self.module.is_transposed else W.mT
+        return W if self.transposed else W.mT
 
     def shared_gate(self, x: Tensor) -> Tensor | None:
         """What the shared expert's output is multiplied with, (n, 1); None where it is put out as it is."""

@@ -89,6 +89,8 @@ class Family:
     """They take the mean away first (LayerNorm); such heads stay as wide as they are."""
     norm_last: bool = False
     """They stand behind the rotation."""
+    one_norm: str | None = None
+    """The norm, without weights, that a stock module has in the place of both."""
     norm_offset: float = 0.0
     """What is added to the weights of all norms of the model: 1 in Gemma, whose norms store w - 1."""
     output_gate: bool = False
@@ -97,10 +99,14 @@ class Family:
     """What a layer without attention has in its place (Mamba, convolution, linear attention)."""
     post_norms: tuple[str, str] | None = None
     """Norms that the outputs of attention and MLP pass before they join the residual stream."""
-    residual_scale: str | None = None
-    """Layer attribute with what both outputs are multiplied with before they join the residual stream."""
+    residual_scale: tuple[str, str] | None = None
+    """Where a layer has what the outputs of attention and MLP are multiplied with before they join the stream."""
+    beside: tuple[str, str] | None = None
+    """What adds to the stream beside attention (Mamba), and the layer's attribute that multiplies it."""
     scale: str = "scaling"
     """Attention attribute with the softmax scale of the original head width."""
+    key_scale: str | None = None
+    """Attention attribute that keys are multiplied with."""
     reads_head_dim: bool = True
     """Stock code takes the head width from the config's `head_dim`, and not from the hidden size."""
     states_scale: bool = False
@@ -118,8 +124,14 @@ class Family:
     """Attention parameter with a logit per head that joins the softmax and adds nothing to its output."""
     short_table: bool = False
     """The model's rotation table has every frequency once, where others have it twice."""
-    position_scale: bool = False
-    """Queries are scaled by position after rotation (Llama 4's attention temperature)."""
+    position_scale: Literal["rotated", "unrotated"] | None = None
+    """Queries of such layers are scaled by position (Llama 4's attention temperature)."""
+    value_norm: str | None = None
+    """A norm of each head's values, whose channels cannot be mixed or left out: OV keeps its width."""
+    lends_keys: bool = False
+    """Some layers attend to keys and values of an earlier one; layers differ in head width."""
+    calls_differ: bool = False
+    """Layers are called with something that depends on the text, so that no call stands for another."""
     starts_with_bos: bool = False
     """Texts begin with BOS, or the model babbles: so does every window, whatever its tokenizer adds by itself."""
     refused: tuple[str, str] | None = None
@@ -135,13 +147,14 @@ class Wrapper:
     layers: str
 
 
+_GRANITE = ("residual_multiplier", "residual_multiplier")
 WITH_SHARED = ExpertPaths(shared="mlp.shared_experts")
 LLAMA = Family(name="llama", model="LlamaForCausalLM")
 
 _RECORDS = (
     LLAMA,
     replace(LLAMA, name="mistral", model="MistralForCausalLM"),
-    replace(LLAMA, name="ministral3", model="Ministral3ForCausalLM", position_scale=True),
+    replace(LLAMA, name="ministral3", model="Ministral3ForCausalLM", position_scale="rotated"),
     replace(LLAMA, name="qwen2", model="Qwen2ForCausalLM"),
     replace(LLAMA, name="qwen3", model="Qwen3ForCausalLM", norms=("q_norm", "k_norm")),
     replace(LLAMA, name="smollm3", model="SmolLM3ForCausalLM", rotates="use_rope"),
@@ -278,9 +291,7 @@ _DENSE = (
     replace(_GEMMA2, name="gemma3_text", model="Gemma3ForCausalLM", norms=("q_norm", "k_norm"), softcap=None),
     _OLMO2,
     replace(_OLMO2, name="olmo3", model="Olmo3ForCausalLM"),
-    replace(
-        LLAMA, name="granite", model="GraniteForCausalLM", residual_scale="residual_multiplier", states_scale=True
-    ),
+    replace(LLAMA, name="granite", model="GraniteForCausalLM", residual_scale=_GRANITE, states_scale=True),
     replace(_SANDWICH, name="exaone4", model="Exaone4ForCausalLM", norms=("q_norm", "k_norm"), rotates_windows=True),
     replace(LLAMA, name="seed_oss", model="SeedOssForCausalLM", output_dropout="residual_dropout"),
     replace(LLAMA, name="ernie4_5", model="Ernie4_5ForCausalLM", rotary="adjacent"),
@@ -370,7 +381,7 @@ _HYBRIDS = (
         model="GraniteMoeHybridForCausalLM",
         rotates_by="position_embedding_type",
         mixer="mamba",
-        residual_scale="residual_multiplier",
+        residual_scale=_GRANITE,
         states_scale=True,
         up="shared_mlp.input_linear",
         gate="shared_mlp.input_linear",
@@ -380,7 +391,7 @@ _HYBRIDS = (
         LLAMA,
         name="granitemoe",
         model="GraniteMoeForCausalLM",
-        residual_scale="residual_multiplier",
+        residual_scale=_GRANITE,
         states_scale=True,
         experts=ExpertPaths(routed="block_sparse_moe.experts", router="block_sparse_moe.router"),
     ),
@@ -399,18 +410,65 @@ _HYBRIDS = (
         down="mixer.down_proj",
         rotary=None,
     ),
+    replace(
+        LLAMA,
+        name="falcon_h1",
+        model="FalconH1ForCausalLM",
+        last_norm="final_layernorm",
+        beside=("mamba", "ssm_out_multiplier"),
+        residual_scale=("attn_out_multiplier", "feed_forward.down_multiplier"),
+        key_scale="key_multiplier",
+        up="feed_forward.up_proj",
+        gate="feed_forward.gate_proj",
+        down="feed_forward.down_proj",
+        tuple_output=True,
+    ),
+    replace(
+        LLAMA,
+        name="llama4_text",
+        model="Llama4ForCausalLM",
+        rotary="adjacent",
+        rotates="use_rope",
+        norms=("q_norm", "k_norm"),
+        one_norm="qk_norm",
+        norm_last=True,
+        position_scale="unrotated",
+        up="feed_forward.up_proj",
+        gate="feed_forward.gate_proj",
+        down="feed_forward.down_proj",
+        experts=ExpertPaths(
+            routed="feed_forward.experts",
+            router="feed_forward.router",
+            shared="feed_forward.shared_expert",
+            width="intermediate_size",
+        ),
+    ),
+    replace(
+        _SANDWICH,
+        name="gemma4_text",
+        model="Gemma4ForCausalLM",
+        norms=("q_norm", "k_norm"),
+        value_norm="v_norm",
+        lends_keys=True,
+        calls_differ=True,
+        starts_with_bos=True,
+        states_scale=True,
+    ),
 )
 
 FAMILIES: dict[str, Family] = {record.name: record for record in (*_RECORDS, *_DENSE, *_HYBRIDS)}
 BUILT_IN = frozenset(FAMILIES)
 """Those of this table, and not of `register_family`."""
 
+_WRAPPED = {"mistral3": "Mistral3", "gemma3": "Gemma3", "gemma4": "Gemma4"}
+_WRAPPED |= {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
 WRAPPERS: dict[str, Wrapper] = {
-    "mistral3": Wrapper(
-        name="mistral3", model="Mistral3ForConditionalGeneration", layers="model.language_model.layers"
-    ),
-    "gemma3": Wrapper(name="gemma3", model="Gemma3ForConditionalGeneration", layers="model.language_model.layers"),
+    name: Wrapper(name=name, model=f"{title}ForConditionalGeneration", layers="model.language_model.layers")
+    for name, title in _WRAPPED.items()
 }
+WRAPPERS["llama4"] = Wrapper(
+    name="llama4", model="Llama4ForConditionalGeneration", layers="language_model.model.layers"
+)
 
 # A compressed checkpoint names its family behind this prefix, so that transformers finds our classes.
 PREFIX = "trisect_"

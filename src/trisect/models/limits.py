@@ -13,6 +13,7 @@ from torch import nn
 
 from trisect.errors import TrisectError
 from trisect.models.compressed import FORMAT, check_format
+from trisect.models.families import Family
 from trisect.models.quantized import BITS, SCALES
 from trisect.records.parts import INPUTS
 from trisect.support.checks import is_number, shown
@@ -21,8 +22,10 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "auto")
 FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 ATTENTIONS = ("eager", "sdpa", *FLASH, "flex_attention")
 """Any other name is a hub repository to transformers, whose code it would fetch and run."""
-UNSET = ("per_layer_config", "output_attentions", "is_encoder_decoder", "add_cross_attention", "torchscript")
+UNSET = ("output_attentions", "is_encoder_decoder", "add_cross_attention", "torchscript")
 """Settings that change what a model is or returns, in ways that stock code half follows."""
+PER_LAYER = "per_layer_config"
+"""Settings of single layers, which stock code of Gemma 4 reads and other code half follows."""
 OTHER_CODE = ("transformers_weights", "experts_implementation", "_experts_implementation")
 ELSEWHERE = ("trisect", "quantization_config")
 """Entries with readers of their own."""
@@ -71,6 +74,8 @@ def check_config(raw: Any, *, where: str) -> None:
             _check(CHECKS[key], value, f"{where}: {key}", inside=False)
         elif key == "is_encoder_decoder" and value:
             raise TrisectError(f"{where} is an encoder-decoder's; trisect narrows decoder-only language models.")
+        elif key == PER_LAYER and value and "gemma4" not in str(raw.get("model_type")):
+            raise TrisectError(f"{where} sets {key}, which only Gemma 4 is read with; remove it.")
         elif (key in UNSET and value) or (key == "return_dict" and not value):
             raise TrisectError(f"{where} sets {key}, which no family here is read with; remove it.")
         elif key in OTHER_CODE:
@@ -99,16 +104,17 @@ def _check(kind: TypeAdapter[Any], value: Any, name: str, *, inside: bool) -> No
         raise TrisectError(f"{name}{place}: {first['msg']}, not {shown(first['input'])}.") from error
 
 
-def check_attention(config: Any, *, position_scale: bool, where: str) -> None:
+def check_attention(config: Any, family: Family, *, where: str) -> None:
     """Refuse heads that transformers would round down, and a scale by position without its numbers."""
     text = config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None)
-    shared = getattr(text, "num_key_value_heads", None) or heads
-    if heads is not None and shared is not None and heads % shared:
-        raise TrisectError(f"{where}: {heads} query heads cannot share {shared} key heads evenly.")
+    for layer in text.per_layer_config if family.lends_keys else [text]:
+        heads = getattr(layer, "num_attention_heads", None)
+        shared = getattr(layer, "num_key_value_heads", None) or heads
+        if heads is not None and shared is not None and heads % shared:
+            raise TrisectError(f"{where}: {heads} query heads cannot share {shared} key heads evenly.")
     rope = getattr(text, "rope_parameters", None) or {}
     needed = ("llama_4_scaling_beta", "original_max_position_embeddings")
-    if position_scale and not all(is_number(rope.get(key)) and rope[key] > 0 for key in needed):
+    if family.position_scale == "rotated" and not all(is_number(rope.get(key)) and rope[key] > 0 for key in needed):
         raise TrisectError(f"{where}: rope_parameters needs numbers for {' and '.join(needed)}.")
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.models.attention import Attention, latent_query, layout_of, norms_of, own
+from trisect.models.attention import Attention, layout_of, norms_of
 from trisect.models.experts import ExpertView
 from trisect.models.families import Family
 from trisect.models.linear import (
@@ -28,6 +28,7 @@ from trisect.models.linear import (
     matrices_of,
     weight_of,
 )
+from trisect.models.owned import latent_query, own
 from trisect.records.parts import COMPONENTS, LINEARS, Factored, Linear
 from trisect.records.shapes import LinearShape
 
@@ -73,6 +74,8 @@ class LayerMaps:
     def why_whole(self, component: str) -> str | None:
         """Why a component is not narrowed in this layer; None where it is."""
         if component == "mlp" and self.experts is None:
+            if getattr(self.layer, "enable_moe_block", False):
+                return "an MLP and experts behind norms of their own"
             return None if self._find(self.family.down) is not None else "no MLP of plain matrices"
         if component == "mlp":
             return None
@@ -80,7 +83,28 @@ class LayerMaps:
             return "no attention"
         if component == "qk" and self.norms and self.family.norm_centred:
             return "a LayerNorm between projection and score"
+        if component == "ov" and self.family.value_norm is not None:
+            return "a norm of the values"
+        if component == "qk" and self.family.lends_keys and self._shares_keys():
+            return "keys that other layers read, or that are values, too"
         return None
+
+    def _shares_keys(self) -> bool:
+        """Whether this layer's keys are another's, other layers' too, or its own values."""
+        module, lent = self.attention_module, getattr(self.config, "num_kv_shared_layers", 0)
+        shared = module.is_kv_shared_layer or (lent and module.store_full_length_kv)
+        return bool(shared) or getattr(module, self.family.qkv[2]) is None
+
+    @property
+    def why_no_decoder(self) -> str | None:
+        """Why the Decoder's cache cannot hold what this layer remembers; None where it can."""
+        if self.attention_module is None:
+            return "no attention"
+        if self.family.beside is not None:
+            return "a state beside its attention"
+        if getattr(self.config, "attention_chunk_size", None):
+            return "attention in chunks of the text"
+        return "keys that layers share" if self.family.lends_keys else None
 
     @property
     def norms(self) -> tuple[nn.Module, ...]:
@@ -115,6 +139,16 @@ class LayerMaps:
         """What adds to the stream in front of the MLP: attention's output projection, or what stands for it."""
         attention = self.attention_module
         return self._find(self.family.mixer) if attention is None else getattr(attention, self.family.o)
+
+    @property
+    def beside(self) -> nn.Module | None:
+        """What adds to the stream beside attention, reading what attention reads."""
+        return None if self.family.beside is None else self._find(self.family.beside[0])
+
+    @property
+    def beside_scale(self) -> float:
+        """What that is multiplied with."""
+        return 1.0 if self.family.beside is None else float(getattr(self.layer, self.family.beside[1]))
 
     @property
     def attention(self) -> Attention:

@@ -92,6 +92,8 @@ def norm_weights(norm: Any, *, heads: int, width: int, offset: float) -> Tensor:
     if isinstance(norm, HeadNorm):
         return norm.weight.detach()
     held = [weight.detach() for name, weight in norm.named_parameters() if name.endswith("weight")]
+    if not held:
+        return torch.ones(heads, width)
     weights = torch.cat([weight.flatten() for weight in held])
     weights = weights.float() + offset if offset else weights
     return weights.reshape(-1, width).expand(heads, -1)

@@ -271,10 +271,11 @@ class LayerView(LayerMaps):
         together, names = self.family.norm_over == "heads", (self.family.norms or ()) if self.norms else ()
         for name, weight in zip(names, (part.norm_q, part.norm_k), strict=False):
             assert weight is not None
-            old = getattr(a, name)
+            old = self.norms[names.index(name)]
+            like = next(old.parameters(), part.W_q)  # a norm without weights gets some
             new = HeadNorm(weight.shape[0], weight.shape[1], eps=eps_of(old), together=together)
-            stored = from_canonical(weight, part.num_pairs, rotary).to(old.weight.dtype).contiguous()
-            new.weight = nn.Parameter(stored, requires_grad=old.weight.requires_grad)
+            stored = from_canonical(weight, part.num_pairs, rotary).to(like.device, like.dtype).contiguous()
+            new.weight = nn.Parameter(stored, requires_grad=like.requires_grad)
             setattr(a, name, new)
 
     def _write_ov(self, part: OV) -> None:
