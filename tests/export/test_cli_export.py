@@ -38,7 +38,6 @@ def test_hf_then_gguf(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--to", "ggml"], "Known: gguf, hf"),
         (["--dtype", "f16"], "for --to gguf"),
         (["--to", "gguf", "--dtype", "bfloat16"], "for --to hf"),
-        (["--to", "gguf", "--as-llama"], "--as-llama is about --to hf"),
     ],
 )
 def test_bad_input_is_one_line(

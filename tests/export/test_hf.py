@@ -20,6 +20,7 @@ from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.export import check, export_hf, hf
 from trisect.export.rotation import stock_factors
+from trisect.export.stock import plain_config
 from trisect.export.vocabulary import split_digits, vocabulary_of
 from trisect.models.source import read_header
 from trisect.pipeline.run import compress
@@ -104,19 +105,32 @@ def test_narrow_heads_stay_narrow(tmp_path: Path) -> None:
     assert rope["original_max_position_embeddings"] == config.max_position_embeddings  # vLLM's scale is 1 then
 
 
-def test_qwen2_as_llama(tmp_path: Path) -> None:
-    native = compressed("qwen2", "model-rates")
-    done = export_hf(native, None, tmp_path / "out", dtype=torch.float32, as_llama=True)
-    assert done.architecture == "LlamaForCausalLM"
-    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    torch.testing.assert_close(logits(stock), logits(native), rtol=0, atol=2e-4)
+@pytest.mark.parametrize(
+    ("width", "window", "config_class"),
+    [
+        (8, False, transformers.Qwen2Config),  # as wide as hidden size and heads say
+        (4, False, transformers.LlamaConfig),
+        (4, True, transformers.Qwen2Config),  # Llama has no window
+    ],
+)
+def test_qwen2_is_called_llama_where_engines_would_not_read_its_head_width(
+    width: int, window: bool, config_class: type
+) -> None:
+    sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_hidden_layers": 2, "max_window_layers": 1}
+    config = transformers.Qwen2Config(**sizes, use_sliding_window=window, sliding_window=7)
+    assert type(plain_config(config, {"head_dim": width})) is config_class
 
 
-def test_a_window_is_not_llama(tmp_path: Path) -> None:
-    with pytest.raises(TrisectError, match="without --as-llama"):
-        export_hf(
-            compressed("mistral-window", "model-rates"), None, tmp_path / "out", dtype=torch.float32, as_llama=True
-        )
+@pytest.mark.parametrize(("width", "missing"), [(48, ["FlashInfer"]), (64, []), (40, ["FlashInfer", "CPU"])])
+def test_engines_without_a_kernel_for_the_width_are_named(width: int, missing: list[str], tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**{**LLAMA, "head_dim": width})
+    torch.manual_seed(0)
+    settings = CompressConfig(ratio=0.2, align=None, parts=("mlp",), method="a3")
+    dense = transformers.LlamaForCausalLM(config).eval()
+    native = compress(dense, settings, tokens=tokens_from_tensor(tokens(2, 20))).model
+    done = export_hf(native, None, tmp_path / "out", dtype=torch.float32)
+    said = " ".join(note for note in done.notes if "kernel" in note)
+    assert [name for name in ("FlashAttention", "FlashInfer", "CPU") if name in said] == missing
 
 
 def test_rounding_is_said(tmp_path: Path) -> None:
@@ -180,11 +194,6 @@ def test_refusals_say_why_and_what_to_type(name: str, setting: str, said: str, t
     assert not list(tmp_path.iterdir())
 
 
-def test_what_llama_cannot_compute_is_not_called_llama(tmp_path: Path) -> None:
-    with pytest.raises(TrisectError, match="without --as-llama"):
-        export_hf(compressed("qwen3", "whole-qk"), None, tmp_path / "out", dtype=torch.float32, as_llama=True)
-
-
 def test_a_window_makes_phi3_a_mistral(tmp_path: Path) -> None:
     torch.manual_seed(0)
     dense = transformers.Phi3ForCausalLM(transformers.Phi3Config(**LLAMA, sliding_window=7)).eval()
@@ -217,6 +226,16 @@ def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(TrisectError, match="nothing was written"):
         export_hf(compressed("llama-gqa", "model-rates"), None, tmp_path / "out", dtype=torch.float32)
     assert not list(tmp_path.iterdir())
+
+
+def test_far_positions_are_checked_with_exact_angles() -> None:
+    """A stock table turns in float32, which is off by 1e-4 at position 2000: no mistake of an export."""
+    config = transformers.LlamaConfig(**LLAMA)
+    table = type(tiny("llama-gqa").model.rotary_emb)(config)
+    positions, x = torch.tensor([[0, 1, 1999, 2047]]), torch.zeros(1)
+    exact = torch.cat([torch.outer(positions[0].double(), table.inv_freq.double())] * 2, dim=-1).cos()
+    assert (table(x, positions)[0][0] - exact).abs().max() > 1e-5
+    torch.testing.assert_close(hf._Exact(table)(x, positions)[0][0], exact.float(), rtol=0, atol=1e-7)
 
 
 DIGITS = "0123456789 \n"

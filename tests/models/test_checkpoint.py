@@ -131,6 +131,13 @@ def test_a_pickle_checkpoint_is_refused(tmp_path: Path) -> None:
     refused(folder, r"pickled weights \(pytorch_model.bin\)")
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8"])
+def test_a_quantised_checkpoint_is_refused_before_its_weights_are_read(method: str, tmp_path: Path) -> None:
+    folder = stock_folder(tmp_path)
+    edit(folder / "config.json", quantization_config={"quant_method": method})
+    refused(folder, rf"quantised \({method}\): use the original weights")
+
+
 def test_more_heads_than_weights_is_an_error_not_a_random_model(tmp_path: Path) -> None:
     folder = stock_folder(tmp_path)
     edit(folder / "config.json", num_attention_heads=12)

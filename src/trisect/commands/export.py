@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, argument, option
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import unknown_name
 
 if TYPE_CHECKING:
     from trisect.export import Exported
@@ -32,7 +32,6 @@ def run(
             "DTYPE",
         ),
     ] = None,
-    as_llama: Annotated[bool, option("Write a Mistral or Qwen2 model under Llama's architecture. (hf)")] = False,
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -43,8 +42,6 @@ def run(
 
     if to not in FORMATS:
         raise unknown_name("format", to, FORMATS)
-    if as_llama and to != "hf":
-        raise TrisectError("--as-llama is about --to hf; a GGUF file has Llama's architecture always.")
     with screen.quiet_libraries():
         if to == "hf":
             check_new_folder(out)
@@ -52,7 +49,7 @@ def run(
         loaded = screen.load(folder, LoadOptions(dtype="float32", trust_remote_code=trust_remote_code))
         what: Any = {"model": loaded.model, "tokenizer": loaded.tokenizer, "receipt": read_receipt(folder)}
         if to == "hf":
-            done = export_hf(**what, out=out, dtype=kind, as_llama=as_llama)
+            done = export_hf(**what, out=out, dtype=kind)
         else:
             done = export_gguf(**what, out=out, kind=dtype or "f16")
     _show(done, to, tokenizer=loaded.tokenizer is not None)

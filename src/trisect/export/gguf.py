@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.export.check import Exported, check_in_llama_cpp, check_same, difference, probe
-from trisect.export.hf import built, padding_notes, stock_config
+from trisect.export.hf import built, check_stock, padding_notes, stock_config
 from trisect.export.rotation import SAME, listed_rope, stock_factors
 from trisect.export.stock import Stock, check_exportable, plain_config, stock_weights
 from trisect.export.vocabulary import split_digits, vocabulary_of
@@ -113,7 +113,7 @@ def export_gguf(
     stock = stock_weights(model, baked=not known.windows)
     architecture = _architecture(config, stock)
     expected = probe(model)
-    apart = check_same(probe(built(stock_config(config, stock), stock.tensors)), expected, "The stock model")
+    apart = check_stock(stock_config(config, stock), stock, expected)
     offset = family_for(config).norm_offset
     # Norms are written with the offset; rounded now as that rounds them, they come back as they are.
     tensors = {k: t + offset - offset if k.split(".")[-2].endswith("norm") else t for k, t in stock.tensors.items()}

@@ -1,11 +1,12 @@
 """A stock Hugging Face checkpoint: plain config, plain weights, no trisect needed to load it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from trisect.bundle.card import write_stock_card
 from trisect.errors import TrisectError
@@ -14,17 +15,11 @@ from trisect.export.rotation import listed_rope, stock_factors
 from trisect.export.stock import Stock, plain_config, stock_weights
 from trisect.export.vocabulary import split_digits
 from trisect.models.compressed import CompressedModel
-from trisect.support.files import check_disk_space, new_folder
+from trisect.support.files import check_disk_space, new_folder, write_json
 
 
 def export_hf(
-    model: Any,
-    tokenizer: Any,
-    out: str | Path,
-    *,
-    dtype: torch.dtype,
-    as_llama: bool = False,
-    receipt: dict[str, Any] | None = None,
+    model: Any, tokenizer: Any, out: str | Path, *, dtype: torch.dtype, receipt: dict[str, Any] | None = None
 ) -> Exported:
     """Write a compressed model, given in float32, as a checkpoint of its stock architecture."""
     if not isinstance(model, CompressedModel):
@@ -33,9 +28,9 @@ def export_hf(
             "`trisect compress MODEL -o DIR` wrote."
         )
     stock = stock_weights(model)
-    config = stock_config(model.config, stock, as_llama=as_llama)
+    config = stock_config(model.config, stock)
     expected = probe(model)
-    apart = check_same(probe(built(config, stock.tensors)), expected, "The stock model")
+    apart = check_stock(config, stock, expected)
     # Taken out one by one, so that a second copy of the model never stands beside the first.
     rounded = {name: stock.tensors.pop(name).to(dtype) for name in list(stock.tensors)}
     tokenizer, notes = split_digits(tokenizer)
@@ -46,6 +41,7 @@ def export_hf(
         written.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
+        speak_to_transformers_4(folder, config)
         logits = probe(built(config, {name: tensor.float() for name, tensor in rounded.items()}))
         check_same(_reloaded(folder), logits, "What was written")
         result = Exported(
@@ -62,7 +58,27 @@ def export_hf(
     return result
 
 
-def stock_config(source: Any, stock: Stock, *, as_llama: bool = False) -> Any:
+def speak_to_transformers_4(folder: Path, config: Any) -> None:
+    """Say in the files of transformers 5 what transformers 4 and engines of its time read under other names."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    rope = values["rope_parameters"]
+    whole = rope.get("full_attention", rope)
+    older: dict[str, Any] = {"rope_theta": whole["rope_theta"], "torch_dtype": values["dtype"]}
+    if whole["rope_type"] != "default":
+        older["rope_scaling"] = {key: value for key, value in whole.items() if key != "rope_theta"}
+    if "sliding_attention" in rope:
+        older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    older |= {old: values[new] for old, new in config.attribute_map.items() if new in values}
+    write_json(path, values | older)
+    path = folder / "tokenizer_config.json"
+    if path.exists():
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values.get("tokenizer_class") == "TokenizersBackend":
+            write_json(path, values | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def stock_config(source: Any, stock: Stock) -> Any:
     """The source's config as its stock class has it, with the widths and the rotation of the export."""
     changes: dict[str, Any] = {"head_dim": stock.head_width, **stock.widths}
     if stock.rates is not None:
@@ -72,7 +88,7 @@ def stock_config(source: Any, stock: Stock, *, as_llama: bool = False) -> Any:
             kept = ("llama_4_scaling_beta", "original_max_position_embeddings")
             rope |= {key: source.rope_parameters.get(key) for key in kept}
         changes["rope_parameters"] = rope
-    return plain_config(source, changes, as_llama=as_llama)
+    return plain_config(source, changes)
 
 
 def built(config: Any, tensors: dict[str, Tensor]) -> Any:
@@ -96,6 +112,32 @@ def built(config: Any, tensors: dict[str, Tensor]) -> Any:
     return model.eval()
 
 
+def check_stock(config: Any, stock: Stock, expected: Tensor) -> float:
+    """The difference of the stock model's logits, or a refusal."""
+    model = built(config, stock.tensors)
+    if stock.rates is not None:
+        model.model.rotary_emb = _Exact(model.model.rotary_emb)
+    return check_same(probe(model), expected, "The stock model")
+
+
+class _Exact(nn.Module):
+    """A stock table whose angles are float64, as the compressed model's are.
+
+    Float32 rounds an angle of 2000 radians by 1e-4: so do stock models, and it says nothing about the weights.
+    """
+
+    def __init__(self, table: Any):
+        super().__init__()
+        self.table = table
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self.table(x, position_ids)
+        angles = position_ids[..., None].double() * self.table.inv_freq.double()
+        angles = angles.repeat(1, 1, cos.shape[-1] // angles.shape[-1])
+        factor = self.table.attention_scaling
+        return (angles.cos() * factor).to(cos.dtype), (angles.sin() * factor).to(sin.dtype)
+
+
 def _reloaded(folder: Path) -> Tensor:
     """Logits of the files, by the way that anybody loads them."""
     found = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -104,18 +146,27 @@ def _reloaded(folder: Path) -> Tensor:
     return probe(found.eval())
 
 
+KERNELS = {
+    "FlashAttention (multiples of 8)": range(8, 257, 8),
+    "FlashInfer (64, 128, 256)": (64, 128, 256),
+    "vLLM on a CPU (multiples of 16 from 32 to 128, 160, 192, 224, 256)": (*range(32, 129, 16), 160, 192, 224, 256),
+}
+"""The head widths that common engines have kernels for."""
+COMPUTED = {"qwen2": "vLLM works", "qwen2_moe": "vLLM and transformers 4 work"}
+"""Architectures whose head width not everybody reads from the config."""
+
+
 def _notes(stock: Stock, config: Any) -> tuple[str, ...]:
     """What a user should know before serving the export."""
-    notes = []
-    if stock.head_width % 8:
+    width, notes = stock.head_width, []
+    if missing := [name for name, widths in KERNELS.items() if width not in widths]:
         notes.append(
-            f"head width {stock.head_width} is no multiple of 8, which vLLM and GPU kernels ask for: "
-            "compress with --align 16 to serve it there"
+            f"head width {width} has no kernel in {' and '.join(missing)}: serve it with another, or not there"
         )
-    if config.model_type == "qwen2" and stock.head_width * config.num_attention_heads != config.hidden_size:
+    if config.model_type in COMPUTED and width * config.num_attention_heads != config.hidden_size:
         notes.append(
-            "transformers reads Qwen2's head width from the config, vLLM works it out from the hidden size: "
-            "export with --as-llama to serve it there"
+            f"{COMPUTED[config.model_type]} the head width of {config.model_type} out from the hidden size and "
+            "cannot load this one: transformers 5 can, or compress with --parts ov,mlp"
         )
     return (*notes, *padding_notes(stock))
 

@@ -102,16 +102,15 @@ def _norm_refusal(name: str) -> TrisectError:
     )
 
 
-def plain_config(source: Any, changes: dict[str, Any], *, as_llama: bool = False) -> Any:
+def plain_config(source: Any, changes: dict[str, Any]) -> Any:
     """A stock config with nothing of trisect in it."""
     values = {key: value for key, value in source.to_dict().items() if key not in OURS} | changes
     family = family_for(source)
     if family.name == "phi3":
         return _unfused_config(values)
-    if as_llama and family.name != "llama":
-        if family.name not in ("mistral", "qwen2"):
-            raise TrisectError(f"{family.name} computes what Llama does not; export without --as-llama.")
-        return _llama_config(values, biased=family.name == "qwen2")
+    narrow = values["head_dim"] * values["num_attention_heads"] != values["hidden_size"]
+    if family.name == "qwen2" and narrow and "sliding_attention" not in values["layer_types"]:
+        return _biased_llama_config(values)
     return getattr(transformers, family.model).config_class(**values)
 
 
@@ -125,15 +124,10 @@ def _unfused_config(values: dict[str, Any]) -> Any:
     return transformers.MistralConfig(**{**values, **window, "rope_parameters": rope})
 
 
-def _llama_config(values: dict[str, Any], *, biased: bool) -> Any:
-    """The same layers under Llama's name, which more engines read a head width for."""
-    windows = {values.get("sliding_window"), *(values.get("layer_types") or ())} - {None, "full_attention"}
-    if windows and (values.get("use_sliding_window", True)):
-        raise TrisectError(
-            "This model attends to a sliding window, which Llama's architecture has not; export without --as-llama."
-        )
+def _biased_llama_config(values: dict[str, Any]) -> Any:
+    """Qwen2 under Llama's name: not every engine reads the head width of a Qwen2, and all read Llama's."""
     values = {key: value for key, value in values.items() if key not in WINDOWED}
-    return transformers.LlamaConfig(**{**values, "attention_bias": biased})
+    return transformers.LlamaConfig(**{**values, "attention_bias": True})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,12 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
             hub = transformers.PreTrainedConfig.get_config_dict
             raw = read_raw_config(source) if source.local else hub(source.path)[0]
         check_config(raw, where=where)
+        if packed := raw.get("quantization_config"):
+            method = packed.get("quant_method") if isinstance(packed, dict) else packed
+            raise TrisectError(
+                f"{source.path} is quantised ({str(method)[:40]}): use the original weights, and quantise what "
+                "trisect saves (docs/quantize.md)."
+            )
         # A list, because the name may be anything, hashable or not.
         known = raw.get("model_type") in list(transformers.CONFIG_MAPPING)
         if "auto_map" in raw and not known and not trust_remote_code:
@@ -291,16 +297,10 @@ def _check_loaded(name: str, info: dict[str, Any]) -> None:
 
 def _forget_quantisation(model: Any) -> None:
     """A GGUF model arrives dequantised but still says it is quantised, and then refuses to be saved."""
-    if getattr(model.config, "quantization_config", None) is None:
-        return
-    method = getattr(model.config.quantization_config, "quant_method", None)
-    if method != "gguf" and getattr(model, "hf_quantizer", None) is not None:
-        raise TrisectError(
-            f"The checkpoint is quantised ({method}); compress the original weights and quantise the result."
-        )
-    del model.config.quantization_config
-    model.hf_quantizer = None
-    model.is_quantized = False
+    if getattr(model.config, "quantization_config", None) is not None:
+        del model.config.quantization_config
+        model.hf_quantizer = None
+        model.is_quantized = False
 
 
 def _tokenizer(source: Source, trust_remote_code: bool) -> Any:
