@@ -98,12 +98,14 @@ def test_a_ratio_beyond_the_curves_says_how_far_they_reach() -> None:
         plan(0.9, {})
 
 
-def test_curves_between_points_are_straight_and_never_fall() -> None:
+def test_curves_between_points_are_powers_and_their_slopes_never_fall() -> None:
+    square = Curves(points={(0, "qk"): {64: 0.0, 48: 0.1, 16: 0.9}}, fingerprint="f", token_hash="t")
+    assert square.loss_at(0, "qk", 32) == pytest.approx(0.4)
     bumpy = Curves(points={(0, "qk"): {64: 0.0, 48: 0.4, 32: 0.2}}, fingerprint="f", token_hash="t")
     assert bumpy.loss_at(0, "qk", 64) == 0
     assert bumpy.loss_at(0, "qk", 56) == pytest.approx(0.2)
     assert bumpy.loss_at(0, "qk", 48) == pytest.approx(0.4)
-    assert bumpy.loss_at(0, "qk", 40) == pytest.approx(0.4)
+    assert bumpy.loss_at(0, "qk", 40) == pytest.approx(0.6)
     with pytest.raises(TrisectError, match="ends at width 32"):
         bumpy.loss_at(0, "qk", 16)
 

@@ -217,6 +217,13 @@ class Stream:
         calls = self.calls.get(-1 - number) or self.calls[len(self.hidden[number])]
         return calls[layer]
 
+    def through(self, view: LayerView, number: int, states: Tensor) -> Tensor:
+        """What a layer makes of the states of a batch."""
+        call = self.call(number, view.index)
+        output = view.layer(states, *call.args, **call.kwargs)
+        found: Tensor = output[0] if isinstance(output, tuple) else output
+        return found
+
     @torch.no_grad()
     def advance(
         self, view: LayerView, *, progress: Progress | None = None, before: Callable[[int], None] | None = None
@@ -227,10 +234,8 @@ class Stream:
         for number, states in enumerate(self.hidden):
             if before is not None:
                 before(number)
-            call = self.call(number, view.index)
             with stage("forward"):
-                output = view.layer(states, *call.args, **call.kwargs)
-                output = output[0] if isinstance(output, tuple) else output
+                output = self.through(view, number, states)
                 self.hidden[number] = output
                 broken = broken | ~output.isfinite().all()
             if progress is not None:
@@ -293,6 +298,25 @@ def _noting(views: list[LayerView], notes: list[LayerCall], first: list[Tensor])
     finally:
         for view in views:
             del view.layer.forward
+
+
+@contextmanager
+def answering(model: Any, views: list[LayerView], states: Tensor) -> Iterator[None]:
+    """Every layer answers with the same hidden states: the model's tail turns them into logits."""
+    store = getattr(model, "layer_store", None)
+    present = set() if store is None else set(store.present_now)
+    try:
+        if store is not None:  # nobody's weights are read for this
+            store.present_now.update(range(len(views)))
+        for view in views:
+            answer = (states, None) if view.family.tuple_output else states
+            view.layer.forward = lambda *_, answer=answer, **__: answer
+        yield
+    finally:
+        for view in views:
+            del view.layer.forward
+        if store is not None:
+            store.present_now = present
 
 
 def _without_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:

@@ -176,6 +176,7 @@ class LayerStore:
         self._called: set[int] = set()
         """Layers that are here for one call only."""
         self._ahead: tuple[int, Future[dict[str, Tensor]] | None] = -1, None
+        self._last = -1
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trisect-read")
         for index, layer in enumerate(self.layers):
             layer.register_forward_pre_hook(lambda *args, i=index: self._begin_call(i))
@@ -196,8 +197,10 @@ class LayerStore:
             number, ahead = self._ahead
             tensors = ahead.result() if ahead is not None and number == index else self._read(index)
             self._ahead = -1, None
-            if index + 1 < len(self.layers):
-                self._ahead = index + 1, self._reader.submit(self._read, index + 1)
+            # Whoever walks backwards comes from the layer behind.
+            coming, self._last = index + (-1 if self._last == index + 1 else 1), index
+            if 0 <= coming < len(self.layers):
+                self._ahead = coming, self._reader.submit(self._read, coming)
             moved = {name: tensor.to(self.device, non_blocking=True) for name, tensor in tensors.items()}
             self.layers[index].load_state_dict(moved, assign=True)
         self.present_now.add(index)
@@ -262,10 +265,10 @@ def refuse_streamed(model: Any, what: str) -> None:
         raise TrisectError(f"{what} needs the whole model in memory; use --stream off.")
 
 
-def walk(model: Any) -> Iterator[LayerView]:
+def walk(model: Any, *, backwards: bool = False) -> Iterator[LayerView]:
     """Each layer, owned, and in memory until the caller asks for the next one."""
     store = getattr(model, "layer_store", None)
-    for view in layer_views(model, own=True):
+    for view in layer_views(model, own=True)[:: -1 if backwards else 1]:
         if store is None:
             yield view
         else:

@@ -1,15 +1,10 @@
-"""Measure loss curves: narrow one component of one layer at a time and see what the whole model loses.
-
-The component is solved on the dense stream; the layers behind it are run on windows that took no part in the
-solving. Everything in front of the layer is the dense model's, so its hidden states are carried along, not
-computed again.
-"""
+"""Measure loss curves: narrow one component of one layer at a time and see what the whole model loses."""
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from trisect.calibrate import Progress, Stream, TwoStreams
-from trisect.calibrate.replay import in_batches
+from trisect.calibrate.fisher import DrawnAnswers
+from trisect.calibrate.replay import answering, in_batches
 from trisect.config import CompressConfig
 from trisect.data import TEST_SHARE, Tokens
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
-from trisect.methods.method import ComponentMethod, Method, Options, options_of, solve
+from trisect.methods.method import Method, Options, options_of, solve
 from trisect.models import LayerView, fingerprint, layer_views
 from trisect.models.streamed import walk
-from trisect.pipeline.statistics import narrow_moments
 from trisect.plan import CURVED, MINIMUM_HEAD, Curves, read_curves
-from trisect.records.parts import COMPONENTS
+from trisect.records.parts import COMPONENTS, Solution
 from trisect.support import distributed
 from trisect.support.files import write_json
 
@@ -57,7 +52,7 @@ class HeldOutLoss:
         for states in onward.hidden:
             ids = self.ids[start : start + len(states)].to(device)
             start += len(states)
-            with _answering(self.views, states):
+            with answering(self.model, self.views, states):
                 logits = self.model(input_ids=ids, use_cache=False).logits
             losses = nn.functional.cross_entropy(
                 logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="sum"
@@ -66,28 +61,17 @@ class HeldOutLoss:
         return total / (self.ids.shape[0] * (self.ids.shape[1] - 1))
 
 
-@contextmanager
-def _answering(views: list[LayerView], states: Tensor) -> Iterator[None]:
-    """Every layer answers with the same hidden states: the model's tail turns them into logits."""
-    try:
-        for view in views:
-            answer = (states, None) if view.family.tuple_output else states
-            view.layer.forward = lambda *_, answer=answer, **__: answer
-        yield
-    finally:
-        for view in views:
-            del view.layer.forward
-
-
 log = logging.getLogger(__name__)
 
-HEAD_SHARES = (0.875, 0.75, 0.625, 0.5, 0.375)
-SHARES = {"qk": HEAD_SHARES, "ov": HEAD_SHARES, "mlp": tuple(k / 12 for k in range(11, 4, -1))}
-"""Shares of each width that are measured; in between the curve is a straight line. The MLP has most of the
-parameters and is cut in the smallest steps, so its curve is the finest."""
-LOW_SHARES = (0.25, 0.125)
-CHEAP = 0.002
-"""Nats per token: where the narrowest width costs less, those low ones are measured, too."""
+HEAD_SHARES = (0.875, 0.75, 0.5, 0.25)
+SHARES = {"qk": HEAD_SHARES, "ov": HEAD_SHARES, "mlp": (11 / 12, 0.75, 0.5, 0.25)}
+"""Shares of each width that are measured; `Curves` knows what lies in between."""
+DRAWS = 2
+"""Answers that are drawn for every token."""
+TEST_TOKENS = 1 << 15
+"""Tokens that a change is measured on; more would say the same."""
+LEFT_OUT = ("fold",)
+"""Pieces of a3+ that have to look at the text again for every width."""
 MEASURED = ("a3", "a3+")
 """Methods that curves are measured with; the others go by those of the last."""
 
@@ -103,53 +87,58 @@ def measure_curves(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Curves:
-    """The rise of the loss at SHARES of every width, one component of one layer at a time."""
+    """The rise of the loss at SHARES of every width, one component of one layer at a time.     [math.md A-6]
+
+    Every component is solved on the dense stream, and what it then changes in its layer's output is judged by
+    gradients of answers that the dense model gives on windows which took no part in the solving.
+    """
     solving, testing = held_out(tokens.ids)
+    step = -(-testing.numel() // TEST_TOKENS)  # spread over all that are held out: there may be several texts
     views = layer_views(model, own=True)
+    answers = DrawnAnswers(model, views, testing[::step], draws=DRAWS, batch_size=batch_size, seed=seed)
     streams = TwoStreams(model, views, solving, batch_size=batch_size, seed=seed)
-    held_out_loss = HeldOutLoss(model, views, testing, batch_size=batch_size)
-    dense = held_out_loss.loss(0)
     points: dict[tuple[int, str], dict[int, float]] = {}
     options = options or Options()
-    slot_reads = method.slot_reads if isinstance(method, ComponentMethod) else frozenset()
+    options = replace(options, rope_scope="head", without=(*options.without, *LEFT_OUT))
     for view in walk(model):
-        dense_moments = streams.begin(view, slot_reads if "qk" in parts else frozenset())
-        for part in (part for part in parts if part in view.components):
-            loss = _trial(streams, held_out_loss, view, part, method, dense_moments, options)
-            points[view.index, part] = _curve(view, part, loss, dense)
+        present = [part for part in parts if part in view.components]
+        dense = streams.begin(view, method.reads_for("qk") if "qk" in present else frozenset())
+        answers.begin(view)
+        for part in present:
+            moments = dense if part == "qk" else streams.statistics(view, part, method.reads_for(part))
+            points[view.index, part] = _curve(
+                answers, view, part, partial(solve, method, part, moments=moments, options=options)
+            )
             if progress is not None:
                 done = view.index * len(parts) + parts.index(part) + 1
                 progress("curves", done, len(views) * len(parts))
         streams.narrow = streams.dense.copy()
-        held_out_loss.advance(view)
+        answers.finish(view)
     return Curves(
-        points=points, fingerprint=fingerprint(model), token_hash=tokens.hash, method=method.name, dense_loss=dense
+        points=points,
+        fingerprint=fingerprint(model),
+        token_hash=tokens.hash,
+        method=method.name,
+        dense_loss=answers.loss,
     )
 
 
-def _trial(
-    streams: TwoStreams,
-    held_out_loss: HeldOutLoss,
-    view: LayerView,
-    part: str,
-    method: Method,
-    dense_moments: dict[str, Tensor],
-    options: Options,
-) -> Callable[[int], float]:
-    """Width -> the whole model's loss with one component that narrow; the component is put back."""
-    # Slots are another set for every width, so QK is looked at again for each; the others once.
-    gathered: dict[str, Tensor] = {}
-
-    def loss(width: int) -> float:
-        nonlocal gathered
-        if part == "qk" or not gathered:
-            gathered = narrow_moments(streams, view, part, method, dense_moments, width, options)
+def _curve(answers: DrawnAnswers, view: LayerView, part: str, solved: Callable[..., Solution]) -> dict[int, float]:
+    """Width -> rise, with one component that narrow; it is put back every time."""
+    full = view.shape().width(part)
+    curve = {full: 0.0}
+    for width in _widths(full, part):
         with view.trial():
-            whole = view.part(part)
-            view.apply(solve(method, part, whole, gathered, width=width, options=options))
-            return held_out_loss.loss(view.index)
+            view.apply(solved(part=view.part(part), width=width))
+            curve[width] = answers.rise(view)
+    return curve
 
-    return loss
+
+def _widths(full: int, part: str) -> list[int]:
+    """Widths at shares of the full one, the widest first."""
+    step = 8 if part != "mlp" and full >= 32 else 2
+    widths = {max(MINIMUM_HEAD, round(full * share) // step * step) for share in SHARES[part]}
+    return sorted((width for width in widths if width < full), reverse=True)
 
 
 def held_out(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,21 +185,3 @@ def curves_for(
     if path is not None and distributed.is_rank_zero():
         write_json(path, curves.to_dict())
     return curves
-
-
-def _curve(view: LayerView, part: str, loss: Callable[[int], float], dense: float) -> dict[int, float]:
-    full = view.shape().width(part)
-    curve = {full: 0.0}
-    for width in _widths(full, part, SHARES[part]):
-        curve[width] = loss(width) - dense
-    for width in _widths(full, part, LOW_SHARES):
-        if width not in curve and curve[min(curve)] < CHEAP:
-            curve[width] = loss(width) - dense
-    return curve
-
-
-def _widths(full: int, part: str, shares: tuple[float, ...]) -> list[int]:
-    """Widths at shares of the full one, the widest first."""
-    step = 8 if part != "mlp" and full >= 32 else 2
-    widths = {max(MINIMUM_HEAD, round(full * share) // step * step) for share in shares}
-    return sorted((width for width in widths if width < full), reverse=True)

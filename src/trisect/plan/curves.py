@@ -50,18 +50,25 @@ class Curves:
     """The whole model's loss on the same windows, in nats per token; None in files that do not say."""
 
     def loss_at(self, layer: int, component: str, width: int) -> float:
-        """The curve between its points: it never falls as the width does, and noise below zero is zero."""
-        points = sorted(self.points[layer, component].items(), reverse=True)
-        highest, previous = 0.0, points[0]
-        for here, value in points:
-            value = max(highest, value)
-            if here <= width:
-                span = previous[0] - here
-                share = (previous[0] - width) / span if span else 0.0
-                return highest + share * (value - highest)
-            highest, previous = value, (here, value)
+        """The curve at any width: from point to point a power of what is removed; its slope never falls.
+
+        A rise is measured with noise, and a slope that falls would make the knapsack cut deep for nothing.
+        """
+        full, *points = sorted(self.points[layer, component].items(), reverse=True)
+        removed, here, slope = full[0] - width, (0, 0.0), 0.0
+        for narrow, rise in points:
+            x, (x_0, y_0) = full[0] - narrow, here
+            slope = max(slope, (rise - y_0) / (x - x_0))
+            y = y_0 + slope * (x - x_0)
+            if removed <= x:
+                if not y_0:
+                    return y * max(0, removed - x_0) / (x - x_0)
+                return y_0 * (removed / x_0) ** (math.log(y / y_0) / math.log(x / x_0))
+            here = x, y
+        if removed == 0:
+            return 0.0
         raise TrisectError(
-            f"The curve of {component} in layer {layer} ends at width {points[-1][0]}; {width} is below it. "
+            f"The curve of {component} in layer {layer} ends at width {full[0] - here[0]}; {width} is below it. "
             "Use a smaller --ratio, or measure curves with lower widths."
         )
 
