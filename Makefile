@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo test check format lint types results clean
+.PHONY: demo test test-exports check format lint types results clean
 
 demo: .venv/.installed
 	$(BIN)/trisect demo
@@ -17,6 +17,21 @@ OTHER_CPU := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATI
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 	$(OTHER_CPU) $(BIN)/python -m pytest -n 2 -m "numerics and not gpu and not network"
+
+# Stock exports in transformers 4 and MLX-LM, each in an environment of its own (gigabytes, so no part of `test`).
+# NATIVE=DIR has a real model tried as well, compressed with --portable.
+ELSEWHERE := .venv-exports
+test-exports: .venv/.installed $(ELSEWHERE)/transformers4/.installed $(ELSEWHERE)/mlx/.installed
+	TRISECT_TRANSFORMERS4=$(ELSEWHERE)/transformers4/bin/python TRISECT_MLX=$(ELSEWHERE)/mlx/bin/python \
+	  $(if $(NATIVE),TRISECT_NATIVE=$(NATIVE)) OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest -q -s tests/export/test_elsewhere.py
+
+$(ELSEWHERE)/transformers4/.installed: PACKAGES := '$(TORCH)' transformers==4.57.6 accelerate
+$(ELSEWHERE)/mlx/.installed: PACKAGES := 'mlx[cpu]' mlx-lm
+$(ELSEWHERE)/%/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install $(PACKAGES)
+	touch $@
 
 check: format lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not network"

@@ -64,9 +64,9 @@ def speak_to_transformers_4(folder: Path, config: Any) -> None:
     values = json.loads(path.read_text(encoding="utf-8"))
     rope = values["rope_parameters"]
     whole = rope.get("full_attention", rope)
+    scaling = {key: value for key, value in whole.items() if key != "rope_theta"}
     older: dict[str, Any] = {"rope_theta": whole["rope_theta"], "torch_dtype": values["dtype"]}
-    if whole["rope_type"] != "default":
-        older["rope_scaling"] = {key: value for key, value in whole.items() if key != "rope_theta"}
+    older["rope_scaling"] = None if whole["rope_type"] == "default" else scaling
     if "sliding_attention" in rope:
         older["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
     older |= {old: values[new] for old, new in config.attribute_map.items() if new in values}
