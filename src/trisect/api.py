@@ -67,22 +67,19 @@ def compress(
         config = replace(config, calibration=calibration)
     elif calibration is not None:
         config = replace(config, calibration=replace(config.calibration, source=as_mixture(calibration)))
-    source = str(model) if isinstance(model, str | Path) else None
-    if source is not None:
-        model = load(model, device=device)
     job = Job(
-        model=model,
-        source=source,
+        model=str(model) if isinstance(model, Path) else model,
         config=config,
         tokenizer=_tokenizer(model, tokenizer),
         tokens=tokens,
         out=None if out is None else Path(out),
         evaluate=evaluate,
+        load_options={"device": device},
         fresh=fresh,
     )
     with quiet_transformers():
         result = carry_out(job, progress=progress)
-    result.model.tokenizer = job.tokenizer
+    result.model.tokenizer = result.tokenizer
     return result.model
 
 

@@ -145,10 +145,10 @@ def test_no_route_copies_the_cache_for_a_single_token(heads: Heads, kind: Kind) 
 def test_the_measured_widths_go_where_they_should() -> None:
     plain = Heads(qk=96, vo=96, group=1, masked=False, single=False)
     for widths in ((96, 96), (80, 64), (64, 80), (128, 128)):
-        assert route("cudnn", replace(plain, qk=widths[0], vo=widths[1])) == Route()
-    assert route("cudnn", replace(plain, qk=76, vo=80)) == Route(pad=80)
-    assert route("cuda", replace(plain, qk=80, vo=64)) == Route(pad=80)
-    assert route("cuda", replace(plain, qk=80, vo=64, group=4, masked=True)) == Route(repeat=True)
+        assert route("cudnn", plain._replace(qk=widths[0], vo=widths[1])) == Route()
+    assert route("cudnn", plain._replace(qk=76, vo=80)) == Route(pad=80)
+    assert route("cuda", plain._replace(qk=80, vo=64)) == Route(pad=80)
+    assert route("cuda", plain._replace(qk=80, vo=64, group=4, masked=True)) == Route(repeat=True)
     assert kind_of(torch.device("cpu")) == "cpu"
 
 

@@ -78,7 +78,8 @@ def test_what_was_not_measured_is_said_with_the_command_that_would(real_run: Pat
     assert text.count("not measured") == 2
     assert "trisect eval MODEL --tasks quick --json F" in text
     assert "trisect bench RUN --json F" in text
-    assert "No prompts were given" in text
+    assert "--sample PROMPT" in text
+    assert "Samples" not in text  # a section with nothing in it
     files = [
         eval_file(tmp_path / "t.json", real_run, tasks=tasks_entry(boolq=0.4321)),
         bench_file(tmp_path / "b.json", real_run, dense=0.5, narrow=0.25),

@@ -283,7 +283,8 @@ class OwnStepper:
             self.decoder.step()
         # A graph is recorded for each stretch of the cache, when a step first gets there.
         bucket = self.decoder.bucket
-        for stretch in range(length // bucket + 1, (length + self.new - 1) // bucket + 1):
+        stretches = range(length // bucket + 1, (length + self.new - 1) // bucket + 1)
+        for stretch in stretches if self.decoder.mode != "eager" else ():
             self.decoder.seek(stretch * bucket)
             self.decoder.step()
         self.seek(0)

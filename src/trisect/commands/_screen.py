@@ -129,12 +129,13 @@ def quiet_libraries() -> Iterator[None]:
         yield
 
 
-def load(name: str, loading: LoadOptions) -> "Loaded":
-    """Load a model with transformers' own chatter turned off."""
+def load(name: str, loading: LoadOptions, *, own_dtype: bool = False) -> "Loaded":
+    """Load a model to compute with, or in its `own_dtype`; transformers' own chatter is turned off."""
     from trisect.models import load_model
+    from trisect.models.checkpoint import WORKING
 
     with quiet_libraries():
-        return load_model(name, **asdict(loading))
+        return load_model(name, **{**asdict(loading), "dtype": loading.dtype or (None if own_dtype else WORKING)})
 
 
 @contextmanager

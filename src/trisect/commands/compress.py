@@ -95,7 +95,13 @@ def show_result(result: "Result") -> None:
     from trisect.plan import budget_of
     from trisect.report.terminal import compression_table
 
-    screen.say(compression_table(result.before, result.after, losses=result.losses, perplexities=result.perplexities))
+    known, out = result.receipt.get("source_bytes"), result.receipt.get("out")
+    files = (
+        None
+        if known is None or out is None
+        else (known, sum(f.stat().st_size for f in Path(out).glob("*.safetensors")))
+    )
+    screen.say(compression_table(result.before, result.after, files=files, perplexities=result.perplexities))
     if result.plan.masked:
         zeros = zeros_of(result.model) / budget_of(result.before).linear_parameters
         screen.say(f"{zeros:.1%} of the decoder's linear weights are zero now; no shape has changed.")

@@ -1,7 +1,7 @@
 """`trisect quantize`: the linear weights of a dense or compressed model in fewer bits."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +42,7 @@ def run(
 
     check_new_folder(out)
     require(settings.backend)
-    loaded = screen.load(model, loading)
+    loaded = screen.load(model, loading, own_dtype=True)  # scales and zeros are saved in what weights are loaded in
     tokens = None
     if data is not None:
         choice: dict[str, Any] = {"samples": windows, "length": length or usual_length(loaded.model)}
@@ -57,10 +57,12 @@ def run(
             if tokens is not None:
                 stage = partial(report, f"perplexity {when}")
                 measures.append(perplexity(loaded.model, tokens, progress=stage))
-    bits.append(count_bits(loaded.model))
+    # Per parameter of the model that came: a head that no longer shares the embedding would count twice.
+    bits.append(replace(count_bits(loaded.model), parameters=bits[0].parameters))
     _show(settings, bits, measures)
     receipt = _receipt(
         {"model": loaded.name, "fingerprint": was, "quantize": asdict(settings)},
+        source_bytes=loaded.num_bytes,
         seed=0,
         token_hash=None if tokens is None else tokens.hash,
         timings={"quantise": seconds},
@@ -74,12 +76,15 @@ def run(
     screen.say_next(f"trisect eval {screen.quoted(out)}")
 
 
-def _receipt(recipe: dict[str, Any], **facts: Any) -> dict[str, Any]:
+def _receipt(recipe: dict[str, Any], *, source_bytes: int | None, **facts: Any) -> dict[str, Any]:
     """What was done; the receipt of the model that was quantised is kept inside."""
     from trisect.support.receipt import build_receipt, read_receipt
 
     receipt, made = build_receipt(recipe, **facts), read_receipt(recipe["model"])
-    return {**receipt, "source": made.get("source"), "made_from": made} if made else receipt
+    return {
+        **receipt,
+        **({"source": made.get("source"), "made_from": made} if made else {"source_bytes": source_bytes}),
+    }
 
 
 def _show(config: QuantizeConfig, bits: "list[Bits]", measures: "list[Perplexity]") -> None:

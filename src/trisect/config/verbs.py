@@ -54,7 +54,9 @@ class QuantizeConfig:
     parts: Annotated[tuple[str, ...], BeforeValidator(parse_parts)] = setting(
         default=COMPONENTS, help="What to quantise. (default: qk,ov,mlp)", metavar="LIST", typed=str
     )
-    lm_head: bool = setting(default=False, help="Also the head; where it shares the embedding, it stops to.")
+    lm_head: bool = setting(
+        default=False, help="Also the head; one that shares the embedding becomes a matrix of its own."
+    )
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:

@@ -154,8 +154,9 @@ class Decoder:
     both replay a graph of the result; "auto" is "graphs" on a GPU and "eager" elsewhere.
 
     Our own attention kernel reads the live part of the cache only. Where torch's attention is used instead,
-    it looks at the cache in steps of `bucket` slots, with one graph for each. `pick` makes tokens (b,) of
-    logits (b, v): the likeliest ones, or what `drawn` draws (trisect.decode.decoder).
+    it looks at the cache in steps of `bucket` slots, with one graph for each; without graphs, at what is
+    written. `pick` makes tokens (b,) of logits (b, v): the likeliest ones, or what `drawn` draws
+    (trisect.decode.decoder).
     """
 
     def __init__(
@@ -193,6 +194,8 @@ class Decoder:
         for view, layer in zip(self._views, self.cache.layers, strict=True):
             view.attention.live = layer
         self.bucket = bucket or self._default_bucket()
+        for layer in self.cache.layers:  # without graphs attention sees what is written, and needs no mask
+            layer.is_compileable = self.bucket > 1
         self.tokens = torch.zeros(batch, dtype=torch.int64, device=self.device)
         self._positions = torch.zeros(batch, 1, dtype=torch.int64, device=self.device)
         self._mask = torch.ones(batch, max_length, dtype=torch.int64, device=self.device)
@@ -372,7 +375,7 @@ class Decoder:
                 for view in self._views
             )
         )
-        return self.max_length if alone else BUCKET
+        return self.max_length if alone else 1 if self.mode == "eager" else BUCKET
 
     def _recorded(self) -> Any:
         state = self.tokens, self._positions, self.cache.clock.slot

@@ -38,7 +38,7 @@ def rate_angles(rates: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     at position 100,000, the same for every token near it, and scores depend on differences of such angles.
     """
     turns = positions[..., None, None].double() * rates.double() * (0.5 / math.pi)
-    angles = (turns - torch.floor(turns + 0.5)).float() * (2 * math.pi)
+    angles = (turns - turns.round()).float() * (2 * math.pi)
     return angles.cos(), angles.sin()
 
 
@@ -59,9 +59,10 @@ def rotate_heads(
     """Queries (b, t, h, d) and keys (b, t, k, d) turned by the angles (b, t, k or 1, p) of their key head."""
     if inverse:
         sin = -sin
-    groups = q.unflatten(2, (k.shape[2], -1))  # (b, t, h, d) -> (b, t, k, g, d)
-    turned = rotate(groups, cos.unsqueeze(-2), sin.unsqueeze(-2), layout).flatten(2, 3)
-    return turned, rotate(k, cos, sin, layout)
+    b, t, kv_heads, width = k.shape
+    both = torch.cat([q.view(b, t, kv_heads, -1, width), k.unsqueeze(3)], dim=3)  # (b, t, k, g + 1, d)
+    turned = rotate(both, cos.unsqueeze(-2), sin.unsqueeze(-2), layout)
+    return turned[..., :-1, :].flatten(2, 3), turned[..., -1, :]
 
 
 def split_pairs(x: Tensor, p: int, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ b = batch, t = new tokens, s = tokens to look at, h = query heads, k = key/value
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ Kind = Literal["cpu", "cudnn", "cuda"]
 CUDNN_WIDEST = 128
 
 
-@dataclass(frozen=True, kw_only=True)
-class Heads:
+class Heads(NamedTuple):
     """What a call brings along."""
 
     qk: int
@@ -98,7 +97,6 @@ def kind_of(device: torch.device) -> Kind:
     return "cudnn" if _prefers_cudnn(device.index) else "cuda"
 
 
-@torch.compiler.assume_constant_result
 def _prefers_cudnn(index: int | None) -> bool:
     """torch's own rule (check_prefer_cudnn_attention), and its switches."""
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1" or not torch.backends.cuda.cudnn_sdp_enabled():
@@ -106,6 +104,10 @@ def _prefers_cudnn(index: int | None) -> bool:
     major, minor = torch.cuda.get_device_capability(index)
     version = torch.backends.cudnn.version() or 0
     return major in (9, 10) and minor in (0, 3) and version > 91500
+
+
+# What torch.compiler.assume_constant_result would say, were its import not that of the whole compiler.
+_prefers_cudnn._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def sdpa(

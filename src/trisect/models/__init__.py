@@ -5,7 +5,7 @@ from typing import Any
 from trisect.models.checkpoint import Loaded, load_model, original_shape, read_shape, save_model
 from trisect.models.compressed import mark_compressed, original_widths, register_families, register_family
 from trisect.models.families import FAMILIES, WRAPPERS, Family, family_for
-from trisect.models.fingerprint import fingerprint, shape_of, zeros_of
+from trisect.models.fingerprint import fingerprint, round_as_stored, shape_of, zeros_of
 from trisect.models.view import LayerView, layer_views, left_whole
 
 
@@ -32,6 +32,7 @@ __all__ = [
     "read_shape",
     "register_families",
     "register_family",
+    "round_as_stored",
     "save_model",
     "shape_of",
     "zeros_of",

@@ -244,7 +244,7 @@ class Attention(nn.Module):
             return False
         ours = getattr(cache, "clock", None) is self.live.clock
         single = q.shape[1] == 1 and not self.live.clock.prompt
-        return ours and single and self.tap is None and self.has_kernel and wants_decode_kernel(q)
+        return ours and single and self.tap is None and wants_decode_kernel(q) and self.has_kernel
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, table: Table | None, positions: Tensor | None) -> Tensor:
         """One new token per text (b, 1, heads, width): into the cache, and its attention (b, 1, h, vo)."""
@@ -323,7 +323,9 @@ class Attention(nn.Module):
     def window(self) -> int | None:
         if not getattr(self, "is_sliding", True):
             return None
-        return getattr(self, "sliding_window", getattr(self.config, "sliding_window", None))
+        # Not as a default of getattr: reading a config takes transformers longer than some of our kernels.
+        owner = self if hasattr(self, "sliding_window") else self.config
+        return getattr(owner, "sliding_window", None)
 
     @property
     def num_pairs(self) -> int:

@@ -21,7 +21,7 @@ from trisect.models.generic import recognise
 from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
 from trisect.models.paths import warn_of_slow_paths
 from trisect.models.quantized import packing_summary
-from trisect.models.source import Source, check_weights, read_raw_config, resolve
+from trisect.models.source import Source, Weights, check_weights, read_raw_config, resolve
 from trisect.models.streamed import check_saved, load_layers_later, to_be_streamed, write_shards
 from trisect.models.view import layer_views, left_whole
 from trisect.records.shapes import ModelShape
@@ -79,6 +79,8 @@ def _advice(name: str, error: BaseException | None) -> str | None:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What weights can be loaded as, by the names that users type."""
+WORKING = "working"
+"""As a dtype: the checkpoint's own, but float32 for 16 bits on a CPU, which computes five times faster in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,8 @@ class Loaded:
     tokenizer: Any
     """None where the checkpoint carries none."""
     name: str
+    num_bytes: int | None = None
+    """Of the weight files; None where nobody knows."""
 
 
 def load_model(
@@ -101,27 +105,36 @@ def load_model(
 ) -> Loaded:
     """Load a model and its tokenizer; the dtype is the checkpoint's own unless one is given.
 
+    Whatever it computes in, the model is saved in the checkpoint's own dtype (`model.stored_dtype`).
     A streamed model ("on", or "auto" where memory is short) reads its layers one at a time.
     """
     name = fetched(name)
     source = resolve(name)
     with from_hub(source):
-        model = _load(source, name, dtype, device=device, trust_remote_code=trust_remote_code, stream=stream)
+        weights = check_weights(source)
+        model = _load(source, name, weights, dtype, device=device, trust_remote_code=trust_remote_code, stream=stream)
         tokenizer = starting_texts(_tokenizer(source, trust_remote_code), model)
-        return Loaded(model=model, tokenizer=tokenizer, name=name)
+        return Loaded(model=model, tokenizer=tokenizer, name=name, num_bytes=None if weights is None else weights.size)
 
 
 def _load(
-    source: Source, name: str, dtype: str | torch.dtype | None, *, device: str, trust_remote_code: bool, stream: str
+    source: Source,
+    name: str,
+    weights: Weights | None,
+    dtype: str | torch.dtype | None,
+    *,
+    device: str,
+    trust_remote_code: bool,
+    stream: str,
 ) -> Any:
-    weights = check_weights(source)
     config = read_config(source, trust_remote_code=trust_remote_code)
     if weights is not None:  # before memory is taken for what the files do not hold
         where, packed = f"The config of {name}", getattr(config, "quantization_config", None) is not None
         check_layers(config, len(weights.shapes), where=where)
         check_fits(_blank(config, name), weights.shapes, size=weights.size, packed=packed, where=where)
-    model_class, kind = _class_for(config), _dtype(dtype, source)
-    if to_be_streamed(stream, source, device=device):
+    model_class, own = _class_for(config), _own_dtype(config, source, weights)
+    kind = _dtype(dtype, own, device)
+    if to_be_streamed(stream, source, device=device, growth=kind.itemsize / own.itemsize):
         with explained(f"Cannot load {name}"):
             model = load_layers_later(model_class, config, source.path, dtype=kind, device=device)
     else:
@@ -134,6 +147,7 @@ def _load(
         model.to(device).eval()
         warn_of_slow_paths(model)
     reset_invalid_generation_config(model)
+    model.stored_dtype = own
     return model
 
 
@@ -221,10 +235,10 @@ def save_model(
     """
     if not isinstance(model, CompressedModel):
         raise TrisectError("Only compressed models are saved by trisect; use model.save_pretrained for others.")
-    # Quantised weights are buffers.
-    size = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
-    check_disk_space(out, int(size * 1.05))
-    with new_folder(out) as folder:
+    with as_stored(model), new_folder(out) as folder:
+        # Quantised weights are buffers.
+        size = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
+        check_disk_space(out, int(size * 1.05))
         if layers is None:
             model.save_pretrained(folder)
         else:
@@ -235,6 +249,25 @@ def save_model(
         _write_code_and_card(folder, model, receipt)
         check_saved(model, folder)
     return Path(out)
+
+
+@contextmanager
+def as_stored(model: Any) -> Iterator[None]:
+    """Weights in the dtype that they came in, while they are saved; `round_as_stored` makes this lose nothing."""
+    now = next(model.parameters()).dtype
+    _cast(model, getattr(model, "stored_dtype", None) or now)
+    try:
+        yield
+    finally:
+        _cast(model, now)
+
+
+def _cast(model: Any, dtype: torch.dtype) -> None:
+    """Parameters alone: tables of angles stay exact."""
+    if model.dtype != dtype:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
 
 
 def _write_code_and_card(folder: Path, model: Any, receipt: dict[str, Any]) -> None:
@@ -270,9 +303,17 @@ def _blank(config: Any, name: str) -> Any:
         return _class_for(config)(config)
 
 
-def _dtype(dtype: str | torch.dtype | None, source: Source) -> torch.dtype | str:
-    if dtype is None:
-        return torch.float32 if source.gguf else "auto"
+def _own_dtype(config: Any, source: Source, weights: Weights | None) -> torch.dtype:
+    """What a checkpoint's weights are in; those of a GGUF file, of a few bits each, become float32."""
+    stored = None if source.gguf else config.dtype or (weights and weights.dtype)
+    return getattr(torch, stored) if isinstance(stored, str) else stored or torch.float32
+
+
+def _dtype(dtype: str | torch.dtype | None, own: torch.dtype, device: str) -> torch.dtype:
+    if dtype == WORKING and torch.device(device).type == "cpu" and own.itemsize < 4:
+        return torch.float32
+    if dtype in (None, WORKING):
+        return own
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in DTYPES:

@@ -3,6 +3,7 @@
 import hashlib
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
@@ -20,11 +21,21 @@ def shape_of(model: nn.Module) -> ModelShape:
     views = layer_views(model)
     parameters = list(model.parameters())
     inside = [p for view in views for module in view.projections() for p in module.parameters()]
+    stored = getattr(model, "stored_dtype", None) or next(p for p in parameters if p.is_floating_point()).dtype
     return ModelShape(
         layers=tuple(view.shape() for view in views),
         other_parameters=sum(p.numel() for p in parameters) - sum(p.numel() for p in inside),
-        bytes_per_element=next(p for p in parameters if p.is_floating_point()).element_size(),
+        bytes_per_element=stored.itemsize,
     )
+
+
+@torch.no_grad()
+def round_as_stored(model: Any, module: nn.Module) -> None:
+    """Round a part of a model to the dtype that it will be saved in: what is measured is what is saved."""
+    stored = getattr(model, "stored_dtype", None)
+    for parameter in module.parameters() if stored is not None else ():
+        if parameter.dtype != stored and not parameter.is_meta:
+            parameter.copy_(parameter.to(stored))
 
 
 def zeros_of(model: nn.Module) -> int:

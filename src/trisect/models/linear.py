@@ -39,12 +39,14 @@ class HeadLayout:
             return q.unflatten(-1, (group, self.qk)).flatten(-3, -2), k, v
         if len(columns) == 1:
             sizes = [self.heads * self.qk, self.kv_heads * self.qk, self.kv_heads * self.vo]
-            columns = columns[0].split(sizes, dim=-1)
+            columns = columns[0].split_with_sizes(sizes, dim=-1)
         q, k, v = columns
+        rows = q.shape[:-1]
+        # Not unflatten and split, which are Python: a step of a small model on a CPU takes as long as its calls.
         return (
-            q.unflatten(-1, (self.heads, self.qk)),
-            k.unflatten(-1, (self.kv_heads, self.qk)),
-            v.unflatten(-1, (self.kv_heads, self.vo)),
+            q.view(*rows, self.heads, self.qk),
+            k.view(*rows, self.kv_heads, self.qk),
+            v.view(*rows, self.kv_heads, self.vo),
         )
 
 
@@ -69,9 +71,10 @@ class FusedMaps:
         if torch.compiler.is_compiling():
             # Nothing replaces modules inside, and asking who they are would compile every layer anew.
             return True
-        rows = zip(modules, self.modules, self.weights, strict=True)
-        same = all(now is then and then.weight is row for now, then, row in rows)
-        return same and self.weights[0].data_ptr() == self.weight.data_ptr()
+        for now, then, row in zip(modules, self.modules, self.weights, strict=True):
+            if now is not then or then._parameters["weight"] is not row:
+                return False
+        return self.weights[0].data_ptr() == self.weight.data_ptr()
 
 
 def fused_maps(modules: Sequence[nn.Module]) -> FusedMaps | None:

@@ -16,6 +16,8 @@ INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 TEMPLATES = "additional_chat_templates"
 ROPE_FACTORS = "rope_freqs.weight"
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Kinds of numbers, by their names in safetensors' headers and in torch."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 LARGEST_CONFIG = 8 << 20
 """Bytes."""
@@ -104,6 +106,8 @@ class Weights:
     """By the names in the files."""
     size: int
     """Bytes."""
+    dtype: str | None = None
+    """Of the first tensor of numbers with a fraction, by torch's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,17 +173,19 @@ def check_weights(source: Source) -> Weights | None:
             "model first (peft's merge_and_unload does), or remove it."
         )
     shapes: dict[str, tuple[int, ...]] = {}
-    size = 0
+    size, kinds = 0, []
     for shard, names in _shards(folder).items():
         if not shard.is_file():
             raise TrisectError(f"{folder} is incomplete: {shard.name} is missing; download it again.")
-        found = {name: tensor.shape for name, tensor in read_header(shard)[0].items()}
+        tensors = read_header(shard)[0]
+        found = {name: tensor.shape for name, tensor in tensors.items()}
+        kinds += [FLOATS[tensor.dtype] for tensor in tensors.values() if tensor.dtype in FLOATS]
         missing = sorted(names - set(found))
         if missing:
             raise TrisectError(f"{folder} is incomplete: {shard.name} has no {missing[0]}, which {INDEX} names.")
         shapes |= found
         size += shard.stat().st_size
-    return Weights(shapes=shapes, size=size)
+    return Weights(shapes=shapes, size=size, dtype=next(iter(kinds), None))
 
 
 def tensor_files(folder: Path) -> dict[str, str]:

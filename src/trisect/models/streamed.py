@@ -284,8 +284,8 @@ Names = dict[str, Place]
 """Tensor name in the model -> its place in the files."""
 
 
-def to_be_streamed(asked: str, source: Source, *, device: str) -> bool:
-    """Whether layers are to be read one at a time: as asked, or where the whole would not fit well."""
+def to_be_streamed(asked: str, source: Source, *, device: str, growth: float = 1.0) -> bool:
+    """Whether layers are to be read one at a time: as asked, or where all, `growth` times the files, is large."""
     if asked not in STREAM:
         raise unknown_name("way to stream", asked, STREAM)
     possible = source.local and not source.gguf
@@ -296,7 +296,7 @@ def to_be_streamed(asked: str, source: Source, *, device: str) -> bool:
         )
     if asked != "auto" or not possible:
         return asked == "on"
-    return Shards(source.path).num_bytes > ROOM * available_bytes(device)
+    return growth * Shards(source.path).num_bytes > ROOM * available_bytes(device)
 
 
 def available_bytes(device: str) -> int:
@@ -312,8 +312,6 @@ def load_layers_later(model_class: Any, config: Any, folder: str | Path, *, dtyp
 
     give_large_blocks_back()
     shards = Shards(folder)
-    if dtype == "auto":
-        dtype = config.dtype or shards.part(next(iter(shards.files)), slice(0)).dtype
     with init_empty_weights(include_buffers=False):
         model = model_class._from_config(config, dtype=dtype)
     names = _names(model, shards)

@@ -23,6 +23,7 @@ from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
 from trisect.methods.method import check_parts
 from trisect.models import Loaded, load_model, read_shape, save_model, shape_of
+from trisect.models.checkpoint import WORKING
 from trisect.pipeline import run as flow
 from trisect.pipeline.loss_curves import curves_for
 from trisect.pipeline.run import Compressed, check_model, compress, compress_within
@@ -128,7 +129,9 @@ def _compress_in_memory(job: Job, work: Path | None, *, say: Say, progress: Prog
 def _loaded(job: Job) -> Loaded:
     if not isinstance(job.model, str):
         return Loaded(model=job.model, tokenizer=job.tokenizer, name=job.source or "")
-    return load_model(job.model, **job.load_options)
+    options = job.load_options
+    loaded = load_model(job.model, **{**options, "dtype": options.get("dtype") or WORKING})
+    return loaded if job.tokenizer is None else replace(loaded, tokenizer=job.tokenizer)
 
 
 def _compress_and_measure(
@@ -169,6 +172,7 @@ def _result(
     receipt = {
         **found.receipt,
         **({"source": loaded.name, "model": loaded.name} if loaded.name else {}),
+        **({"source_bytes": loaded.num_bytes} if loaded.num_bytes is not None else {}),
         **({"out": str(job.out)} if job.out is not None else {}),
         **compare(old, new).to_dict(),
         "before": old.to_dict(),
@@ -342,7 +346,7 @@ def _work_folder(job: Job) -> Iterator[Path | None]:
             yield work
         except KeyboardInterrupt as error:
             done = 0 if work is None else len(list(work.glob("layer-*")))
-            kept = f"{done} finished layers are kept: the same command goes on after them."
+            kept = f"{done} finished layer{'s are' if done > 1 else ' is'} kept: the same command goes on from there."
             raise KeyboardInterrupt(kept if done else "") from error
 
 

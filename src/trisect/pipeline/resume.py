@@ -63,9 +63,10 @@ class Ledger:
 class Journal(Ledger):
     """What became of each layer, on disk."""
 
-    def __init__(self, folder: Path, *, store: LayerStore | None = None):
-        super().__init__(store)
-        self.folder = folder
+    def __init__(self, folder: Path, model: Any):
+        super().__init__(getattr(model, "layer_store", None))
+        self.folder, self.working = folder, next(model.parameters()).dtype
+        self.stored = getattr(model, "stored_dtype", None) or self.working
         found = {int(path.stem.removeprefix("layer-")) for path in folder.glob("layer-*.safetensors")}
         self.finished: set[int] = distributed.broadcast(found)
 
@@ -89,7 +90,9 @@ class Journal(Ledger):
         with stage("write"):
             if distributed.is_rank_zero():
                 state = view.layer.state_dict(prefix=_prefix(view))
-                tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+                own = {_prefix(view) + name for name, _ in view.layer.named_parameters()}
+                kinds = {name: self.stored if name in own else tensor.dtype for name, tensor in state.items()}
+                tensors = {name: tensor.detach().to("cpu", kinds[name]).contiguous() for name, tensor in state.items()}
                 about = {"shape": asdict(view.shape()), "losses": self.losses.get(view.index, [])}
                 # Beside the tensors, not in their header: safetensors writes two entries there in any order,
                 # and this file becomes a shard of the result.
@@ -119,7 +122,11 @@ class Journal(Ledger):
             tensors = load_file(self.path(layer))
         except (OSError, SafetensorError) as error:
             raise self._damaged(layer, str(error)) from error
-        return {name.removeprefix(prefix): tensor.clone() for name, tensor in tensors.items()}
+        kinds = {self.stored: self.working}
+        return {
+            name.removeprefix(prefix): tensor.to(kinds.get(tensor.dtype, tensor.dtype), copy=True)
+            for name, tensor in tensors.items()
+        }
 
     def _take_from_here(self, view: LayerView) -> None:
         if self.store is not None:
@@ -131,9 +138,8 @@ class Journal(Ledger):
 
 def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path | None) -> tuple[Ledger, Plan | None]:
     """The ledger of a run, and the plan if an earlier run has made it."""
-    store = getattr(model, "layer_store", None)
     if work is None:
-        return Ledger(store), None
+        return Ledger(getattr(model, "layer_store", None)), None
     manifest = {
         "trisect": package_version("trisect"),
         "model": fingerprint(model),
@@ -157,7 +163,7 @@ def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path 
             f"{work} holds an unfinished run with other settings: {'; '.join(different[:4])}. Give the same "
             "settings to go on with it, add --fresh to start anew, or name another output with -o."
         )
-    return Journal(work, store=store), None if plan is None else Plan.from_dict(plan)
+    return Journal(work, model), None if plan is None else Plan.from_dict(plan)
 
 
 def _deciding(config: CompressConfig) -> dict[str, Any]:

@@ -18,7 +18,15 @@ from trisect.methods import get_method, solve
 from trisect.methods.a3plus import check_pieces
 from trisect.methods.experts import EXPERTS
 from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
-from trisect.models import LayerView, layer_views, left_whole, mark_compressed, original_widths, shape_of
+from trisect.models import (
+    LayerView,
+    layer_views,
+    left_whole,
+    mark_compressed,
+    original_widths,
+    round_as_stored,
+    shape_of,
+)
 from trisect.models.fingerprint import check_finite
 from trisect.models.streamed import refuse_streamed
 from trisect.pipeline.loss_curves import curves_for, held_out
@@ -208,6 +216,7 @@ def solve_layers(run: Run) -> Iterator[Step]:
                         "before you take the next, as api.rewrite does; --method a3 can solve without "
                         "rewriting."
                     )
+            round_as_stored(run.model, view.layer)
             run.ledger.keep(view)
         statistics.finish(view)
     run.ledger.last_norm_scale = statistics.close()
@@ -290,6 +299,7 @@ def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | 
 def finish(run: Run, original: list[Any]) -> Plan:
     """Make a rewritten model one of the compressed classes; gives the plan with the widths it really has."""
     assert run.plan is not None
+    round_as_stored(run.model, run.model)
     mark_compressed(run.model, original=original, method=run.config.method, ratio=run.plan.ratio)
     return replace(run.plan, layers=tuple(widths_of(view.shape()) for view in layer_views(run.model)))
 

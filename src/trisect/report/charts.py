@@ -14,8 +14,8 @@ from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run, 
 from trisect.report.terminal import kept_shares
 from trisect.support.plots import Bar, Chart, Groups, HeatMap, Point, Series
 
-ACROSS = 5
-"""Layers whose spectra are shown, from the first to the last."""
+ACROSS, FEW = 5, 8
+"""Layers whose spectra are shown, from the first to the last; of so few, all."""
 FAINTEST = 1e-7
 """Of the largest share: what is below comes from rounding, and is not drawn."""
 SAME_COST = 1e-3
@@ -47,7 +47,7 @@ def loss_map(run: Run) -> HeatMap | None:
         return None
     caption = (
         "Share of each component's own objective that is lost on the calibration tokens, as its solver predicts "
-        "it, in per cent. Objectives of different components have no common unit."
+        "it, in per cent. Compare the layers of a row: different components and methods have no common unit."
     )
     texts: Any = {"name": f"losses-{run.name}", "title": f"{run.name}: objective lost", "caption": caption}
     hottest = max(share for row in rows.values() for share in row if share is not None)
@@ -60,7 +60,7 @@ def time_bars(runs: Sequence[Run]) -> Groups | None:
     bars = {
         name: [Bar(stage, spent, f"{spent:.3g}") for stage, spent in times.items()] for name, times in timed.items()
     }
-    caption = "Seconds of each stage. Times of different machines do not compare."
+    caption = "Seconds of each stage. Compare runs of one machine only."
     title = "Where the time went"
     return Groups(name="time", title=title, caption=caption, y_label="seconds", groups=bars) if bars else None
 
@@ -101,7 +101,9 @@ def spectrum_charts(run: Run) -> list[Chart]:
 
 
 def across(losses: Sequence[Loss]) -> set[int]:
-    """Layers from the first to the last in even steps, and the one that lost the largest share."""
+    """All of a few layers; else from the first to the last in even steps, and the one that lost the largest share."""
+    if len(losses) <= FEW:
+        return {loss.layer for loss in losses}
     steps = {losses[round(n * (len(losses) - 1) / (ACROSS - 1))].layer for n in range(ACROSS)}
     return steps | {max(losses, key=lambda loss: loss.share or 0.0).layer}
 

@@ -64,7 +64,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with its own heading; the template says what to write where it has nothing."""
+    """A part of the page with its own heading; one that has nothing is left out."""
 
     title: str
     content: Any = None
@@ -101,8 +101,8 @@ def report_sections(
         "calibration": Section("Calibration and provenance", _provenance(runs)),
         "receipts": Section("Receipts", runs),
     }
-    left_out = set() if found["search"].figures else {"search"}
-    left_out |= set() if len(runs) > 1 else {"runs", "pareto"}
+    left_out = set() if len(runs) > 1 else {"runs", "pareto"}
+    left_out |= {key for key, section in found.items() if not section.content and not section.figures}
     return {key: section for key, section in found.items() if key not in left_out}
 
 

@@ -198,6 +198,8 @@ class Receipt(Record):
     losses: list[Loss] = []
     tuning: list[Tuning] = []
     source: Any = None
+    source_bytes: Annotated[int, Field(gt=0)] | None = None
+    """Of the weight files of the model that it was made from."""
     made_from: Any = None
     whole: dict[str, Any]
     """As it was written."""
@@ -348,13 +350,15 @@ class Run:
     def _size_facts(self) -> Iterator[Fact]:
         """What needs no measuring."""
         old, new, width = budget_of(self.before), budget_of(self.after), self.before.bytes_per_element
-        detail = f"before: {width} per parameter; after: the files"
+        files = next((receipt.source_bytes for receipt in reversed(self.receipts) if receipt.source_bytes), None)
+        detail = "the files" if files else f"before: {width} per parameter; after: the files"
         weights = Quantity(kind=Kind.SIZE, name="weights in bytes", detail=detail, unit="B")
+        was_bytes = files or old.parameters * width
         pairs = {
             PARAMETERS: (old.parameters, new.parameters),
             Quantity(kind=Kind.SIZE, name="decoder linear weights"): (old.linear_parameters, new.linear_parameters),
-            weights: (old.parameters * width, self.weight_bytes),
-            BITS: (8 * width, 8 * self.weight_bytes / old.parameters),
+            weights: (was_bytes, self.weight_bytes),
+            BITS: (8 * was_bytes / old.parameters, 8 * self.weight_bytes / old.parameters),
             KV_CACHE: (old.kv_bytes_per_token, new.kv_bytes_per_token),
             FLOPS: (old.flops, new.flops),
         }

@@ -1,10 +1,10 @@
 """A compression in the terminal: what went, what it cost, what each layer keeps; numbers for people."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.style import Style
@@ -65,43 +65,31 @@ def compression_table(
     before: ModelShape,
     after: ModelShape,
     *,
-    losses: Sequence[Mapping[str, Any]] = (),
+    files: tuple[int, int] | None = None,
     perplexities: "Sequence[tuple[Perplexity, Perplexity]]" = (),
     labels: tuple[str, str] = ("before", "after"),
 ) -> Table:
-    """Components first, then the model. `losses` and `perplexities` add what they know."""
-    shares = lost_shares(losses)
+    """Components first, then the model. Bytes of its weight `files` and `perplexities` add what they know."""
     old, new = budget_of(before), budget_of(after)
     change = compare(old, new)
     table = Table("", *(Column(name, justify="right") for name in (*labels, "removed")), "width")
-    if shares:
-        table.add_column("objective lost", justify="right")
     for component in COMPONENTS:
         sizes = count(old.components[component]), count(new.components[component])
         removed = f"{change.components[component]:.1%}"
         width = width_change(before, after, component=component)
-        lost = [f"{shares[component]:.2%}"] if component in shares else []
-        table.add_row(f"{component.upper()} parameters", *sizes, removed, width, *lost)
+        table.add_row(f"{component.upper()} parameters", *sizes, removed, width)
     if any(layer.experts for layer in before.layers):
         table.add_row("experts of a layer", *experts_row(before, after))
     table.add_section()
     add_sizes(table, old, new)
+    if files is not None:
+        table.add_row("weight files", *map(byte_count, files), f"{1 - files[1] / files[0]:.1%}")
     table.add_section()
     for was, now in perplexities:
         label = f"perplexity, {Path(now.data).name} ({now.windows} x {now.length})"
         rise = f"x{now.perplexity / was.perplexity:.3f}"
         table.add_row(label, f"{was.perplexity:.3f}", f"{now.perplexity:.3f}", rise)
     return table
-
-
-def lost_shares(losses: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Component -> share of its objective lost, the mean over the layers that were narrowed."""
-    shares: dict[str, list[float]] = {}
-    for entry in losses:
-        # An untouched part has nothing at stake: its total is 0.
-        if entry["total"] > 0:
-            shares.setdefault(entry["component"], []).append(entry["loss"] / entry["total"])
-    return {component: sum(values) / len(values) for component, values in shares.items()}
 
 
 def experts_row(before: ModelShape, after: ModelShape) -> tuple[str, str, str, str]:
