@@ -9,37 +9,20 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from numerics import is_repeated
+
 # No test asks the hub for anything: those about it have one of their own on this machine (tests/hub).
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-NUMERICS = (
-    "calibrate",
-    "methods",
-    "models",
-    "quantize/test_quantize_models.py",
-    "quantize/test_quantized_cache.py",
-    "quantize/test_quantized_linear.py",
-    "scale/test_streaming.py",
-    "solve",
-    "test_curve_files.py",
-    "test_curves.py",
-    "test_decode.py",
-    "test_devices_agree.py",
-    "test_prepare.py",
-    "test_tolerances.py",
-)
-"""Files and folders of numerical contracts: what they claim must hold on any CPU (`-m numerics`)."""
-
 # The same examples on every machine: what passes here passes there. HYPOTHESIS_PROFILE=default searches anew.
 settings.register_profile("same", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = [REPOSITORY / "tests" / name for name in NUMERICS]
     for item in items:
-        if any(item.path.is_relative_to(place) for place in places):
+        if is_repeated(item):
             item.add_marker("numerics")
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from numerics import KINDS, NUMERICS, STRUCTURE
+from tiny_models import CONFIGS
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCE = REPOSITORY / "src" / "trisect"
 LONGEST = 500
@@ -92,3 +95,12 @@ def test_public_names_have_a_line_about_them() -> None:
         if not has_words(node, owner)
     ]
     assert not found
+
+
+def test_what_is_run_again_as_on_another_cpu_is_there() -> None:
+    """A test or a tiny model that was renamed would else be left out, or run twice, without a word."""
+    tests = REPOSITORY / "tests"
+    defined = {line.split("(")[0] for path in files(tests) for line in path.read_text().splitlines()}
+    listed = {*NUMERICS, *STRUCTURE}
+    assert not {name for name in listed if not (tests / name).exists() and f"def {name}" not in defined}
+    assert not set(KINDS) - set(CONFIGS)

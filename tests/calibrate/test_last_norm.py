@@ -13,11 +13,13 @@ from trisect.calibrate.streams import last_norm, scale_last_norm
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
-from trisect.models import layer_views
+from trisect.models import family_for, layer_views
 from trisect.pipeline.run import Compressed, compress
 
 NO_LAST_NORM = "opt-norm-after"
-NAMES = sorted(set(CONFIGS) - {NO_LAST_NORM, "gemma4-experts"})  # the latter has nothing but QK behind a norm
+OUT = {NO_LAST_NORM, "gemma4-experts"}  # the latter has nothing but QK behind a norm
+NAMES = list({family_for(make()).name: name for name, make in reversed(CONFIGS.items()) if name not in OUT}.values())
+"""One tiny model of each family."""
 IDS = tokens(6, 20, seed=5)
 
 

@@ -1,14 +1,14 @@
 """Several processes share windows and solves: one model, the same bits in each, as from one process."""
 
-import os
-import subprocess
-import sys
+import multiprocessing
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from scale_runs import TOKENS, assert_same, config
+from together import take_part
 
 from tiny_models import tiny
 from trisect.calibrate.replay import HELD_SHARE, in_batches
@@ -21,16 +21,19 @@ METHODS = ("a3", "a3+", "svd-llm")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes wrote. They fork from one that has imported everything: torchrun is test_cli_scale's."""
     folder = tmp_path_factory.mktemp("together")
-    script = Path(__file__).with_name("together.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    launch += ["--nproc-per-node", "2", str(script), str(folder), *METHODS]
-    # torchrun starts the script by its path, without the folders that pytest adds.
-    places = [str(script.parents[1]), str(script.parent), os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(filter(None, places))
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    answer = subprocess.run(launch, capture_output=True, text=True, timeout=300, env=settings)
-    assert answer.returncode == 0, answer.stderr[-3000:]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["together"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    places = [(rank, 2, port, folder, METHODS) for rank in range(2)]
+    processes = [context.Process(target=take_part, args=place) for place in places]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=300)
+    assert [process.exitcode for process in processes] == [0, 0]
     return folder
 
 

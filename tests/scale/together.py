@@ -1,9 +1,8 @@
-"""Run by torchrun: every process compresses, and writes what it has."""
+"""One of several processes that compress together: each writes what it has."""
 
 import os
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,19 @@ def late(meet: Callable[..., Any]) -> Callable[..., Any]:
 
     def met(*values: Any) -> Any:
         found = meet(*values)
-        time.sleep(0.5 * distributed.rank())
+        time.sleep(0.2 * distributed.rank())
         return found
 
     return met
 
 
-distributed.broadcast, distributed.barrier = late(distributed.broadcast), late(distributed.barrier)
-with distributed.process_group("cpu"):
-    for method in sys.argv[2:]:
-        work = Path(sys.argv[1]) / f"{method}.unfinished"
-        result = compress(tiny("llama-gqa"), config(method), tokens=TOKENS, work=work)
-        tensors = {name: tensor.contiguous() for name, tensor in result.model.state_dict().items()}
-        save_file(tensors, f"{sys.argv[1]}/{method}-{os.environ['RANK']}.safetensors")
+def take_part(rank: int, count: int, port: int, folder: Path, methods: Sequence[str]) -> None:
+    """Compress in a process with the variables that torchrun would set."""
+    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in given.items()})
+    distributed.broadcast, distributed.barrier = late(distributed.broadcast), late(distributed.barrier)
+    with distributed.process_group("cpu"):
+        for method in methods:
+            result = compress(tiny("llama-gqa"), config(method), tokens=TOKENS, work=folder / f"{method}.unfinished")
+            tensors = {name: tensor.contiguous() for name, tensor in result.model.state_dict().items()}
+            save_file(tensors, folder / f"{method}-{rank}.safetensors")
