@@ -1,6 +1,6 @@
 """A real model, 25% removed with --portable, exported and run where trisect is not.
 
-    .venv/bin/python experiments/export_smollm2.py [smollm2 | stories15m] [--device cuda]
+    .venv/bin/python experiments/export_smollm2.py [smollm2 | stories15m | gemma] [--device cuda]
 
 Compresses once (the folder stays in runs/), exports to a stock Hugging Face checkpoint and to GGUF, and
 compares with the native model: logits and greedy text of the stock checkpoint in a process where trisect
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from core_protocol import ASSETS, HALVES, split_stories
+from gemma import find_gemma
 from safetensors.torch import load_file
 from tables import keep_row
 
@@ -49,6 +50,7 @@ class Subject:
     calibration: Path
     test: Path
     cut: tuple[str, ...]
+    settings: tuple[str, ...] = ("--ratio", "0.25")
 
 
 SUBJECTS = {
@@ -61,8 +63,16 @@ SUBJECTS = {
     "stories15m": Subject(
         str(ASSETS / "models/stories15m"), HALVES[0], HALVES[1], ("--samples", "32", "--length", "256")
     ),
+    # Behind its norms of queries and keys no stock form has narrow ones: MLPs alone.
+    "gemma": Subject(
+        "gemma-3-270m",
+        ASSETS / "data/wikitext-2/valid.txt",
+        ASSETS / "data/wikitext-2/test.txt",
+        ("--samples", "8", "--length", "512", "--eval-windows", "2"),
+        ("--ratio", "0.125", "--parts", "mlp"),
+    ),
 }
-SETTINGS = ("--ratio", "0.25", "--portable", "--dtype", "float32")
+SETTINGS = ("--portable", "--dtype", "float32")
 
 APART = """
 import json, sys
@@ -94,8 +104,19 @@ def compress(name: str, device: str) -> Path:
     out, subject = RUNS / f"export-{name}", SUBJECTS[name]
     if not out.exists():
         words = ["--calibration", subject.calibration, "--eval", subject.test, "--eval-windows", 16]
-        words += [*subject.cut, *SETTINGS, "--device", device, "-o", out, "--json", f"{out}.json", "-q"]
-        trisect("compress", subject.model, *words)
+        words += [
+            *subject.cut,
+            *subject.settings,
+            *SETTINGS,
+            "--device",
+            device,
+            "-o",
+            out,
+            "--json",
+            f"{out}.json",
+            "-q",
+        ]
+        trisect("compress", find_gemma() if name == "gemma" else subject.model, *words)
     return out
 
 
@@ -217,7 +238,7 @@ def main(name: str, device: str) -> None:
         print(kind, rows[f"gguf {kind}"], flush=True)
     recipe = {
         "script": f"experiments/export_smollm2.py {name}",
-        "compress": [*SUBJECTS[name].cut, *SETTINGS],
+        "compress": [*SUBJECTS[name].cut, *SUBJECTS[name].settings, *SETTINGS],
         "windows": WINDOWS,
         "length": LENGTH,
         "xllamacpp": package_version("xllamacpp"),

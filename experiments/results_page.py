@@ -17,6 +17,7 @@ from pathlib import Path
 import accuracy_tables
 import comparison_tables
 import experts
+import gemma
 import machine_tables
 import quantise_tables
 import speed_tables
@@ -28,7 +29,7 @@ from trisect.support.files import atomic_write_text
 
 PICTURES = tables.ROOT / "docs" / "pictures" / "results"
 """A folder of its own, so that a figure whose receipt is gone is known and removed."""
-MODULES = (accuracy_tables, comparison_tables, experts, machine_tables, quantise_tables, speed_tables)
+MODULES = (accuracy_tables, comparison_tables, experts, gemma, machine_tables, quantise_tables, speed_tables)
 
 
 def main(arguments: list[str] | None = None) -> int:

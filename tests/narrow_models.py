@@ -1,7 +1,7 @@
 """Tiny models of every family, compressed."""
 
 import copy
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tiny_models import tiny, tokens
@@ -15,9 +15,9 @@ def narrow(name: str, *, attention: str | None = None, dtype: Any = None, **sett
     return copy.deepcopy(_narrow(name, attention, dtype, tuple(sorted(settings.items()))))
 
 
-@lru_cache(maxsize=32)
+@cache
 def _narrow(name: str, attention: str | None, dtype: Any, settings: tuple[tuple[str, Any], ...]) -> Any:
-    """Kept, because several tests in a row ask for the same one."""
+    """Kept: several tests ask for the same one, and all of them together are some megabytes."""
     model = tiny(name, attention=attention, dtype=dtype)
     config = CompressConfig(ratio=0.25, method="a3", align=None, qk_norm_tolerance=1.0, **dict(settings))
     return compress(model, config, tokens=tokens_from_tensor(tokens(4, 40))).model

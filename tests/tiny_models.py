@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +407,44 @@ CONFIGS |= {
     "qwen3_5-wrapper": lambda: _qwen3_5(moe=False),
     "qwen3_5_moe-wrapper": lambda: _qwen3_5(moe=True),
 }
+OTHER_SIZES = {
+    "num_attention_heads": 4,
+    **dict.fromkeys(("n_head", "n_heads"), 4),
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "intermediate_size": 56,
+    "ffn_hidden_size": 56,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "shared_intermediate_size": 56,
+    "intermediate_size_mlp": 56,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 20,
+    "kv_lora_rank": 24,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 3),
+}
+
+
+def _in_other_sizes(name: str) -> Any:
+    """A config of CONFIGS with other heads, widths and experts; the stream keeps its width."""
+    config = CONFIGS[name]()
+    text = config.get_text_config()
+    # By the class, once more: some sizes follow from others.
+    new = type(text)(**{key: OTHER_SIZES.get(key, value) if value else value for key, value in text.to_dict().items()})
+    if new.model_type == config.model_type:
+        return new
+    config.text_config = new
+    return config
+
+
+ONCE = [
+    one for one in CONFIGS if [CONFIGS[name]().model_type for name in CONFIGS].count(CONFIGS[one]().model_type) < 2
+]
+SECOND: dict[str, Callable[[], Any]] = {f"{name}+": partial(_in_other_sizes, name) for name in (*ONCE, "qwen2", "mpt")}
+"""Families that have one config above, in a second shape: for the numerical contracts."""
+SECOND["helium+"] = lambda: transformers.HeliumConfig(  # its heads are together as wide as the stream
+    **{**LLAMA, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+)
 WRAPPED: dict[str, Any] = {
     "mistral3-wrapper": transformers.Mistral3ForConditionalGeneration,
     "gemma3-wrapper": transformers.Gemma3ForConditionalGeneration,
@@ -418,11 +457,11 @@ WRAPPED: dict[str, Any] = {
 
 def tiny(name: str, *, seed: int = 0, attention: str | None = None, dtype: Any = None) -> Any:
     """A random model whose every parameter matters: biases and norms are not left at zero and one."""
-    config = CONFIGS[name]()
+    config, wrapped = (CONFIGS.get(name) or SECOND[name])(), WRAPPED.get(name.removesuffix("+"))
     torch.manual_seed(seed)
     kwargs = {} if attention is None else {"attn_implementation": attention}
-    if name in WRAPPED:
-        model = WRAPPED[name]._from_config(config, **kwargs)
+    if wrapped is not None:
+        model = wrapped._from_config(config, **kwargs)
     else:
         model = transformers.AutoModelForCausalLM.from_config(config, **kwargs)
     shake(model, seed=seed)

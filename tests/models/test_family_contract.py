@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import BloomConfig
 
 from narrow_models import narrow
-from tiny_models import CONFIGS, MIXTURES, SDPA, left_padded, logits, tiny, tokens
+from tiny_models import CONFIGS, MIXTURES, SDPA, SECOND, left_padded, logits, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
 from trisect.calibrate import collect
 from trisect.methods import METHODS
@@ -27,7 +27,15 @@ from trisect.records.parts import COMPONENTS, MLP, OV, QK, Experts
 
 EXACT = {"rtol": 0, "atol": 0}
 # A clamp that bites does not commute with mixing channels: there is nothing exact to compare with.
-MIXABLE = [name for name in CONFIGS if name != "mpt-clip"]
+MIXABLE = [name for name in (*CONFIGS, *SECOND) if name != "mpt-clip"]
+
+
+def test_every_family_has_two_shapes() -> None:
+    shapes: dict[str, set[str]] = {}
+    for name in (*CONFIGS, *SECOND):
+        model = tiny(name)
+        shapes.setdefault(model.config.model_type, set()).add(repr(shape_of(model)))
+    assert {family: len(found) for family, found in shapes.items() if len(found) < 2} == {}
 
 
 def test_the_tiny_models_cover_every_family_in_the_table() -> None:
@@ -35,7 +43,7 @@ def test_the_tiny_models_cover_every_family_in_the_table() -> None:
     assert covered == {*families.FAMILIES, *WRAPPERS}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *SECOND])
 def test_parts_read_and_written_back_are_identical(name: str) -> None:
     model = tiny(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -49,7 +57,7 @@ def test_parts_read_and_written_back_are_identical(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "attention"), [(name, "eager") for name in CONFIGS] + [(name, "sdpa") for name in SDPA]
+    ("name", "attention"), [(name, "eager") for name in (*CONFIGS, *SECOND)] + [(name, "sdpa") for name in SDPA]
 )
 def test_owned_attention_equals_the_stock_one(name: str, attention: str) -> None:
     """But for rounding: the products are the same, but heads lie otherwise in memory."""
@@ -89,7 +97,7 @@ def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None
             solver = partial(solve_experts, solver) if isinstance(part, Experts) else solver
             view.write(solver(part, moments, part.width, Options()).part)
     # Routers compute in float32 whatever the model is, and so their weights round.
-    tolerance = 1e-7 if name not in MIXTURES else 1e-5
+    tolerance = 1e-7 if name.removesuffix("+") not in MIXTURES else 1e-5
     torch.testing.assert_close(logits(model, ids), before, rtol=tolerance, atol=tolerance)
 
 
@@ -197,7 +205,7 @@ def test_gradients_reach_every_narrow_weight(name: str) -> None:
             assert weight.grad.abs().sum() > 0, where
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *SECOND])
 def test_the_live_cache_is_as_small_as_the_budget_says(name: str) -> None:
     # Five tokens are inside the shortest sliding window, beyond which a cache stops growing.
     model, ids = narrow(name), tokens(2, 5)
