@@ -13,10 +13,11 @@ demo: .venv/.installed
 OTHER_CPU := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE \
   OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE
 
-# One thread per worker: two workers on two cores would otherwise wait for each other's threads.
+# One thread per worker: two workers on two cores would otherwise wait for each other's threads. worksteal gives each
+# worker a stretch of the files, so that what the tests of a file share is made once.
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
-	$(OTHER_CPU) $(BIN)/python -m pytest -n 2 -m "numerics and not gpu and not network"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(OTHER_CPU) $(BIN)/python -m pytest -n 2 --dist worksteal -m "numerics and not gpu and not network"
 
 # Stock exports in transformers 4 and MLX-LM, each in an environment of its own (gigabytes, so no part of `test`).
 # NATIVE=DIR has a real model tried as well, compressed with --portable.
@@ -34,7 +35,7 @@ $(ELSEWHERE)/%/.installed:
 	touch $@
 
 check: format lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu and not network"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not network"
 
 format: .venv/.installed
 	$(BIN)/ruff format .
