@@ -10,7 +10,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "trisect"
 # Each may import those before it, and itself.
 ORDER = (
     "errors support records config solve methods kernels data plan bundle models decode evaluate calibrate "
-    "export quantize finetune pipeline bench report compare api commands cli __init__ __main__"
+    "export quantize finetune pipeline bench report compare serve api commands cli __init__ __main__"
 ).split()
 
 # Fewer than the order allows: methods and models meet only in records, numerics know nothing else.

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, Length, LoadOptions, Model, option
 from trisect.config.settings import RUNNING
-from trisect.errors import TrisectError
+from trisect.errors import TrisectError, unknown_name
 
 if TYPE_CHECKING:
     from trisect.evaluate.tasks import TaskResults
 
 PANEL = "Measure"
+BACKENDS = ("transformers", "vllm")
 EXAMPLES = (
     ("Perplexity on the text that is always there", "trisect eval small"),
     ("On your own text, kept as a file", "trisect eval small --data text.txt --length 1024 --json eval.json"),
@@ -42,6 +43,7 @@ def run(
     batch_size: Annotated[
         int | None, option("Windows per forward pass; chosen for you by default.", panel=RUNNING)
     ] = None,
+    backend: Annotated[str, option("What runs the model.", "transformers|vllm", panel=RUNNING)] = "transformers",
     json: Json = None,
 ) -> None:
     """Measure the perplexity of a model on a text, its scores on tasks, or both."""
@@ -50,28 +52,40 @@ def run(
     from trisect.evaluate.perplexity import perplexity
     from trisect.evaluate.tasks import check_request, evaluate_tasks, load_task, parse_tasks
 
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
     requests = [] if tasks is None else parse_tasks(tasks, shots=shots)
     if requests:
         check_request(limit=limit, batch_size=batch_size)
     elif limit is not None or shots is not None:
         raise TrisectError("--limit and --shots are about tasks: add --tasks paper, or another.")
     prepared = [load_task(request) for request in requests]  # before the model: the hub may be out of reach
-    loaded = screen.load(model, loading)
-    measured: dict[str, Any] = {"model": model}
+    if backend == "vllm":
+        from trisect.models.checkpoint import look_at
+        from trisect.serve.server import Engine
+
+        with screen.quiet_libraries():
+            loaded = look_at(model, trust_remote_code=loading.trust_remote_code)
+        room = length or usual_length(loaded.model)
+        engine = Engine(loaded.name, length=room, dtype=loading.dtype, tasks=bool(requests))
+        by_engine: tuple[dict[str, Any], dict[str, Any]] = {"losses_of": engine.losses}, {"lm": engine.lm}
+    else:
+        loaded, by_engine = screen.load(model, loading), ({}, {})
+    measured: dict[str, Any] = {"model": model, **({} if backend == "transformers" else {"backend": backend})}
     if data is not None or not requests:
         choice: dict[str, Any] = {"samples": windows, "length": length or usual_length(loaded.model)}
         choice |= {"sampling": sampling, "seed": seed, "split": "evaluation"}
         tokens = load_tokens(data or "builtin", loaded.tokenizer, **choice)
         with screen.progress() as report:
             how: dict[str, Any] = {"batch_size": batch_size, "progress": partial(report, "perplexity")}
-            found = perplexity(loaded.model, tokens, **how)
+            found = perplexity(loaded.model, tokens, **how, **by_engine[0])
         windows_said = f"{found.windows} windows of {found.length} tokens"
         screen.say(f"perplexity {found.perplexity:.4f} on {found.data} ({windows_said})")
         measured |= asdict(found)
     if requests:
         asked: dict[str, Any] = {"limit": limit, "batch_size": batch_size}
         with screen.quiet_libraries(), screen.progress() as report:
-            scores = evaluate_tasks(loaded.model, loaded.tokenizer, prepared, **asked, progress=report)
+            scores = evaluate_tasks(loaded.model, loaded.tokenizer, prepared, **asked, progress=report, **by_engine[1])
         _show_scores(scores)
         measured["tasks"] = scores.to_dict()
     screen.keep_measurement(json, measured)

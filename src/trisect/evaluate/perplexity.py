@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from trisect.data.tokens import Tokens
 from trisect.errors import TrisectError
+from trisect.models.fingerprint import training_flags_kept
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +38,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     with training_flags_kept(model), torch.inference_mode():
         model.eval()
         yield
-
-
-@contextmanager
-def training_flags_kept(model: nn.Module) -> Iterator[None]:
-    """The model may be switched to evaluation inside; every module gets its own training flag back."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def check_batch_size(batch_size: int | None) -> None:
@@ -95,22 +85,32 @@ class Perplexity:
 
 
 def perplexity(
-    model: PreTrainedModel, tokens: Tokens, *, batch_size: int | None = None, progress: Progress = None
+    model: PreTrainedModel,
+    tokens: Tokens,
+    *,
+    batch_size: int | None = None,
+    progress: Progress = None,
+    losses_of: Callable[[Tensor], Tensor] | None = None,
 ) -> Perplexity:
     """The perplexity of `model` on all windows of `tokens`.
 
-    The batch size (None: chosen to fit memory) only changes the speed.
+    The batch size (None: chosen to fit memory) only changes the speed. With `losses_of`, which gives
+    the `window_losses` of ids, another engine computes, and the model needs no weights.
     """
     num_windows, length = tokens.ids.shape
     _check_windows(model, tokens)
     check_batch_size(batch_size)
     size = fitting_batch_size(model, length=length) if batch_size is None else batch_size
     device, total = input_device(model), 0.0
+
+    def own(ids: Tensor) -> Tensor:
+        # No name for the logits: they would live on through the next batch's forward pass.
+        return window_losses(model(input_ids=ids.to(device), use_cache=False).logits, ids)
+
     with evaluating(model):
         for start in range(0, num_windows, size):
-            ids = tokens.ids[start : start + size].to(device)
-            # No name for the logits: they would live on through the next batch's forward pass.
-            losses = window_losses(model(input_ids=ids, use_cache=False).logits, ids)
+            ids = tokens.ids[start : start + size]
+            losses = (losses_of or own)(ids)
             _check_finite(losses, first=start, tokens=tokens)
             total += losses.sum().item()
             if progress is not None:

@@ -26,7 +26,8 @@ from transformers import PreTrainedModel
 
 from trisect.data.read import replaced, short_patience
 from trisect.errors import TrisectError, unknown_name
-from trisect.evaluate.perplexity import check_batch_size, fitting_batch_size, training_flags_kept
+from trisect.evaluate.perplexity import check_batch_size, fitting_batch_size
+from trisect.models.fingerprint import training_flags_kept
 
 log = logging.getLogger(__name__)
 
@@ -224,12 +225,13 @@ def evaluate_tasks(
     batch_size: int | None = None,
     seed: int = FEWSHOT_SEED,
     progress: Callable[[str, int, int], None] | None = None,
+    lm: Any = None,
 ) -> TaskResults:
     """Scores of `model` on tasks: a text for `parse_tasks`, such as "paper", requests, or loaded tasks.
 
     `limit` asks the first questions only; a group such as MMLU shares it out over its tasks, at least one
     each. The batch size (None: chosen to fit memory) changes speed only, up to rounding. `progress` gets
-    (task, answers done, answers in all).
+    (task, answers done, answers in all). `lm` is lm-eval's own object where another engine answers.
     """
     requests = parse_tasks(tasks) if isinstance(tasks, str) else list(tasks)
     check_request(limit=limit, batch_size=batch_size)
@@ -241,7 +243,7 @@ def evaluate_tasks(
     size = fitting_batch_size(model, length=USUAL_PROMPT) if batch_size is None else batch_size
     scores: list[TaskScore] = []
     with training_flags_kept(model), seeded(seed, model.device), quiet() as truncation:
-        lm = language_model(model, tokenizer, batch_size=size)
+        lm = lm or language_model(model, tokenizer, batch_size=size)
         for task in loaded:
             _check_fits(task, context=lm.max_length)
         for task in loaded:

@@ -16,7 +16,7 @@ from trisect.data.read import hub_answers, short_patience
 from trisect.errors import TrisectError
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths
 from trisect.models.families import BUILT_IN, PREFIX, WRAPPERS, family_for
-from trisect.models.fingerprint import shape_of
+from trisect.models.fingerprint import PROBE, probe_of, shape_of
 from trisect.models.generic import recognise
 from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
 from trisect.models.paths import warn_of_slow_paths
@@ -210,6 +210,15 @@ def read_shape(name: str, *, trust_remote_code: bool = False) -> tuple[ModelShap
     return shape_of(model), original_shape(model), info
 
 
+def look_at(name: str, *, trust_remote_code: bool = False) -> Loaded:
+    """A model without its weights, and its tokenizer: for engines that load the weights themselves."""
+    name = fetched(name)
+    source = resolve(name)
+    with from_hub(source):
+        model = _blank(read_config(source, trust_remote_code=trust_remote_code), name)
+        return Loaded(model=model, tokenizer=starting_texts(_tokenizer(source, trust_remote_code), model), name=name)
+
+
 def original_shape(model: Any) -> ModelShape:
     """The shape before any compression."""
     now = shape_of(model)
@@ -241,6 +250,7 @@ def save_model(
         check_disk_space(out, int(size * 1.05))
         if layers is None:
             model.save_pretrained(folder)
+            write_json(folder / PROBE, probe_of(model))
         else:
             write_shards(model, layers, folder)
         if tokenizer is not None:

@@ -1,6 +1,8 @@
 """What a model is, without changing it: its shape, a fingerprint, and whether its numbers can be used."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,6 +72,51 @@ def fingerprint(model: nn.Module) -> str:
                 sample = _corner(model, view, weight, transposed=transposed).flatten()[:SAMPLE].float().cpu()
                 digest.update(sample.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+@contextmanager
+def training_flags_kept(model: nn.Module) -> Iterator[None]:
+    """The model may be switched to evaluation inside; every module gets its own training flag back."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+PROBE = "probe.json"
+"""The file of a saved folder with what `probe_of` gives."""
+PROMPT, ANSWER = 24, 4
+"""Tokens of a probe."""
+
+
+@torch.no_grad()
+def probe_of(model: Any) -> dict[str, Any]:
+    """A few tokens and what the model makes of them, for whoever loads its files to compare with.
+
+    `logprobs` are those of every token behind the first; the model chose the answer's tokens itself.
+    """
+    config = model.config.get_text_config()
+    ids = torch.randint(config.vocab_size, (1, PROMPT), generator=torch.Generator().manual_seed(0))
+    start = getattr(config, "bos_token_id", None)
+    ids[0, 0] = start if isinstance(start, int) else ids[0, 0]
+    embedding = model.get_input_embeddings().weight
+    ids = ids.to(embedding.device)
+    with training_flags_kept(model):
+        model.eval()
+        for _ in range(ANSWER):
+            logits = model(input_ids=ids, use_cache=False).logits
+            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+        found = model(input_ids=ids[:, :-1], use_cache=False).logits.float().log_softmax(-1)
+    logprobs = found.gather(-1, ids[:, 1:, None]).flatten().tolist()
+    dtype = str(embedding.dtype).removeprefix("torch.")
+    return {
+        "dtype": dtype,
+        "prompt": ids[0, :PROMPT].tolist(),
+        "answer": ids[0, PROMPT:].tolist(),
+        "logprobs": logprobs,
+    }
 
 
 def _corner(model: Any, view: LayerView, weight: Tensor, *, transposed: bool) -> Tensor:
