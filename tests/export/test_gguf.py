@@ -79,6 +79,8 @@ def test_folded_rates_are_factors(name: str, setting: str, tmp_path: Path) -> No
         ("qwen3_moe", "whole-qk", "layer 1 of this model has one MLP"),
         ("qwen3_moe-unnormalised", "whole-qk", "norm_topk_prob is False"),
         ("qwen2_moe", "model-rates", "no list of frequencies for qwen2moe"),
+        ("gpt_oss-unbiased", "whole-qk", "gpt-oss has biases in attention"),
+        ("gpt_oss", "model-rates", "no list of frequencies for gpt-oss"),
     ],
 )
 def test_a_mixture_that_llama_cpp_computes_otherwise_is_refused(

@@ -49,6 +49,7 @@ CASES = [
     ("qwen2_moe", "model-rates"),
     ("gpt_oss", "whole-qk"),
     ("gpt_oss-unbiased", "model-rates"),
+    ("granitemoe", "model-rates"),
 ]
 PROMPT = tokens(2, 60, seed=9)
 

@@ -1,5 +1,6 @@
 """GGUF files in real llama.cpp. Reference: the native model, by log-probabilities and by greedy tokens."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ CASES = [
     ("olmo2-mha", "whole-qk", "olmo2"),
     ("granite", "model-rates", "granite"),
     ("gemma3-local", "whole-qk", "gemma3"),
+    ("gpt_oss", "whole-qk", "gpt-oss"),
+    ("granitemoe", "model-rates", "granitemoe"),
     ("mixtral", "model-rates", "llama"),
     ("mixtral", "some-layers", "llama"),
     ("qwen3_moe-all", "whole-qk", "qwen3moe"),
@@ -64,6 +67,19 @@ def test_llama_cpp_computes_the_same(name: str, setting: str, architecture: str,
     assert done.llama_cpp < 1e-6
     theirs = torch.tensor(found.next_log_probabilities(PROMPT, VOCAB))
     torch.testing.assert_close(theirs, next_log_probabilities(native, PROMPT), rtol=0, atol=WITHIN["f32"])
+
+
+def test_the_range_of_yarn_is_rounded_as_llama_cpp_rounds_it_and_the_file_says_so(tmp_path: Path) -> None:
+    native = deepcopy(compressed("gpt_oss", "whole-qk"))
+    rope = {**native.config.rope_parameters, "rope_theta": 150000.0, "factor": 32.0, "truncate": False}
+    native.config.rope_parameters = rope
+    native.model.rotary_emb = type(native.model.rotary_emb)(native.config)
+    done = export_gguf(native, pieces(), tmp_path / "model.gguf", kind="f32")
+    assert done.llama_cpp is not None
+    assert done.llama_cpp < 1e-6
+    assert any("YaRN" in note for note in done.notes)
+    theirs = torch.tensor(LlamaCpp(done.path).next_log_probabilities(PROMPT, VOCAB))
+    assert (theirs - next_log_probabilities(native, PROMPT)).abs().max() > WITHIN["f32"]  # it is not the native one
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])

@@ -128,19 +128,23 @@ def ls(kind: Annotated[str | None, argument("Leave it out for everything.", f"[{
 
 def family_rows() -> list[tuple[str, ...]]:
     """What can be done to the models of each family, from its record and from what exporters write."""
-    from trisect.export.gguf import ARCHITECTURES
+    from trisect.export.architectures import ARCHITECTURES
     from trisect.export.stock import no_stock_form
     from trisect.models import FAMILIES, WRAPPERS
+    from trisect.models.families import SERVED
 
     rows = []
     for name in sorted(FAMILIES):
         family = FAMILIES[name]
         experts = "yes" if family.experts is not None else "no"
         stock = "no" if no_stock_form(family) is not None else "yes" if family.norms is None else "yes, QK whole"
-        gguf = stock if name in ARCHITECTURES else "no"
-        ov = "channels" if family.output_gate else "yes"
-        rows.append((name, _qk(family), ov, "yes", experts, stock, gguf, "no" if stock == "no" else "portable"))
-    return rows + [(name, "as the text model inside", "yes", "yes", *["no"] * 4) for name in sorted(WRAPPERS)]
+        known = ARCHITECTURES.get(name)
+        gguf = "no" if known is None else "yes, QK whole" if known.halved else stock
+        ov = "channels" if family.output_gate else "yes" if family.value_norm is None else "whole behind a norm"
+        vllm = "plugin" if name in SERVED else "no" if stock == "no" else "portable"
+        rows.append((name, _qk(family), ov, "yes", experts, stock, gguf, vllm))
+    inside = ("as the text model inside", "", "", "")
+    return rows + [(name, *inside, "no", "no", "no") for name in sorted(WRAPPERS)]
 
 
 def _qk(family: Any) -> str:

@@ -1,5 +1,8 @@
 """A GGUF file for llama.cpp, written tensor by tensor and read back before it gets its name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trisect.errors import TrisectError, unknown_name
+from trisect.export.architectures import ARCHITECTURES, WIDTHS, check_computed, known_architecture
 from trisect.export.check import Exported, check_in_llama_cpp, check_same, difference, probe
 from trisect.export.hf import built, check_stock, padding_notes, stock_config
 from trisect.export.rotation import SAME, listed_rope, stock_factors
@@ -24,59 +28,6 @@ BLOCK = 32
 """Weights that share one scale in q8_0: a row must be a whole number of them."""
 ROUTER = "ffn_gate_inp"
 """Stays float32 as llama.cpp's own converter has it: a rounded router sends tokens elsewhere."""
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """What llama.cpp computes under one name."""
-
-    name: str
-    halved: bool = False
-    """Its channels are paired as in Hugging Face, and it reads no list of frequencies."""
-    square: bool = False
-    """Its heads are together as wide as the residual stream."""
-    normalised: bool | None = None
-    """Whether the weights of a token's experts are made to add up to one; None without experts."""
-    activation: str = "silu"
-    windows: bool = False
-    """It knows sliding windows, and two rotations."""
-    numbers: tuple[tuple[str, str], ...] = ()
-    """More entries of the file: GGUFWriter's name, the config's."""
-
-
-ARCHITECTURES = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "phi3"), Architecture("llama")),
-    "qwen3": Architecture("qwen3", halved=True),
-    "mixtral": Architecture("llama", normalised=True),
-    "qwen3_moe": Architecture("qwen3moe", halved=True, normalised=True),
-    "qwen2_moe": Architecture("qwen2moe", halved=True, square=True, normalised=False),
-    "olmo2": Architecture("olmo2", halved=True, square=True),
-    "granite": Architecture(
-        "granite",
-        numbers=(
-            ("attention_scale", "attention_multiplier"),
-            ("embedding_scale", "embedding_multiplier"),
-            ("residual_scale", "residual_multiplier"),
-            ("logit_scale", "logits_scaling"),
-        ),
-    ),
-    "gemma3_text": Architecture(
-        "gemma3",
-        halved=True,
-        activation="gelu_pytorch_tanh",
-        windows=True,
-        numbers=(("sliding_window", "sliding_window"),),
-    ),
-}
-"""By family."""
-LOCAL_BASE, PATTERN = 10_000.0, 6
-"""What llama.cpp takes for granted of Gemma 3: the base of local rotations; every sixth layer looks at all."""
-WIDTHS = {
-    "intermediate_size": "feed_forward_length",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
-}
-"""Widths by their names in a config -> in llama.cpp's file."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +60,15 @@ def export_gguf(
     config = model.config
     tokenizer, notes = split_digits(tokenizer)
     vocabulary = vocabulary_of(tokenizer, config.vocab_size)
-    known = _known(config)
-    stock = stock_weights(model, baked=not known.windows)
+    known = known_architecture(config)
+    stock = stock_weights(model, baked=not known.pattern)
     architecture = _architecture(config, stock)
     expected = probe(model)
     apart = check_stock(stock_config(config, stock), stock, expected)
     offset = family_for(config).norm_offset
     # Norms are written with the offset; rounded now as that rounds them, they come back as they are.
     tensors = {k: t + offset - offset if k.split(".")[-2].endswith("norm") else t for k, t in stock.tensors.items()}
-    stock = replace(stock, tensors=parted(tensors))
+    stock = replace(stock, tensors=parted(tensors, interleaved=_interleaved(config)))
     check_disk_space(path, int(1.1 * sum(4 * t.numel() for t in stock.tensors.values())))
     with new_file(path) as partial:
         writer = gguf.GGUFWriter(partial, architecture)
@@ -128,11 +79,12 @@ def export_gguf(
         check_tensors(tensors, stock.tensors, kind)
         # A GGUF file knows no sliding window, and is for texts inside one; the check is not.
         said |= {"max_position_embeddings": config.max_position_embeddings}
-        said = {key: value for key, value in said.items() if key != "rope_parameters" or not known.windows}
-        found = probe(built(plain_config(config, said), joined(tensors)))
+        said = {key: value for key, value in said.items() if key != "rope_parameters" or not known.pattern}
+        found = probe(built(plain_config(config, said), joined(tensors, interleaved=_interleaved(config))))
         if kind == "f32":
             check_same(found, expected, "What was written")
-        nats = check_in_llama_cpp(partial, model, kind, longest=_longest(config), mixture=bool(stock.mixtures))
+        with _turning_as_llama_cpp(model):
+            nats = check_in_llama_cpp(partial, model, kind, longest=_longest(config), mixture=bool(stock.mixtures))
     return Exported(
         path=path,
         architecture=architecture,
@@ -146,6 +98,25 @@ def export_gguf(
     )
 
 
+@contextmanager
+def _turning_as_llama_cpp(model: Any) -> Iterator[None]:
+    """With YaRN's range in whole channels, as llama.cpp has it; a note says so where the model has it otherwise."""
+    if not _rounds_range(model.config):
+        yield
+        return
+    config, table = deepcopy(model.config), model.model.rotary_emb
+    config.rope_parameters = {**config.rope_parameters, "truncate": True}
+    try:
+        model.model.rotary_emb = type(table)(config).to(next(model.parameters()).device)
+        yield
+    finally:
+        model.model.rotary_emb = table
+
+
+def _rounds_range(config: Any) -> bool:
+    return bool(_stretch(config)) and not config.rope_parameters.get("truncate", True)
+
+
 def _file(out: Path, kind: str) -> Path:
     path = out if out.suffix == ".gguf" else out / f"model-{kind}.gguf"
     if path.exists():
@@ -156,60 +127,8 @@ def _file(out: Path, kind: str) -> Path:
 
 def _architecture(config: Any, stock: Stock) -> str:
     """llama.cpp's name for what is to be computed, or the reason why it has none."""
-    known = _known(config)
-    activation = getattr(config, "hidden_act", None) or config.hidden_activation
-    if activation != known.activation:
-        raise TrisectError(f"llama.cpp computes {activation!r} MLPs as {known.activation}; use --to hf.")
-    if known.halved and rotation_factors(config, stock) is not None:
-        raise TrisectError(
-            f"llama.cpp takes no list of frequencies for {known.name}, and this model's are scaled; use --to hf."
-        )
-    if known.square and stock.head_width * config.num_attention_heads != config.hidden_size:
-        raise TrisectError(
-            f"llama.cpp's {known.name} has heads that are together as wide as the residual stream; use --to hf."
-        )
-    if known.normalised is not None:
-        _check_mixture(config, stock, known)
-    if known.windows:
-        _check_windows(config)
-    return "deci" if needs_deci(config, stock) else known.name
-
-
-def _known(config: Any) -> Architecture:
-    family = family_for(config).name
-    if family not in ARCHITECTURES:
-        raise TrisectError(
-            f"trisect writes no GGUF files of {family} models, only of {', '.join(ARCHITECTURES)}; use --to hf."
-        )
-    return ARCHITECTURES[family]
-
-
-def _check_windows(config: Any) -> None:
-    """Refuse what llama.cpp's Gemma 3 does not read from the file but takes for granted."""
-    whole = [(number + 1) % PATTERN == 0 for number in range(len(config.layer_types))]
-    pattern = [kind == "full_attention" for kind in config.layer_types] == whole
-    plain = all(rope.get("rope_type") == "default" for rope in config.rope_parameters.values())
-    local = config.rope_parameters["sliding_attention"]["rope_theta"] == LOCAL_BASE
-    if not (pattern and plain and local and config.query_pre_attn_scalar == config.head_dim):
-        raise TrisectError(
-            "llama.cpp's gemma3 has every sixth layer looking at everything, local rotations to the base 10000, none "
-            "of them scaled, and scores over the root of the head width; this model differs. Use --to hf."
-        )
-
-
-def _check_mixture(config: Any, stock: Stock, found: Architecture) -> None:
-    """Refuse experts that llama.cpp routes otherwise, or does not have in some layers."""
-    dense = set(range(config.num_hidden_layers)) - stock.mixtures
-    if dense:
-        raise TrisectError(
-            f"llama.cpp's {found.name} has experts in every layer, and layer {min(dense)} of this model has one "
-            "MLP; use --to hf."
-        )
-    if getattr(config, "norm_topk_prob", found.normalised) != found.normalised:
-        raise TrisectError(
-            f"llama.cpp's {found.name} {'makes' if found.normalised else 'does not make'} the weights of a token's "
-            f"experts add up to one, and norm_topk_prob is {config.norm_topk_prob} here; use --to hf."
-        )
+    check_computed(config, stock, listed=rotation_factors(config, stock) is not None)
+    return "deci" if needs_deci(config, stock) else known_architecture(config).name
 
 
 def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -235,7 +154,20 @@ def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dic
         "layer_norm_rms_eps": config.rms_norm_eps,
         "rope_dimension_count": stock.head_width,
         "rope_freq_base": _base(config),
-        **{name: getattr(config, setting) for name, setting in _known(config).numbers},
+        **{name: getattr(config, setting) for name, setting in known_architecture(config).numbers},
+        **_stretch(config),
+    }
+
+
+def _stretch(config: Any) -> dict[str, Any]:
+    """How rotations are stretched, for an architecture that is told so."""
+    rope = config.rope_parameters
+    if not known_architecture(config).yarn or rope["rope_type"] != "yarn":
+        return {}
+    return {
+        "rope_scaling_type": gguf.RopeScalingType.YARN,
+        "rope_scaling_factor": rope["factor"],
+        "rope_scaling_orig_ctx_len": rope["original_max_position_embeddings"],
     }
 
 
@@ -250,7 +182,7 @@ def _widths(config: Any, stock: Stock, *, per_layer: bool) -> dict[str, Any]:
     if per_layer:
         return {"feed_forward_length": list(stock.mlp_widths)}
     widths = {"intermediate_size": config.intermediate_size, **stock.widths}
-    found = {WIDTHS[name]: width for name, width in widths.items()}
+    found = {known_architecture(config).width or WIDTHS[name]: width for name, width in widths.items()}
     if stock.mixtures:
         found |= {"expert_count": stock.experts, "expert_used_count": config.num_experts_per_tok}
     return found
@@ -264,7 +196,7 @@ def _longest(config: Any) -> int:
 def _window(config: Any) -> int | None:
     """Tokens that attention looks back over, where not all layers look at everything."""
     types = getattr(config, "layer_types", None)
-    if _known(config).windows or (types is not None and "sliding_attention" not in types):
+    if known_architecture(config).pattern or (types is not None and "sliding_attention" not in types):
         return None
     window = getattr(config, "sliding_window", None)
     return None if window is None else int(window)
@@ -275,6 +207,10 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
     window = _window(config)
     if window is not None and window < config.max_position_embeddings:
         notes.append(f"llama.cpp ignores the sliding window, so the file allows texts of {window} tokens only")
+    if _rounds_range(config):
+        notes.append(
+            "llama.cpp rounds the range that YaRN blends over, in every file of this family: the check does, too"
+        )
     if kept:
         notes.append(f"{kept} matrices stay f16: their rows are no multiple of {BLOCK}, as q8_0 needs")
     if stock.head_width % BLOCK:
@@ -289,16 +225,22 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
 def names_of(config: Any, stock: Stock) -> dict[str, str]:
     """Name in the checkpoint -> llama.cpp's name, in the order in which tensors are written."""
     # Llama's names are those of these two, which have every tensor that it has or could have.
-    own = next(arch for arch, title in gguf.MODEL_ARCH_NAMES.items() if title == _known(config).name)
+    own = next(arch for arch, title in gguf.MODEL_ARCH_NAMES.items() if title == known_architecture(config).name)
     both, layers = (gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.QWEN2MOE), config.num_hidden_layers
-    kinds = both if own == gguf.MODEL_ARCH.LLAMA or stock.mixtures else (own, own)
+    kinds = (
+        both
+        if own == gguf.MODEL_ARCH.LLAMA or (stock.mixtures and not known_architecture(config).numbers)
+        else (own, own)
+    )
     tables = [gguf.get_tensor_name_map(architecture, layers) for architecture in kinds]
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     names = {}
     for name in stock.tensors:
-        found = [table.get_name(name, try_suffixes=(".weight", ".bias")) for table in tables]
+        usual = name.replace("block_sparse_moe", "mlp")
+        found = [table.get_name(usual, try_suffixes=(".weight", ".bias")) for table in tables]
         if name not in tied:
-            names[name] = str(found[0] or found[1])
+            theirs = str(found[0] or found[1])
+            names[name] = theirs if theirs.endswith((".weight", ".bias")) else f"{theirs}.weight"
     return names
 
 
@@ -316,7 +258,8 @@ def _write_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
     for theirs in ours:
         shape = tuple(native(theirs).shape)
         fits = kind != "q8_0" or shape[-1] % BLOCK == 0
-        kinds[theirs] = "f32" if len(shape) == 1 or ROUTER in theirs else kind if fits else "f16"
+        exact = len(shape) == 1 or ROUTER in theirs or theirs.endswith(".bias")
+        kinds[theirs] = "f32" if exact else kind if fits else "f16"
     for theirs, chosen in kinds.items():  # all are listed before the first is written
         shape, dtype = tuple(native(theirs).shape), np.dtype(KINDS[chosen].dtype)
         if chosen == "q8_0":
@@ -344,7 +287,7 @@ def rotation_factors(config: Any, stock: Stock) -> list[float] | None:
 def needs_deci(config: Any, stock: Stock) -> bool:
     """llama.cpp reads MLP widths per layer for this architecture; its biases are sized for whole heads."""
     special = any(name.endswith(".bias") or "_norm." in name for name in stock.tensors)
-    special = special or _known(config).name != "llama"
+    special = special or known_architecture(config).name != "llama"
     return len(set(stock.mlp_widths)) > 1 and not special and not stock.mixtures
 
 
@@ -354,7 +297,7 @@ def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
     kind = name.split(".")[-2]
     if kind.endswith("norm"):
         return tensor + family_for(config).norm_offset
-    if kind in heads and not _known(config).halved:
+    if kind in heads and not known_architecture(config).halved:
         return interleaved(tensor, heads[kind])
     if ".mlp." in name and needs_deci(config, stock):
         width = stock.mlp_widths[int(name.split(".")[2])]
@@ -362,32 +305,46 @@ def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
     return tensor
 
 
-GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
+def _interleaved(config: Any) -> bool:
+    """Whether experts are stored (in, out) with gate and up taking turns."""
+    experts = family_for(config).experts
+    return experts is not None and experts.interleaved
 
 
-def parted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+EXPERTS = {"_proj": ".weight", "_proj_bias": ".bias"}
+"""Endings of experts' tensors in a checkpoint -> of llama.cpp's kind."""
+
+
+def parted(tensors: dict[str, Tensor], *, interleaved: bool = False) -> dict[str, Tensor]:
     """Gate and up of all experts of a layer (E, 2 I, D) as tensors of their own; what has no experts as it is."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if name.endswith(GATE_UP):
-            prefix, halves = name.removesuffix(GATE_UP), tensor.chunk(2, dim=1)
-            found |= {
-                f"{prefix}experts.{which}_proj.weight": x for which, x in zip(("gate", "up"), halves, strict=True)
-            }
-        else:
-            found[f"{name}.weight" if name.endswith(DOWN) else name] = tensor
+        prefix, _, last = name.rpartition("experts.")
+        maps, _, ending = last.partition("_proj")
+        if not prefix or f"_proj{ending}" not in EXPERTS:
+            found[name] = tensor
+            continue
+        x = tensor.mT if interleaved and tensor.ndim == 3 else tensor
+        halves = (x[:, ::2], x[:, 1::2]) if interleaved else x.chunk(2, dim=1)
+        pieces = {"gate": halves[0], "up": halves[1]} if maps == "gate_up" else {maps: x}
+        found |= {f"{prefix}experts.{which}_proj{EXPERTS[f'_proj{ending}']}": y for which, y in pieces.items()}
     return found
 
 
-def joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def joined(tensors: dict[str, Tensor], *, interleaved: bool = False) -> dict[str, Tensor]:
     """Undo `parted`."""
-    found = {}
-    for name, tensor in tensors.items():
-        if name.endswith("experts.gate_proj.weight"):
-            up = tensors[name.replace("gate_proj.weight", "up_proj.weight")]
-            found[name.replace("gate_proj.weight", "gate_up_proj")] = torch.cat([tensor, up], dim=1)
-        elif not name.endswith("experts.up_proj.weight"):
-            found[name.removesuffix(".weight") if name.endswith(f"{DOWN}.weight") else name] = tensor
+    found: dict[str, Tensor] = {}
+    for name, x in tensors.items():
+        prefix, _, last = name.rpartition("experts.")
+        ending = next((ours for ours, theirs in EXPERTS.items() if prefix and last.endswith(f"_proj{theirs}")), None)
+        if ending is None or last.startswith("up_proj"):
+            found |= {} if ending else {name: x}
+            continue
+        which = last.partition("_proj")[0]
+        if which == "gate":
+            both = (x, tensors[name.replace("experts.gate_proj", "experts.up_proj")])
+            x, which = torch.stack(both, dim=2).flatten(1, 2) if interleaved else torch.cat(both, dim=1), "gate_up"
+        found[f"{prefix}experts.{which}{ending}"] = x.mT.contiguous() if interleaved and x.ndim == 3 else x
     return found
 
 
@@ -441,6 +398,12 @@ def read_file(path: Path, names: dict[str, str], *, offset: float = 0.0) -> tupl
     return said, tensors
 
 
+def _widths_in(arch: str) -> dict[str, str]:
+    """WIDTHS as files of an architecture have them."""
+    width = next((each.width for each in ARCHITECTURES.values() if each.name == arch), None)
+    return WIDTHS if width is None else {"intermediate_size": width}
+
+
 def _said(reader: Any) -> dict[str, Any]:
     arch = reader.fields["general.architecture"].contents()
 
@@ -454,7 +417,7 @@ def _said(reader: Any) -> dict[str, Any]:
         "max_position_embeddings": value("context_length"),
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count"),
-        **{ours: value(theirs) for ours, theirs in WIDTHS.items() if f"{arch}.{theirs}" in reader.fields},
+        **{ours: value(theirs) for ours, theirs in _widths_in(arch).items() if f"{arch}.{theirs}" in reader.fields},
         "num_attention_heads": value("attention.head_count"),
         "num_key_value_heads": value("attention.head_count_kv"),
         "head_dim": value("attention.key_length"),

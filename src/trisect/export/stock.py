@@ -22,7 +22,7 @@ from trisect.records.parts import MLP, OV, QK
 LIKE_LLAMA = ("layers", "attention", "qkv", "o", "up", "gate", "down")
 UNFUSED = ("phi3",)
 """Families that become Llama's kind when their fused matrices are taken apart."""
-MIXTURES = ("mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss")
+MIXTURES = ("mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "granitemoe")
 """Those whose experts are written under the stock names."""
 OURS = ("trisect", "auto_map", "model_type", "architectures", "transformers_version")
 WINDOWED = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
@@ -34,6 +34,8 @@ def no_stock_form(family: Family) -> str | None:
     """Why a family's stock architecture cannot hold narrow layers; None where it reads its widths from the config."""
     if family.name in WRAPPERS:
         return "it is a text model inside a multimodal one"
+    if family.lends_keys:
+        return "its layers differ in head width and share keys"
     if family.rotary == "adjacent":
         return "it rotates adjacent channels at frequencies that its config cannot list"
     alike = all(getattr(family, name) == getattr(LLAMA, name) for name in LIKE_LLAMA)

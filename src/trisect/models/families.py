@@ -144,7 +144,7 @@ class Wrapper:
 
     name: str
     model: str
-    layers: str
+    layers: str = "model.language_model.layers"
 
 
 _GRANITE = ("residual_multiplier", "residual_multiplier")
@@ -393,7 +393,9 @@ _HYBRIDS = (
         model="GraniteMoeForCausalLM",
         residual_scale=_GRANITE,
         states_scale=True,
-        experts=ExpertPaths(routed="block_sparse_moe.experts", router="block_sparse_moe.router"),
+        experts=ExpertPaths(
+            routed="block_sparse_moe.experts", router="block_sparse_moe.router", width="intermediate_size"
+        ),
     ),
     _GATED,
     replace(_GATED, name="qwen3_5_text", model="Qwen3_5ForCausalLM", experts=None),
@@ -460,15 +462,17 @@ FAMILIES: dict[str, Family] = {record.name: record for record in (*_RECORDS, *_D
 BUILT_IN = frozenset(FAMILIES)
 """Those of this table, and not of `register_family`."""
 
-_WRAPPED = {"mistral3": "Mistral3", "gemma3": "Gemma3", "gemma4": "Gemma4"}
-_WRAPPED |= {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
-WRAPPERS: dict[str, Wrapper] = {
-    name: Wrapper(name=name, model=f"{title}ForConditionalGeneration", layers="model.language_model.layers")
-    for name, title in _WRAPPED.items()
-}
-WRAPPERS["llama4"] = Wrapper(
-    name="llama4", model="Llama4ForConditionalGeneration", layers="language_model.model.layers"
+_WRAPPERS = (
+    Wrapper(name="mistral3", model="Mistral3ForConditionalGeneration"),
+    Wrapper(name="gemma3", model="Gemma3ForConditionalGeneration"),
+    Wrapper(name="gemma4", model="Gemma4ForConditionalGeneration"),
+    Wrapper(name="qwen3_5", model="Qwen3_5ForConditionalGeneration"),
+    Wrapper(name="qwen3_5_moe", model="Qwen3_5MoeForConditionalGeneration"),
+    Wrapper(name="llama4", model="Llama4ForConditionalGeneration", layers="language_model.model.layers"),
 )
+WRAPPERS: dict[str, Wrapper] = {record.name: record for record in _WRAPPERS}
+SERVED: frozenset[str] = frozenset()
+"""Families whose narrow models the vLLM plugin runs as they are."""
 
 # A compressed checkpoint names its family behind this prefix, so that transformers finds our classes.
 PREFIX = "trisect_"
