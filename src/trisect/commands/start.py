@@ -133,7 +133,7 @@ def family_rows() -> list[tuple[str, ...]]:
     from trisect.models import FAMILIES, WRAPPERS
     from trisect.models.families import SERVED
 
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name in sorted(FAMILIES):
         family = FAMILIES[name]
         experts = "yes" if family.experts is not None else "no"
