@@ -70,8 +70,8 @@ DRAWS = 2
 """Answers that are drawn for every token."""
 TEST_TOKENS = 1 << 15
 """Tokens that a change is measured on; more would say the same."""
-LEFT_OUT = ("fold",)
-"""Pieces of a3+ that have to look at the text again for every width."""
+LEFT_OUT = ("fold", "values")
+"""Pieces of a3+ that take long at every width and move all layers alike: folding looks at the text again."""
 MEASURED = ("a3", "a3+")
 """Methods that curves are measured with; the others go by those of the last."""
 
