@@ -13,7 +13,7 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.methods import METHODS
 from trisect.models import layer_views, shape_of
-from trisect.pipeline.loss_curves import held_out, measure_curves
+from trisect.pipeline.loss_curves import LEFT_OUT, held_out, measure_curves
 from trisect.pipeline.run import compress
 from trisect.plan import budget_of
 from trisect.records.parts import Experts, Part
@@ -88,7 +88,12 @@ def test_a_point_of_a_curve_is_the_kl_of_the_model_with_that_component_narrowed(
         full = shape_of(model).layers[layer].width(part)
         # A curve is measured before there is a whole narrow model whose last norm could be scaled.
         config = CompressConfig(
-            ratio=1 - width / full, method="a3+", align=None, parts=(part,), layers=(layer,), without=("tail",)
+            ratio=1 - width / full,
+            method="a3+",
+            align=None,
+            parts=(part,),
+            layers=(layer,),
+            without=("tail", *LEFT_OUT),
         )
         compress(model, config, tokens=tokens_from_tensor(solving))
         assert curve[width] == pytest.approx(true_kl(tiny("gpt2"), model, testing), rel=0.3)
