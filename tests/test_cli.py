@@ -146,9 +146,10 @@ def test_ls_lists_every_table(kind: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_ls_families_says_what_each_supports() -> None:
     rows = {name: row for name, *row in family_rows()}
     assert {*FAMILIES, *WRAPPERS} == set(rows)
-    assert rows["llama"] == ["pairs, folds", "yes", "yes", "no", "yes", "yes", "portable"]
-    assert rows["gemma3_text"] == ["pairs", "yes", "yes", "no", "yes, QK whole", "yes, QK whole", "portable"]
-    assert rows["gpt2"] == ["SVD", "yes", "yes", "no", "no", "no", "no"]
+    assert rows["llama"] == ["pairs, folds", "yes", "yes", "no", "yes", "yes", "plugin"]
+    assert rows["gemma3_text"] == ["pairs", "yes", "yes", "no", "yes, QK whole", "yes, QK whole", "plugin"]
+    assert rows["gpt2"] == ["SVD", "yes", "yes", "no", "no", "no", "plugin"]
+    assert rows["gemma4_text"] == ["pairs", "whole behind a norm", "yes", "no", "no", "no", "no"]
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def family_rows() -> list[tuple[str, ...]]:
     from trisect.export.architectures import ARCHITECTURES
     from trisect.export.stock import no_stock_form
     from trisect.models import FAMILIES, WRAPPERS
-    from trisect.models.families import SERVED
+    from trisect.serve import NOT_IN_VLLM
 
     rows: list[tuple[str, ...]] = []
     for name in sorted(FAMILIES):
@@ -141,7 +141,7 @@ def family_rows() -> list[tuple[str, ...]]:
         known = ARCHITECTURES.get(name)
         gguf = "no" if known is None else "yes, QK whole" if known.halved else stock
         ov = "channels" if family.output_gate else "yes" if family.value_norm is None else "whole behind a norm"
-        vllm = "plugin" if name in SERVED else "no" if stock == "no" else "portable"
+        vllm = "plugin" if name not in NOT_IN_VLLM else "no" if stock == "no" else "portable"
         rows.append((name, _qk(family), ov, "yes", experts, stock, gguf, vllm))
     inside = ("as the text model inside", "", "", "")
     return rows + [(name, *inside, "no", "no", "no") for name in sorted(WRAPPERS)]

@@ -471,8 +471,6 @@ _WRAPPERS = (
     Wrapper(name="llama4", model="Llama4ForConditionalGeneration", layers="language_model.model.layers"),
 )
 WRAPPERS: dict[str, Wrapper] = {record.name: record for record in _WRAPPERS}
-SERVED: frozenset[str] = frozenset()
-"""Families whose narrow models the vLLM plugin runs as they are."""
 
 # A compressed checkpoint names its family behind this prefix, so that transformers finds our classes.
 PREFIX = "trisect_"
