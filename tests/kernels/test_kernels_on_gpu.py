@@ -3,6 +3,7 @@
 References: complex numbers and softmax in float64; the plain twins; decoding without graphs.
 """
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from tiny_models import tiny, tokens
+from narrow_models import narrow
+from tiny_models import left_padded, tiny, tokens
+from tolerances import assert_same_text
 from trisect.decode import Decoder
 from trisect.decode.prepare import FusedNorm, fuse_norm
 from trisect.kernels import rotate_qk, using
@@ -160,6 +163,36 @@ def test_graphs_decode_what_single_calls_decode(mode: Any, choice: Any, make: An
         for given in (None, mask, None):
             expected = eager.generate(ids, 30, attention_mask=given)
             assert fast.generate(ids, 30, attention_mask=given).equal(expected)
+
+
+MIXTURES = ["qwen3_moe-all", "qwen2_moe", "mixtral", "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe"]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("mode", ["graphs", "compile"])
+def test_graphs_of_mixtures_decode_what_single_calls_decode(name: str, mode: Any) -> None:
+    """Each step's router chooses other experts, and the graph was recorded with those of the first."""
+    torch._dynamo.reset()
+    model, ids = narrow(name, attention="sdpa").cuda(), tokens(3, 8).cuda()
+    mask = left_padded(ids)
+    eager = Decoder(copy.deepcopy(model), batch=3, max_length=40, mode="eager", bucket=16)
+    fast = Decoder(model, batch=3, max_length=40, mode=mode, bucket=16)
+    for given in (None, mask):
+        expected = eager.generate(ids, 30, attention_mask=given)
+        shown = torch.ones_like(ids) if given is None else given
+        assert_same_text(eager.model, fast.generate(ids, 30, attention_mask=given), expected, shown)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_in_bf16_decode_in_graphs_at_every_batch(name: str) -> None:
+    """One text gathers its experts, several go through grouped products."""
+    model = narrow(name, attention="sdpa").to(torch.bfloat16).cuda()
+    for batch in (1, 4):
+        decoder = Decoder(copy.deepcopy(model), batch=batch, max_length=32)
+        assert decoder.mode == "graphs"
+        first = decoder.generate(tokens(batch, 8).cuda(), 20)
+        assert first.shape == (batch, 28)
+        assert decoder.generate(tokens(batch, 8).cuda(), 20).equal(first)
 
 
 def test_bf16_decodes_finitely_in_every_mode_and_batch() -> None:

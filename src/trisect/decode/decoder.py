@@ -398,6 +398,7 @@ def recordable_experts(views: Sequence[LayerView], *, batch: int) -> Iterator[No
     Grouped products ask nothing in bfloat16. Else every token's experts are gathered, for one token the faster way.
     """
     modules = [view.experts.module for view in views if view.experts is not None]
+    modules = [module for module in modules if hasattr(module, "config")]  # Llama 4's run in one way only
     fit = all(m.down_proj.dtype == torch.bfloat16 and getattr(m, "fits_groups", True) for m in modules)
     grouped = fit and batch > 1
     configs = {id(m.config): m.config for m in modules}.values()
