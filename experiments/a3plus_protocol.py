@@ -25,7 +25,7 @@ from positions import perplexity_by_position
 
 from trisect.calibrate.synthetic import SampleConfig, write_synthetic
 from trisect.compare import Folder
-from trisect.compare.recipe import content_key
+from trisect.compare.recipe import hash_of
 from trisect.config import CompressConfig
 from trisect.data import load_tokens
 from trisect.evaluate.perplexity import perplexity
@@ -139,7 +139,7 @@ class Protocol:
         return rows
 
     def key(self, *words: Any) -> str:
-        return content_key([str(self.path.resolve()), *words])
+        return hash_of([str(self.path.resolve()), *words])
 
     def add(self, settings: dict[str, Any], model: Any, *, seconds: float) -> None:
         """Measure a model and write its row."""

@@ -10,6 +10,7 @@ Folders below experiments/results are not committed, the files beside them are; 
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tables import RESULTS, ROOT, keep_row, write_rows
 from trisect.bench.rows import related
 from trisect.compare import Folder, load_recipe
 from trisect.compare.results import outcomes_of
+from trisect.records.parts import LINEARS
 from trisect.support.checks import read_json
 from trisect.support.files import write_json
 
@@ -82,7 +84,7 @@ def _row(model: Any, row: Any, outcome: Any, folder: Folder) -> dict[str, Any]:
         "receipt": {name: receipt["receipt"][name] for name in KEPT},
     }
     if row is not None:
-        lost = {part: outcome.objective_lost(part) for part in row.parts}
+        lost = {part: objective_lost(receipt["losses"], part) for part in row.parts}
         made |= {
             "name": row.method.name,
             "parts": list(row.parts),
@@ -95,6 +97,13 @@ def _row(model: Any, row: Any, outcome: Any, folder: Folder) -> dict[str, Any]:
             "notes": list(receipt.get("notes", ())),
         }
     return made
+
+
+def objective_lost(losses: Mapping[str, Mapping[str, float]], part: str) -> float | None:
+    """The share of a component's local objective that was lost, over all layers."""
+    entries = [losses[name] for name in (part, *LINEARS[part]) if name in losses]
+    total = sum(entry["total"] for entry in entries)
+    return sum(entry["loss"] for entry in entries) / total if total else None
 
 
 def _scores(path: Path, calibration: str) -> dict[str, Any]:

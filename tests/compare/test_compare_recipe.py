@@ -11,7 +11,7 @@ from compare_recipes import NUM_CELLS, RECIPE, write_recipe
 import trisect.compare.runner as runner
 from trisect.cli import main
 from trisect.compare import Recipe, load_recipe
-from trisect.compare.recipe import cells_of, content_key
+from trisect.compare.recipe import cells_of, hash_of
 from trisect.errors import TrisectError
 from trisect.support.checks import validated
 
@@ -113,7 +113,7 @@ def test_a_key_is_of_what_decides_the_result_and_of_nothing_else() -> None:
 
 
 def test_keys_stay_as_they_are_so_that_receipts_stay_of_use() -> None:
-    assert content_key([cell.key for cell in cells_of(read(RECIPE))]) == "3f3fe0709c894f41a606"
+    assert hash_of([cell.key for cell in cells_of(read(RECIPE))]) == "3f3fe0709c894f41a606"
 
 
 def test_a_calibration_study_has_a_cell_for_each_set() -> None:

@@ -291,7 +291,7 @@ class Cell:
             "evaluation": [[text.data, text.length, text.windows] for text in self.model.evaluations],
             "tasks": None if self.tasks is None else self.tasks.model_dump(),
         }
-        return content_key(said)
+        return hash_of(said)
 
     def describe(self) -> str:
         """One line for a person."""
@@ -318,7 +318,7 @@ def allocation(config: CompressConfig) -> str:
     return config.allocate or get_method(config.method).allocate
 
 
-def content_key(value: Any) -> str:
+def hash_of(value: Any) -> str:
     """A short hash of plain data, the same on every machine."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -14,17 +14,9 @@ from pydantic import AliasPath, Field
 from trisect.bench.rows import markdown
 from trisect.compare.recipe import CalibrationEntry, Cell, MethodEntry, ModelEntry, Recipe, cells_of
 from trisect.errors import TrisectError
-from trisect.records.parts import LINEARS
 from trisect.report.records import Entry, Perplexity, Score
 from trisect.support.checks import read_record, validated
-from trisect.support.files import (
-    after_others,
-    atomic_write_bytes,
-    atomic_write_text,
-    check_writable,
-    locked,
-    write_json,
-)
+from trisect.support.files import after_others, atomic_write_bytes, check_writable, locked, write_json
 from trisect.support.plots import Chart, Point, Series, file_name, has_matplotlib, svg
 
 ROUNDING = 1e-9
@@ -54,13 +46,6 @@ class Removed(Entry):
     flops: float
 
 
-class ObjectiveLoss(Entry):
-    """A component's local objective over all layers, and the part of it that was lost."""
-
-    loss: float
-    total: float
-
-
 class CellReceipt(Entry):
     """What tables read of a cell's receipt. Anybody may have written the file, so it is validated."""
 
@@ -73,7 +58,6 @@ class CellReceipt(Entry):
     """In the order of the recipe's evaluations."""
     removed: Removed | None = None
     """None for the dense model."""
-    losses: dict[str, ObjectiveLoss] = {}
     notes: list[str] = []
     scores: dict[str, Score] = Field({}, validation_alias=AliasPath("tasks", "scores"))
 
@@ -111,7 +95,7 @@ class Folder:
     def prepare(self) -> None:
         check_writable(self.path / "cells")
         self.cache.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(self.cache / ".gitignore", "*\n")  # so that nobody commits it
+        (self.cache / ".gitignore").write_text("*\n")  # so that nobody commits it
 
     @contextmanager
     def claimed(self, key: str) -> Iterator[bool]:
@@ -164,13 +148,6 @@ class CellOutcome:
         removed, step = self.removed(), self.removed("step")
         return removed is not None and abs(removed - self.cell.ratio) > (step or 0.0) + ROUNDING
 
-    def objective_lost(self, part: str) -> float | None:
-        """The share of a component's local objective that was lost, over all layers."""
-        losses = {} if self.receipt is None else self.receipt.losses
-        entries = [losses[name] for name in (part, *LINEARS[part]) if name in losses]
-        total = sum(entry.total for entry in entries)
-        return sum(entry.loss for entry in entries) / total if total else None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -204,10 +181,9 @@ class ModelOutcome:
     def outcomes(self) -> list[CellOutcome]:
         return [self.dense, *(outcome for row in self.rows for outcome in row.cells.values())]
 
-    def label(self, row: Row, name: str = "") -> str:
-        """The method's label, or another name of it, and its calibration set where there are several."""
-        name = name or row.method.label
-        return f"{name} ({row.calibration.name})" if len(self.model.calibrations) > 1 else name
+    def label(self, row: Row) -> str:
+        """The method's label, and its calibration set where there are several."""
+        return row.method.label + (f" ({row.calibration.name})" if len(self.model.calibrations) > 1 else "")
 
     def increase(self, outcome: CellOutcome, text: int) -> float | None:
         """Perplexity above the dense model's."""

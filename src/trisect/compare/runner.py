@@ -12,16 +12,7 @@ from typing import Any
 
 from trisect.bench.measure import release
 from trisect.calibrate import Progress
-from trisect.compare.recipe import (
-    FORMAT,
-    CalibrationEntry,
-    Cell,
-    ModelEntry,
-    Recipe,
-    allocation,
-    cells_of,
-    content_key,
-)
+from trisect.compare.recipe import FORMAT, CalibrationEntry, Cell, ModelEntry, Recipe, allocation, cells_of, hash_of
 from trisect.compare.results import Folder
 from trisect.config import CompressConfig
 from trisect.data import Tokens, load_tokens
@@ -160,23 +151,18 @@ def explain(error: Exception, recipe: Recipe) -> str:
     return text[:500]
 
 
+@dataclass
 class ModelRun:
     """One model of a recipe, with what its cells share: weights and tokens, made when needed."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        model: ModelEntry,
-        *,
-        folder: Folder,
-        device: str = "cpu",
-        progress: Progress | None = None,
-        say: Callable[[str], None] = lambda text: None,
-    ):
-        self.recipe, self.model, self.folder, self.device = recipe, model, folder, device
-        self.progress, self.say = progress, say
-        self._tokens: dict[str, Tokens] = {}
-        self._loaded: Loaded | None = None
+    recipe: Recipe
+    model: ModelEntry
+    folder: Folder
+    device: str = "cpu"
+    progress: Progress | None = None
+    say: Callable[[str], None] = lambda text: None
+    _tokens: dict[str, Tokens] = field(default_factory=dict)
+    _loaded: Loaded | None = None
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """The receipt of one cell."""
@@ -236,7 +222,7 @@ class ModelRun:
         made_of = [self.fingerprint, self.tokens(calibration).hash, config.method, config.seed]
         if method.linear:  # sensitivities are of the maps that are cut
             made_of.append(config.parts)
-        return self.folder.cache / f"curves-{content_key(made_of)}.json"
+        return self.folder.cache / f"curves-{hash_of(made_of)}.json"
 
     def release(self) -> None:
         """Free the last model before the next one is made, where it is large enough to matter."""

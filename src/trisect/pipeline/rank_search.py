@@ -16,17 +16,9 @@ from trisect.methods import get_method
 from trisect.methods.method import LinearMethod, options_of, solve
 from trisect.models import fingerprint, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
-from trisect.plan import Plan, chosen_layers, linear_heads, linear_sizes, linears_of
-from trisect.plan.ranks import (
-    Curve,
-    Key,
-    Size,
-    fisher_ratios,
-    loss_ratios,
-    ranks_at,
-    sensitivity_ranks,
-    truncation_loss,
-)
+from trisect.plan import Plan, chosen_layers
+from trisect.plan.budget import linear_heads, linear_sizes, linears_of
+from trisect.plan.ranks import Key, Size, fisher_ratios, loss_ratios, ranks_at, sensitivity_ranks, truncation_loss
 from trisect.records.parts import COMPONENTS, Factored
 from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
 from trisect.support import distributed
@@ -43,7 +35,7 @@ class Sensitivity(BaseModel, strict=True):
     perplexity: float
 
 
-def write_sensitivities(path: str | Path, curves: Mapping[Key, Curve], made_of: Mapping[str, str]) -> None:
+def write_sensitivities(path: Path, curves: Mapping[Key, Mapping[float, float]], made_of: Mapping[str, str]) -> None:
     """One row per map and share, and what they were measured on."""
     rows = [
         dict(zip(Sensitivity.model_fields, (*key, share, perplexity), strict=True))
