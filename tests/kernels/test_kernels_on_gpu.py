@@ -147,8 +147,6 @@ def stock() -> Any:
         ("graphs", "kernel", folded),
         ("compile", "plain", folded),
         ("compile", "kernel", stock),
-        ("whole", "plain", stock),
-        ("whole", "kernel", folded),
     ],
 )
 def test_graphs_decode_what_single_calls_decode(mode: Any, choice: Any, make: Any) -> None:

@@ -133,7 +133,7 @@ class LiveCache(Cache):
         super().__init__(layers=[LiveLayer(max_length, self.clock) for _ in range(num_layers)])
 
 
-Mode = Literal["auto", "eager", "graphs", "compile", "whole"]
+Mode = Literal["auto", "eager", "graphs", "compile"]
 MODES = get_args(Mode)
 BUCKET = 256
 WARM_UP = 3
@@ -150,8 +150,8 @@ class Decoder:
         decoder.generate(ids, 100)          # all at once: (b, t + 100)
 
     Modes: "eager" calls the model for every token; "graphs" replays a CUDA graph of that call; "compile"
-    compiles the decoder layers first (once for all layers of equal widths) and "whole" the whole model, and
-    both replay a graph of the result; "auto" is "graphs" on a GPU and "eager" elsewhere.
+    compiles the decoder layers first (once for all layers of equal widths); "auto" is "graphs" on a GPU and
+    "eager" elsewhere.
 
     Our own attention kernel reads the live part of the cache only. Where torch's attention is used instead,
     it looks at the cache in steps of `bucket` slots, with one graph for each; without graphs, at what is
@@ -206,9 +206,7 @@ class Decoder:
         self._text: list[Tensor] = []
         self._graphs: dict[tuple[int, bool], Any] = {}
         self._pool: Any = None
-        self._call: Any = model
         self._pick = pick
-        self._compiled = False
 
     @property
     def cache_bytes(self) -> int:
@@ -334,8 +332,8 @@ class Decoder:
 
     def _next(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
         extra = {"position_ids": positions} if self._takes_positions and positions is not None else {}
-        call = self.model if ids.shape[1] > 1 else self._call
-        output = call(ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **extra)
+        given: Any = {"attention_mask": mask, "past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
+        output = self.model(ids, **given, **extra)
         return self._pick(output.logits[:, -1])
 
     def _advance(self) -> None:
@@ -350,17 +348,10 @@ class Decoder:
         """The graph for a stretch of the cache, recorded when it is first needed."""
         key = live, self._masked
         if key not in self._graphs:
-            self._compile()
+            if self.mode == "compile" and not self._graphs:  # the prompt was read by now, and the cache has its place
+                compile_layers(self._views)
             self._graphs[key] = self._recorded()
         return self._graphs[key]
-
-    def _compile(self) -> None:
-        """Once, before the first graph: the prompt was read by then, and the cache has its place."""
-        if self.mode == "compile" and not self._compiled:
-            compile_layers(self._views)
-        if self.mode == "whole" and not self._compiled:
-            self._call = torch.compile(self.model)
-        self._compiled = True
 
     def _default_bucket(self) -> int:
         """All slots where every layer reads the live ones only; MPT's bias is no business of our kernel."""
