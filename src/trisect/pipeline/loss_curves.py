@@ -66,10 +66,10 @@ log = logging.getLogger(__name__)
 HEAD_SHARES = (0.875, 0.75, 0.5, 0.25)
 SHARES = {"qk": HEAD_SHARES, "ov": HEAD_SHARES, "mlp": (11 / 12, 0.75, 0.5, 0.25)}
 """Shares of each width that are measured; `Curves` knows what lies in between."""
-DRAWS = 2
-"""Answers that are drawn for every token."""
 TEST_TOKENS = 1 << 15
 """Tokens that a change is measured on; more would say the same."""
+DRAWS = 4
+"""Most answers that are drawn for a token, where there are fewer tokens than that."""
 LEFT_OUT = ("fold", "values")
 """Pieces of a3+ that take long at every width and move all layers alike: folding looks at the text again."""
 MEASURED = ("a3", "a3+")
@@ -93,9 +93,11 @@ def measure_curves(
     gradients of answers that the dense model gives on windows which took no part in the solving.
     """
     solving, testing = held_out(tokens.ids)
-    step = -(-testing.numel() // TEST_TOKENS)  # spread over all that are held out: there may be several texts
+    # Spread over all that are held out: there may be several texts.
+    testing = testing[:: -(-testing.numel() // TEST_TOKENS)]
+    draws = min(DRAWS, max(1, TEST_TOKENS // testing.numel()))
     views = layer_views(model, own=True)
-    answers = DrawnAnswers(model, views, testing[::step], draws=DRAWS, batch_size=batch_size, seed=seed)
+    answers = DrawnAnswers(model, views, testing, draws=draws, batch_size=batch_size, seed=seed)
     streams = TwoStreams(model, views, solving, batch_size=batch_size, seed=seed)
     points: dict[tuple[int, str], dict[int, float]] = {}
     options = options or Options()
