@@ -1,11 +1,15 @@
-"""The model card of a native folder. Reference: counting by hand, and what the receipt says."""
+"""The model cards of native and exported folders. Reference: counting by hand, and what the receipt says."""
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 import yaml
-from exports import sliced
+from exports import compressed, pieces, sliced
 
+from trisect.export import export_hf
 from trisect.models import save_model, shape_of
 
 RECEIPT = {
@@ -66,3 +70,44 @@ def test_a_folder_without_receipt_has_a_card_all_the_same(tmp_path: Path) -> Non
     text = card(tmp_path, {}, name="gpt2")
     assert "# A model, compressed with trisect" in text
     assert "trust_remote_code=True" in text
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("portable", [True, False])
+def test_a_native_folder_says_how_each_engine_runs_it(portable: bool, tmp_path: Path) -> None:
+    recipe = {**RECEIPT["recipe"], "portable": portable}
+    found = "".join(blocks(card(tmp_path, {**RECEIPT, "recipe": recipe})))
+    assert "import trisect" in found
+    assert "trust_remote_code=True" in found
+    assert "pip install vllm trisect\nvllm serve THIS_FOLDER" in found
+    assert ("trisect export THIS_FOLDER" in found) == portable
+
+
+@pytest.mark.parametrize(
+    ("name", "engines"),
+    [
+        ("llama-gqa", {"4.57", "vllm serve", "mlx_lm"}),
+        ("granite", {"4.57", "vllm serve"}),
+        ("ministral3", {"vllm serve", "mlx_lm"}),
+        ("qwen2_moe", set()),
+    ],
+)
+def test_an_export_names_the_engines_that_load_it(name: str, engines: set[str], tmp_path: Path) -> None:
+    export_hf(compressed(name, "model-rates"), None, tmp_path / "out", dtype=torch.float32, receipt=RECEIPT)
+    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert {word for word in ("4.57", "vllm serve", "mlx_lm") if word in text} == engines
+    assert "| perplexity (test.txt, 16 windows of 1024 tokens) | 20.000 | 25.124 |" in text
+    assert "import trisect" not in text
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert f"| {model.num_parameters():,} |" in text
+
+
+def test_the_python_of_an_exports_card_runs(tmp_path: Path) -> None:
+    export_hf(compressed("llama-gqa", "model-rates"), pieces(), tmp_path / "out", dtype=torch.float32)
+    block = blocks((tmp_path / "out" / "README.md").read_text(encoding="utf-8"))[0]
+    found: dict = {}
+    exec(block.replace("THIS_FOLDER", str(tmp_path / "out")), found)
+    assert found["model"](**found["tokenizer"]("hello", return_tensors="pt")).logits.shape[-1] == 97

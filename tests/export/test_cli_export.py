@@ -1,12 +1,15 @@
 """`trisect export` from the command line."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from exports import compressed, pieces
 
+from tiny_models import LLAMA
 from trisect.cli import main
 from trisect.export.llama_cpp import is_installed
 from trisect.models import save_model
@@ -35,7 +38,7 @@ def test_hf_then_gguf(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--to", "ggml"], "Known: gguf, hf"),
+        (["--to", "ggml"], "Known: arena, gguf, hf"),
         (["--dtype", "f16"], "for --to gguf"),
         (["--to", "gguf", "--dtype", "bfloat16"], "for --to hf"),
     ],
@@ -48,6 +51,26 @@ def test_bad_input_is_one_line(
     assert said in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_answered_with_the_command_that_makes_it_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command is typed as it stands, and what it makes is exported."""
+    config = transformers.LlamaConfig(**{**LLAMA, "head_dim": 32, "intermediate_size": 256})
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "dense")
+    pieces().save_pretrained(tmp_path / "dense")
+    (tmp_path / "text.txt").write_text("hello world hello\n" * 400)
+    given = ["--ratio", "0.4", "--calibration", str(tmp_path / "text.txt"), "--samples", "2", "--length", "32"]
+    assert main(["compress", str(tmp_path / "dense"), "-o", str(tmp_path / "native"), *given, "--quiet"]) == 0
+    assert main(["export", str(tmp_path / "native"), "-o", str(tmp_path / "stock")]) == 2
+    again = shlex.split(capsys.readouterr().err.rpartition("The nearest that can: ")[2])
+    assert set(given) <= set(again)
+    assert main([*again[1:], "--quiet"]) == 0
+    assert main(["export", again[again.index("-o") + 1], "-o", str(tmp_path / "stock"), "--quiet"]) == 0
+    size = (tmp_path / "stock" / "model.safetensors").stat().st_size
+    assert f"float32, {size / 1e6:.1f} MB" in capsys.readouterr().out
 
 
 def test_output_that_exists(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

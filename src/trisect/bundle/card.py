@@ -1,4 +1,4 @@
-"""Model cards: what a folder holds, how it was made, how to load it. The text is in card.md.jinja."""
+"""Model cards: what a folder holds, how to run it, how it was made. The text is in card.md.jinja."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +20,12 @@ def write_card(
     shapes: tuple[ModelShape, ModelShape],
     entry: Mapping[str, Any],
     name: str,
+    stock: Any = None,
 ) -> None:
-    """README.md of a native folder whose weights are there already.
+    """README.md of a folder whose weights are there already.
 
     `shapes` are those before and after, `entry` is the config's own record of the compression, `name` where the
-    model was loaded from.
+    model was loaded from; of an export, `stock` is the `Exported` record.
     """
     old, new = (budget_of(shape) for shape in shapes)
     counted = ("parameters", "linear_parameters", "kv_bytes_per_token")
@@ -33,17 +34,19 @@ def write_card(
     facts = {
         "removed": compare(old, new).ratio,
         "sizes": [*sizes, *_perplexity_rows(receipt)],
-        "weights": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        "weights": weights_size(folder),
         "backend": (entry.get("quantization") or {}).get("backend"),
         "times_tuned": len(receipt.get("tuning") or ()),
+        "portable": (receipt.get("recipe") or {}).get("portable"),
+        "stock": stock,
     }
     made = _recipe_rows(receipt) or [("method", entry.get("method"))]
-    atomic_write_text(folder / "README.md", _card(_source_of(receipt) or name, made, facts))
+    atomic_write_text(folder / "README.md", _card(source_of(receipt) or name, made, facts))
 
 
-def write_stock_card(folder: Path, receipt: Mapping[str, Any], stock: Any) -> None:
-    """README.md of an exported folder; `stock` is the `Exported` record of what was written."""
-    atomic_write_text(folder / "README.md", _card(_source_of(receipt), _recipe_rows(receipt), {"stock": stock}))
+def weights_size(folder: Path) -> int:
+    """Bytes of the weights alone."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _card(source: str | None, made: list[tuple[str, Any]], facts: dict[str, Any]) -> str:
@@ -57,7 +60,7 @@ def _card(source: str | None, made: list[tuple[str, Any]], facts: dict[str, Any]
     return template.render(title=title, base_model=source if on_hub else None, made=made, **facts)
 
 
-def _source_of(receipt: Mapping[str, Any]) -> str | None:
+def source_of(receipt: Mapping[str, Any]) -> str | None:
     """The model that was compressed, if the receipt says so."""
     recipe = receipt.get("recipe") or {}
     source = receipt.get("source") or receipt.get("model") or recipe.get("model")

@@ -1,29 +1,27 @@
-"""`trisect export`: a compressed model as files that other software reads without trisect."""
+"""`trisect export`: a compressed model as files for software without trisect; `trisect push`: on the hub."""
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, argument, option
-from trisect.errors import unknown_name
+from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, Verb, argument, option
+from trisect.errors import TrisectError, unknown_name
 
 if TYPE_CHECKING:
     from trisect.export import Exported
 
-PANEL = "Use"
-EXAMPLES = (
-    ("A stock checkpoint, for transformers and vLLM", "trisect export small -o small-hf"),
-    ("A file for llama.cpp", "trisect export small -o small.gguf --to gguf --dtype q8_0"),
-)
-FORMATS = ("hf", "gguf")
+FORMATS = ("hf", "gguf", "arena")
 
 
 def run(
     folder: Annotated[str, argument("A folder that `trisect compress` wrote.", "DIR")],
     out: Annotated[Path, option("The new folder, or the GGUF file (NAME.gguf, or a folder for it).", "DIR|FILE")],
     to: Annotated[
-        str, option("hf: a stock checkpoint, for transformers. gguf: a file, for llama.cpp.", "hf|gguf")
+        str,
+        option(
+            "hf: a stock checkpoint. gguf: a file, for llama.cpp. arena: an entry for LowRankArena.", "hf|gguf|arena"
+        ),
     ] = "hf",
     dtype: Annotated[
         str | None,
@@ -35,23 +33,28 @@ def run(
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Write a compressed model for transformers (vLLM, SGLang) or llama.cpp, checked against the original."""
-    from trisect.export import export_gguf, export_hf
+    """Write a compressed model for transformers (vLLM, SGLang, MLX-LM) or llama.cpp, checked against the original."""
+    from trisect.export import NotPortable, export_arena, export_gguf, export_hf, portable_command
     from trisect.support.files import check_new_folder
     from trisect.support.receipt import read_receipt
 
     if to not in FORMATS:
         raise unknown_name("format", to, FORMATS)
     with screen.quiet_libraries():
-        if to == "hf":
+        if to != "gguf":
             check_new_folder(out)
             kind = _dtype(folder, dtype, trust_remote_code)
+        receipt = read_receipt(folder)
         loaded = screen.load(folder, LoadOptions(dtype="float32", trust_remote_code=trust_remote_code))
-        what: Any = {"model": loaded.model, "tokenizer": loaded.tokenizer, "receipt": read_receipt(folder)}
-        if to == "hf":
-            done = export_hf(**what, out=out, dtype=kind)
-        else:
-            done = export_gguf(**what, out=out, kind=dtype or "f16")
+        what: Any = {"model": loaded.model, "tokenizer": loaded.tokenizer, "receipt": receipt, "out": out}
+        try:
+            if to == "gguf":
+                done = export_gguf(**what, kind=dtype or "f16")
+            else:
+                done = (export_hf if to == "hf" else export_arena)(**what, dtype=kind)
+        except NotPortable as error:
+            again = portable_command(loaded.model, receipt or {}, folder)
+            raise TrisectError(f"{error} The nearest that can: {again}") from error
     _show(done, to, tokenizer=loaded.tokenizer is not None)
     screen.keep_measurement(json, {**asdict(done), "path": str(done.path)})
 
@@ -69,8 +72,10 @@ def _dtype(folder: str, dtype: str | None, trust_remote_code: bool) -> Any:
 
 
 def _show(done: "Exported", to: str, *, tokenizer: bool) -> None:
+    from trisect.bundle import weights_size
+
     path, mlp = done.path, done.mlp_widths
-    size = sum(file.stat().st_size for file in ([path] if to == "gguf" else path.rglob("*")))
+    size = path.stat().st_size if to == "gguf" else weights_size(path)
     widths = f"MLP width {mlp[0]}" if len(set(mlp)) == 1 else f"MLP widths {min(mlp)} to {max(mlp)}"
     rounded = "" if done.rounding is None else f"; {done.rounding:.0e} after rounding to {done.dtype}"
     title = f"GGUF file {path}" if to == "gguf" else f"Stock checkpoint in {path}"
@@ -92,3 +97,25 @@ def _show(done: "Exported", to: str, *, tokenizer: bool) -> None:
     screen.say(*(f"note: {note}" for note in done.notes))
     if not screen.running().quiet:
         screen.say("Load it without trisect:", *(f"  {line}" for line in lines))
+
+
+def push(
+    folder: Annotated[Path, argument("A folder that `trisect compress` or `trisect export` wrote.", "DIR")],
+    repo: Annotated[str, argument("Where on the hub: NAME, or OWNER/NAME.", "REPO")],
+    public: Annotated[bool, option("Let everybody see it; a new repository is private otherwise.")] = False,
+) -> None:
+    """Upload a folder to the Hugging Face hub, private unless asked. Needs `hf auth login`."""
+    from trisect.export import upload
+
+    screen.say(f"Uploaded to {upload(folder, repo, private=not public)}")
+
+
+EXPORT = (
+    ("A stock checkpoint, for transformers, vLLM and MLX-LM", "trisect export small -o small-hf"),
+    ("A file for llama.cpp", "trisect export small -o small.gguf --to gguf --dtype q8_0"),
+)
+PUSH = (
+    ("A private repository of yours", "trisect push small-hf small-llama"),
+    ("One that everybody sees", "trisect push small-hf my-team/small-llama --public"),
+)
+VERBS = {"export": Verb(run, "Use", EXPORT), "push": Verb(push, "Use", PUSH)}

@@ -3,5 +3,8 @@
 from trisect.export.check import Exported
 from trisect.export.gguf import export_gguf
 from trisect.export.hf import export_hf
+from trisect.export.publish import export_arena, upload
+from trisect.export.rotation import NotPortable
+from trisect.export.stock import portable_command
 
-__all__ = ["Exported", "export_gguf", "export_hf"]
+__all__ = ["Exported", "NotPortable", "export_arena", "export_gguf", "export_hf", "portable_command", "upload"]

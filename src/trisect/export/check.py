@@ -27,6 +27,10 @@ class Exported:
     """The same after rounding to `dtype`; None for float32."""
     llama_cpp: float | None = None
     """Nats between the native model's next token and llama.cpp's; None where that did not run."""
+    transformers_4: bool = False
+    vllm: bool = False
+    mlx: bool = False
+    """Whether these engines are known to load it."""
     notes: tuple[str, ...] = ()
 
 

@@ -1,6 +1,7 @@
 """A stock Hugging Face checkpoint: plain config, plain weights, no trisect needed to load it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,13 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from trisect.bundle.card import write_stock_card
+from trisect.bundle import write_card
 from trisect.errors import TrisectError
 from trisect.export.check import Exported, check_same, difference, probe
 from trisect.export.rotation import listed_rope, stock_factors
 from trisect.export.stock import Stock, plain_config, stock_weights
 from trisect.export.vocabulary import split_digits
+from trisect.models import original_shape, shape_of
 from trisect.models.compressed import CompressedModel
 from trisect.support.files import check_disk_space, new_folder, write_json
 
@@ -53,8 +55,12 @@ def export_hf(
             difference=apart,
             rounding=None if dtype == torch.float32 else difference(logits, expected),
             notes=(*_notes(stock, config), *notes),
+            **_engines(stock, config),
         )
-        write_stock_card(folder, receipt or {}, result)
+        new = shape_of(written)
+        shapes = replace(original_shape(model), bytes_per_element=new.bytes_per_element), new
+        about: Any = {"entry": model.config.trisect, "name": model.name_or_path}
+        write_card(folder, receipt or {}, shapes=shapes, stock=result, **about)
     return result
 
 
@@ -154,6 +160,22 @@ KERNELS = {
 """The head widths that common engines have kernels for."""
 COMPUTED = {"qwen2": "vLLM works", "qwen2_moe": "vLLM and transformers 4 work"}
 """Architectures whose head width not everybody reads from the config."""
+MLX = (
+    "llama mistral ministral3 qwen3 qwen3_moe smollm3 gemma2 gemma3_text olmo2 olmo3 hunyuan_v1_dense seed_oss".split()
+)
+"""Architectures that MLX-LM loads with any head width; tests/export/test_elsewhere.py has run them."""
+
+
+def _computed(stock: Stock, config: Any) -> bool:
+    """Whether some engine takes the head width to be another one."""
+    return config.model_type in COMPUTED and stock.head_width * config.num_attention_heads != config.hidden_size
+
+
+def _engines(stock: Stock, config: Any) -> dict[str, bool]:
+    """Which engines load the export, by the fields of `Exported`."""
+    computed, kind = _computed(stock, config), config.model_type
+    four = kind != "ministral3" and not (computed and "transformers 4" in COMPUTED[kind])
+    return {"transformers_4": four, "vllm": not computed, "mlx": kind in MLX}
 
 
 def _notes(stock: Stock, config: Any) -> tuple[str, ...]:
@@ -163,7 +185,7 @@ def _notes(stock: Stock, config: Any) -> tuple[str, ...]:
         notes.append(
             f"head width {width} has no kernel in {' and '.join(missing)}: serve it with another, or not there"
         )
-    if config.model_type in COMPUTED and width * config.num_attention_heads != config.hidden_size:
+    if _computed(stock, config):
         notes.append(
             f"{COMPUTED[config.model_type]} the head width of {config.model_type} out from the hidden size and "
             "cannot load this one: transformers 5 can, or compress with --parts ov,mlp"

@@ -22,6 +22,10 @@ SAME = 3e-7
 NUDGES = range(-4, 5)
 
 
+class NotPortable(TrisectError):
+    """No stock checkpoint can hold this model, though one of the same source, cut with --portable, would fit."""
+
+
 def common_slots(layers: Sequence[Tensor]) -> Tensor:
     """The fewest slots (n,), fastest first, in which every head of rates (k, p) finds its own.
 
@@ -135,11 +139,10 @@ def stock_rotation(model: Any, views: list[LayerView], *, baked: bool) -> StockR
         scaling = 1.0 if baked else own.scaling
         return StockRotation(pairs=room, slots=own_rates if baked else None, places=places, scaling=scaling)
     if len(slots) > room:
-        raise TrisectError(
-            f"The heads of this model turn at {len(slots)} different rates together, and stock heads of "
-            f"width {2 * room} share one set of {room}: compress all layers again with --method a3+ "
-            "--portable (or --rope-scope model), so that every head has the same set, or with --parts "
-            "ov,mlp, which leaves queries and keys alone."
+        raise NotPortable(
+            f"The heads of this model turn at {len(slots)} different rates together, and stock heads of width "
+            f"{2 * room} share one set of {room}: compress with --portable (or --rope-scope model), which gives every "
+            "head the same set."
         )
     slots = padded(slots, room)
     places = [places_in(rates, slots) for rates in layers]

@@ -3,6 +3,8 @@
 h = query heads, k = key/value heads, D = d_model, p = a head's pairs, n = slots of the stock head
 """
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +13,10 @@ import transformers
 from torch import Tensor
 from torch.nn.functional import pad
 
-from trisect.errors import TrisectError
-from trisect.export.rotation import own_rotation, stock_rotation
+from trisect.bundle import source_of
+from trisect.config.goals import GOALS
+from trisect.errors import TrisectError, option_name
+from trisect.export.rotation import NotPortable, own_rotation, stock_rotation
 from trisect.models import FAMILIES, WRAPPERS, Family, LayerView, family_for, family_of, layer_views
 from trisect.models.families import LLAMA
 from trisect.models.quantized import QuantizedLinear
@@ -78,14 +82,14 @@ def _check_layer(view: LayerView) -> None:
         )
     shape, name = view.shape(), view.family.name
     if shape.dropped_experts:
-        raise TrisectError(
+        raise NotPortable(
             f"Layer {view.index} has {shape.dropped_experts} experts fewer than it had, and a stock {name} has as "
             "many in every layer: compress again without --drop-experts, or with --portable."
         )
     if shape.linears:
-        raise TrisectError(
+        raise NotPortable(
             f"Layer {view.index}: {shape.linears[0].name} is two matrices, and a stock layer has one. "
-            "Methods that narrow components can be exported: compress with --method a3+ --rope-scope model."
+            "Methods that narrow components can be exported: compress with --method a3+ --portable."
         )
     if shape.pairs and 2 * shape.pairs != shape.qk:
         raise TrisectError(
@@ -96,12 +100,24 @@ def _check_layer(view: LayerView) -> None:
         raise _norm_refusal(name)
 
 
-def _norm_refusal(name: str) -> TrisectError:
-    return TrisectError(
+def _norm_refusal(name: str) -> NotPortable:
+    return NotPortable(
         f"{name} has a norm between projection and score with one set of weights for all heads, or one mean, and "
         "narrow queries and keys need one for each: leave them whole to export, with --parts mlp (or ov,mlp, "
         "where values are padded to the old width)."
     )
+
+
+def portable_command(model: Any, receipt: Mapping[str, Any], folder: str) -> str:
+    """The command line that makes the nearest model that can be exported: the same goal and texts."""
+    recipe = receipt.get("recipe") or {}
+    text = recipe.get("calibration") or {}
+    given = {name: recipe.get(name) for name in GOALS} | {"calibration": text.get("source")}
+    given |= {name: text.get(name) for name in ("samples", "length")}
+    given["parts"] = None if family_of(model).norms is None else "mlp"
+    options = [word for name in given if given[name] is not None for word in (option_name(name), str(given[name]))]
+    source = source_of(receipt) or "MODEL"
+    return shlex.join(["trisect", "compress", source, "-o", f"{folder.rstrip('/')}-portable", "--portable", *options])
 
 
 def plain_config(source: Any, changes: dict[str, Any]) -> Any:
