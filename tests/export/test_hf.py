@@ -179,7 +179,7 @@ def test_loads_where_trisect_cannot_be_imported(tmp_path: Path) -> None:
     ("name", "setting", "said"),
     [
         ("llama-gqa", "per-head", "--rope-scope model"),
-        ("llama-gqa", "factored", "--method a3+ --rope-scope model"),
+        ("llama-gqa", "factored", "--method a3+ --portable"),
         ("qwen3", "sliced", "one set of weights for all heads"),
         ("phi3-longrope", "sliced", "query channels rotate"),
         ("gpt2", "sliced", "not of the Llama kind"),
