@@ -165,7 +165,12 @@ def meanings(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield node.name, ast.unparse(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+            names = [
+                n.id
+                for target in targets
+                for n in ast.walk(target)
+                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            ]
             yield from ((name, ast.unparse(node)) for name in names)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             origin = getattr(node, "module", "")

@@ -47,7 +47,7 @@ class AnyWidth(nn.Module):
         return stock.__wrapped__(self, *args, **kwargs)
 
 
-class Route(NamedTuple):
+class Routed(NamedTuple):
     """What one expert gets of a batch."""
 
     tokens: Tensor  # (n,)
@@ -115,14 +115,14 @@ class ExpertView:
     def biased(self) -> bool:
         return bool(getattr(self.module, "has_bias", False))
 
-    def routes(self, x: Tensor, index: Tensor | None = None, weights: Tensor | None = None) -> "list[Route]":
+    def routes(self, x: Tensor, index: Tensor | None = None, weights: Tensor | None = None) -> "list[Routed]":
         """What the module of routed experts was called with, expert by expert."""
         if index is None or weights is None:  # every expert's inputs (E n, D), zeros where it was not chosen
             inputs = x.reshape(self.count, -1, x.shape[-1])
             chosen = inputs.any(dim=-1)
             share = 1 / chosen.sum(dim=0).clamp(min=1)
             return [
-                Route(tokens, inputs[number, tokens], inputs.new_ones(len(tokens), 1), share[tokens].unsqueeze(-1))
+                Routed(tokens, inputs[number, tokens], inputs.new_ones(len(tokens), 1), share[tokens].unsqueeze(-1))
                 for number, tokens in enumerate(row.nonzero().flatten() for row in chosen)
             ]
         x, order, chosen = x.reshape(-1, x.shape[-1]), index.flatten().argsort(stable=True), index.flatten()
@@ -131,7 +131,7 @@ class ExpertView:
         for slots in order.split(chosen.bincount(minlength=self.count).tolist()):
             tokens = slots // index.shape[-1]
             gate = weights.flatten()[slots].unsqueeze(-1)
-            found.append(Route(tokens, x[tokens], gate, shares[slots].unsqueeze(-1)))
+            found.append(Routed(tokens, x[tokens], gate, shares[slots].unsqueeze(-1)))
         return found
 
     def read(self) -> Experts:
