@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trisect.calibrate.linearised import MAPS, Linearised, lift
 from trisect.calibrate.replay import in_main_memory
 from trisect.calibrate.scores import QuerySampler
 from trisect.errors import TrisectError
 from trisect.models.experts import ExpertView
 from trisect.models.view import LayerView
+from trisect.records.parts import INNER, MLP
 from trisect.support.clock import stage
 from trisect.support.distributed import all_reduce
 
@@ -144,10 +146,17 @@ class Goal:
 class Accumulator:
     """Sums of the moments asked for, over all batches of one layer."""
 
-    def __init__(self, names: frozenset[str], *, sampler: QuerySampler | None = None, shared: bool = False):
+    def __init__(
+        self,
+        names: frozenset[str],
+        *,
+        sampler: QuerySampler | None = None,
+        shared: bool = False,
+        place: str = "device",
+    ):
         regressed = {name for name in REGRESSIONS if f"{name}_target" in names}
         covered = {f"{name}_{what}" for name in regressed for what in REGRESSED}
-        self.readings = sorted(names - covered - SAMPLED - {VALUES})
+        self.readings = sorted(names - covered - SAMPLED - {VALUES, INNER})
         self.values = VALUES in names
         self.regressed = sorted(regressed)
         self.sampler = sampler
@@ -157,7 +166,8 @@ class Accumulator:
         self.counts: dict[str, int] = {}
         self.held = False
         self.goal: Goal | None = None
-        self.names = names
+        self.names, self.place = names, place
+        self.linearised = Linearised(place=place, shared=shared) if INNER in names else None
         self.experts: dict[str, Accumulator] = {}
         """By expert, what its own tokens add up to."""
 
@@ -165,11 +175,11 @@ class Accumulator:
     def wants_mlp(self) -> bool:
         """Whether anything is asked for that MLPs are observed for."""
         taps = {READINGS[name].tap for name in self.readings} | {REGRESSIONS[name] for name in self.regressed}
-        return bool(taps & {"up", "down", "out"})
+        return self.linearised is not None or bool(taps & {"up", "down", "out"})
 
     def expert(self, name: str) -> "Accumulator":
         """The sums of one expert of a mixture, for the batch at hand."""
-        found = self.experts.setdefault(name, Accumulator(self.names, shared=self.shared))
+        found = self.experts.setdefault(name, Accumulator(self.names, shared=self.shared, place=self.place))
         found.held = self.held
         return found
 
@@ -219,6 +229,15 @@ class Accumulator:
         weight = self.goal.weight
         return Goal(target=lambda tap: target, weight=lambda tap: weight(tap).flatten()[tokens])
 
+    def linearise(self, x: Tensor, slopes: dict[str, Tensor], features: Tensor, W_down: Tensor) -> None:
+        """Note how an MLP of features (n, I) answers to a change of its input maps."""
+        assert self.goal is not None
+        assert self.linearised is not None
+        root = self._root("down").to(x.device)
+        missing = (rows(self.goal.target("down")) - (features.float() @ W_down.float())) * root
+        each = torch.cat([rows(slopes[name]) for name in MAPS if name in slopes], dim=-1) * root  # (n, N)
+        self.linearised.append(rows(x), each.to(x.dtype), missing.to(x.dtype), W_down, held=self.held)
+
     def count(self, tokens: int) -> None:
         """Note how many tokens were observed."""
         self._add(OBSERVED, torch.tensor(float(tokens), dtype=torch.float64), 0)
@@ -244,6 +263,8 @@ class Accumulator:
                     "wider dtype (--dtype float32), or check the checkpoint."
                 )
             found[name] = self._stored(name, total.div_(max(1, self.counts[name])))
+        if self.linearised is not None and self.linearised.held:
+            found |= self.linearised.moments()
         for expert, sums in self.experts.items():
             found |= {f"{expert}.{name}": mean for name, mean in sums.means(layer).items()}
         return found
@@ -276,6 +297,8 @@ def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
     else:
         names = ("up", "down") if "mlp" in view.components else ()
         handles = [view.module(name).register_forward_pre_hook(hook(name)) for name in names]
+        if names and accumulator.linearised is not None:
+            handles += linearise(view, accumulator)
     attention = view.own()
     if attention is not None:
         attention.tap = accumulator
@@ -287,6 +310,18 @@ def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
             attention.tap = None
         for handle in handles:
             handle.remove()
+
+
+def linearise(view: LayerView, accumulator: Accumulator) -> list[Any]:
+    """Hooks that note how the layer's MLP answers to a change of its input maps."""
+    part = view.part("mlp")
+    assert isinstance(part, MLP)
+
+    def tell(x: Tensor, slopes: dict[str, Tensor], features: Tensor) -> None:
+        accumulator.linearise(x, slopes, rows(features), part.W_down)
+
+    maps = {name: view.module(name) for name in view.linears() if name in MAPS}
+    return lift(maps, view.module("down"), tell, view.columns)
 
 
 # E = experts, k = experts per token
@@ -303,17 +338,27 @@ def observe_experts(view: ExpertView, accumulator: Accumulator) -> list[Any]:
         missing = _missing(accumulator, output)
         _add_routed(view, accumulator, noted["routed"], missing=missing)
         if view.shared is not None:
-            _add_shared(view, accumulator, noted["shared"][0], args[0], missing=missing)
+            _add_shared(view, accumulator, noted["shared"], args[0], missing=missing)
 
     handles = [view.module.register_forward_pre_hook(note("routed")), view.block.register_forward_hook(add)]
-    if view.shared is not None:
-        handles.append(view.shared.down_proj.register_forward_pre_hook(note("shared")))
+    if view.shared is not None and accumulator.linearised is not None:
+        maps = {name: getattr(view.shared, f"{name}_proj") for name in MAPS}
+        lifted = lift(
+            maps, view.shared.down_proj, lambda *seen: noted.update(shared=seen), lambda name, slopes: slopes
+        )
+        handles += lifted
+    elif view.shared is not None:
+        handles.append(
+            view.shared.down_proj.register_forward_pre_hook(
+                lambda module, args: noted.update(shared=(None, {}, args[0]))
+            )
+        )
     return handles
 
 
 def _missing(accumulator: Accumulator, output: Any) -> Tensor | None:
     """What all experts together lack of their target, (n, D); None where nothing is regressed."""
-    if accumulator.goal is None or not accumulator.regressed:
+    if accumulator.goal is None or not (accumulator.regressed or accumulator.linearised):
         return None
     output = output[0] if isinstance(output, tuple) else output
     target = accumulator.goal.target("down")
@@ -331,21 +376,28 @@ def _add_routed(
         if missing is not None:
             share = share if view.shared is None else share / 2
             mine.goal = accumulator.goal_of(tokens, own + share * missing[tokens])
+        if mine.linearised is not None:
+            slopes = {name: gate * slope for name, slope in view.slopes(number, inputs).items()}
+            mine.linearise(inputs, slopes, features, view.down_weight(number))
         mine("down", features)
         mine("out", own)
         mine.count(len(tokens))
 
 
 def _add_shared(
-    view: ExpertView, accumulator: Accumulator, features: Tensor, x: Tensor, *, missing: Tensor | None
+    view: ExpertView, accumulator: Accumulator, seen: tuple[Any, ...], x: Tensor, *, missing: Tensor | None
 ) -> None:
     """The expert that every token passes, and half of what is missing with it."""
-    features = features.reshape(-1, features.shape[-1])
-    gate = view.shared_gate(x.reshape(-1, x.shape[-1]))
-    features = features if gate is None else features * gate
+    inputs, slopes, features = seen
+    given = view.shared_gate(rows(x))
+    gate: Tensor | float = 1.0 if given is None else given
+    features = rows(features) * gate
     mine = accumulator.expert("shared")
     if missing is not None:
         own = features @ view.shared.down_proj.weight.mT
         mine.goal = accumulator.goal_of(slice(None), own + missing / 2)
+    if mine.linearised is not None:
+        slopes = {name: rows(slope) * gate for name, slope in slopes.items()}
+        mine.linearise(inputs, slopes, features, view.shared.down_proj.weight.mT)
     mine("down", features)
     mine.count(len(features))

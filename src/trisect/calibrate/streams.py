@@ -69,8 +69,8 @@ class TwoStreams:
             readings.append(PairGrams(view.pairs))
         if rates is not None and "keys" in names:
             readings.append(KeyCovariances(rates))
-        accumulator = self._accumulator(view, names, readings)
         self.before = self.dense.hidden.copy()
+        accumulator = self._accumulator(view, names, readings)
         self.attention_out = States(place=self.before.place)
         self.mlp_out = States(place=self.before.place)
         self.beside_out = States(place=self.before.place)
@@ -125,7 +125,7 @@ class TwoStreams:
             sampler = QuerySampler(
                 readings, per_window=self.per_window, seed=self.seed + view.index, softcap=view.attention.softcap
             )
-        return Accumulator(names, sampler=sampler, shared=self.windows.shared)
+        return Accumulator(names, sampler=sampler, shared=self.windows.shared, place=self.before.place)
 
     def _announce(self, accumulator: Accumulator, batch: int) -> None:
         """Tell whoever listens which windows come next."""

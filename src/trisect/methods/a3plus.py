@@ -24,7 +24,7 @@ from trisect.methods.fold import (
 )
 from trisect.methods.method import ComponentMethod, Options, need
 from trisect.methods.slots import PAIR_RIDGES, candidates, choose_pairs, share_rates
-from trisect.records.parts import MLP, OV, QK, Moments, Shrunk, Slots
+from trisect.records.parts import INNER, MLP, OV, QK, Moments, Shrunk, Slots
 from trisect.solve import (
     SOLVE_DTYPE,
     STRENGTHS,
@@ -102,6 +102,7 @@ PIECES = {
     "values": "alternate between value bases and output weights",
     "refit-o": "refit W_o over all heads",
     "eliminate": "choose neurons by optimal-brain-surgeon elimination",
+    "refit-up": "refit W_up and W_gate to first order",
     "refit-down": "refit W_down",
     "ridge": "choose ridge strengths on held-out tokens",
     "tail": "scale the norm in front of the head to the dense model's",
@@ -273,7 +274,10 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
 
 
 def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
-    """Neurons by elimination, then one refit of W_down.                          [math.md E-1, F-1, F-2]"""
+    """Neurons by elimination, then one refit of W_down.                          [math.md E-1, F-1, F-2]
+
+    Where W_up and W_gate are refitted behind it, held-out tokens take no part: they judge that refit as well.
+    """
     fit, held = regressions(moments, "mlp")
     prior = part.W_down.to(SOLVE_DTYPE)
     narrow, carried = part, None
@@ -284,7 +288,8 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
         fit, held = fit.chosen(kept), held.chosen(kept)
     else:
         fit, held = fit.whole(), held.whole()
-    wanted = prior if "refit-down" in options.without else _refit(fit, held, prior, options)
+    last = "refit-up" in options.without
+    wanted = prior if "refit-down" in options.without else _refit(fit, held, prior, options, all_tokens=last)
     both = fit.joined(held)
     return Shrunk(
         part=replace(narrow, W_down=like(part.W_down, wanted)),
@@ -303,21 +308,48 @@ def choose_neurons(fit: Regression, held: Regression, W: Tensor, width: int, opt
     return eliminate_rows(fit.joined(held).gram, wanted, width, ridge=ROW_RIDGE, overwrite=True)
 
 
-def _refit(fit: Regression, held: Regression, prior: Tensor, options: Options) -> Tensor:
+def refit_up(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
+    """W_up and W_gate along a few directions, each of them one feature of a regression.       [F-8, F-1, F-2]"""
+    fit, held = (
+        replace(problem, penalty=need(moments, f"{INNER}_penalty")) for problem in regressions(moments, INNER)
+    )
+    vectors = need(moments, f"{INNER}_vectors")  # (K, D, N), W_up and W_gate side by side
+    steps = _refit(fit, held, torch.zeros_like(fit.cross), options)  # (K, 1)
+    change = torch.tensordot(steps.squeeze(-1).to(vectors), vectors, dims=1).split(part.width, dim=-1)
+    maps = {name: getattr(part, name) for name in ("W_up", "W_gate") if getattr(part, name) is not None}
+    both = fit.joined(held)
+    return Shrunk(
+        part=replace(
+            part, **{name: like(W, W.to(delta) + delta) for (name, W), delta in zip(maps.items(), change, strict=True)}
+        ),
+        loss=max(0.0, both.error(steps).item()),
+        total=both.energy.item(),
+    )
+
+
+def refit_down(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
+    """W_down behind refitted neurons, from all tokens."""
+    return solve_mlp(part, moments, part.width, replace(options, without=(*options.without, "refit-up")))
+
+
+def _refit(fit: Regression, held: Regression, prior: Tensor, options: Options, *, all_tokens: bool = True) -> Tensor:
     """Weights from all tokens; the ridge chosen on held-out ones, or next to none.              [F-1, F-2]"""
     if "ridge" in options.without:
-        return ridge(fit.joined(held), prior, STRENGTHS[0])
-    return held_out_ridge(fit, held, prior)[0]
+        return ridge(fit.joined(held) if all_tokens else fit, prior, STRENGTHS[0])
+    return held_out_ridge(fit, held, prior, all_tokens=all_tokens)[0]
 
 
+MLP_READS = frozenset({"mlp_gram", "mlp_target", "mlp_energy", "mlp_tokens"})
 A3_PLUS = ComponentMethod(
     name="a3+",
     summary="Refitted, compensated, repaired: the paper's components on two streams.",
-    solvers={"qk": solve_qk, "ov": solve_ov, "mlp": solve_mlp},
+    solvers={"qk": solve_qk, "ov": solve_ov, "mlp": solve_mlp, "refit-up": refit_up, "refit-down": refit_down},
     reads={
         "qk": frozenset({"q", "k", "scores", "q_squares", "k_squares"}),
         "ov": frozenset({"a_gram", "a_target", "a_energy", "a_tokens", "a_values"}),
-        "mlp": frozenset({"mlp_gram", "mlp_target", "mlp_energy", "mlp_tokens"}),
+        "mlp": MLP_READS,
+        "refit-up": frozenset({INNER}),
+        "refit-down": MLP_READS,
     },
     streams="narrow",
     slot_reads=frozenset({"q", "k", "scores", "keys"}),

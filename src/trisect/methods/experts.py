@@ -16,6 +16,10 @@ from trisect.solve import SOLVE_DTYPE, neuron_scores, top
 
 EXPERTS = "experts"
 """The step in front of a mixture's MLPs, which may drop some of them."""
+REFITS = ("refit-up", "refit-down")
+"""Steps behind an MLP that was narrowed: its input maps, then its output map again."""
+STEPS = {name: "mlp" for name in (EXPERTS, *REFITS)}
+"""Steps that are about a component without being one."""
 EXPERT_READS = frozenset({"mlp"})
 FEW = 32
 """Tokens below which an expert's neurons are chosen by its weights alone."""

@@ -255,16 +255,26 @@ class ExpertView:
 
     def features(self, number: int, x: Tensor) -> Tensor:
         """What a routed expert's down projection reads of inputs (n, D): (n, I)."""
-        module = self.module
+        return self._neurons(self._mapped(number, x))
+
+    def slopes(self, number: int, x: Tensor) -> dict[str, Tensor]:
+        """Derivatives (n, I) of a routed expert's neurons by what its maps put out, map by map."""
+        y = self._mapped(number, x).detach().requires_grad_()
+        with torch.enable_grad():
+            slopes = torch.autograd.grad(self._neurons(y).sum(), y)[0]
+        return dict(zip(("gate", "up"), self._halves(slopes), strict=True)) if self.gated else {"up": slopes}
+
+    def _mapped(self, number: int, x: Tensor) -> Tensor:
         name = "gate_up_proj" if self.gated else "up_proj"
-        W = getattr(module, name)[number]
+        W = getattr(self.module, name)[number]
         y = x @ (W if self.transposed else W.mT)
-        if self.biased:
-            y = y + getattr(module, f"{name}_bias")[number]
-        if not self.gated:
-            return module.act_fn(y)
-        if hasattr(module, "_apply_gate"):
-            return module._apply_gate(y)
+        return y + getattr(self.module, f"{name}_bias")[number] if self.biased else y
+
+    def _neurons(self, y: Tensor) -> Tensor:
+        module = self.module
+        if not self.gated or hasattr(module, "_apply_gate"):
+            neurons: Tensor = module._apply_gate(y) if self.gated else module.act_fn(y)
+            return neurons
         gate, up = self._halves(y)
         return module.act_fn(gate) * up
 

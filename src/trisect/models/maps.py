@@ -194,7 +194,7 @@ class LayerMaps:
     def gradient(self, name: str) -> Tensor | None:
         """The gradient of `linear(name).W`, (in, out); None before any backward pass."""
         gradient = gradient_of(self._unfactored(name))
-        return None if gradient is None else self._columns(name, gradient)
+        return None if gradient is None else self.columns(name, gradient)
 
     def factored(self) -> tuple[LinearShape, ...]:
         """The maps that became two."""
@@ -223,7 +223,7 @@ class LayerMaps:
         """Weight and bias of a map that is not factored."""
         module = self._unfactored(name)
         bias = bias_of(module)
-        return self._columns(name, weight_of(module)), None if bias is None else self._columns(name, bias)
+        return self.columns(name, weight_of(module)), None if bias is None else self.columns(name, bias)
 
     def write_dense(self, new: Mapping[str, Dense]) -> None:
         """Replace weights and biases, of any width."""
@@ -319,7 +319,7 @@ class LayerMaps:
             raise TrisectError(f"Layer {self.index}: {name} is already factored; compress the original model.")
         return module
 
-    def _columns(self, name: str, x: Tensor) -> Tensor:
+    def columns(self, name: str, x: Tensor) -> Tensor:
         """The map's own columns of (..., out) of the module that computes it."""
         path, names, heads = self._place(name)
         if len(names) == 1 or isinstance(self.layer.get_submodule(path), SplitLinear):

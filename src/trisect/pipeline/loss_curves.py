@@ -70,7 +70,7 @@ TEST_TOKENS = 1 << 15
 """Tokens that a change is measured on; more would say the same."""
 DRAWS = 4
 """Most answers that are drawn for a token, where there are fewer tokens than that."""
-LEFT_OUT = ("fold", "values")
+LEFT_OUT = ("fold", "values", "refit-up")
 """Pieces of a3+ that take long at every width and move all layers alike: folding looks at the text again."""
 MEASURED = ("a3", "a3+")
 """Methods that curves are measured with; the others go by those of the last."""

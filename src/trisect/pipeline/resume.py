@@ -41,7 +41,13 @@ class Ledger:
         """What the norm in front of the head was multiplied with, by methods that do so."""
 
     def note(self, layer: int, entry: dict[str, Any]) -> None:
-        self.losses.setdefault(layer, []).append(entry)
+        """What a step left; a later step of the same component has the last word on its loss."""
+        entries = self.losses.setdefault(layer, [])
+        earlier = [old for old in entries if old["component"] == entry["component"]]
+        if not earlier:
+            entries.append(entry)
+        for old in earlier:
+            old |= {name: value for name, value in entry.items() if value != ""}
 
     def settle(self, plan: Plan) -> None:
         """The widths are decided."""

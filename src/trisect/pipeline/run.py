@@ -16,7 +16,7 @@ from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method, solve
 from trisect.methods.a3plus import check_pieces
-from trisect.methods.experts import EXPERTS
+from trisect.methods.experts import EXPERTS, REFITS, STEPS
 from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
 from trisect.models import layer_views, left_whole, mark_compressed, original_widths, round_as_stored, shape_of
 from trisect.models.fingerprint import check_finite
@@ -30,12 +30,15 @@ from trisect.plan import Curves, Plan, check_plannable, plan_for, planner_for, p
 from trisect.plan.curves import TRIES, predicted_within, smallest_within
 from trisect.plan.problem import grid_of
 from trisect.records.parts import COMPONENTS, Solution
-from trisect.records.shapes import ModelShape, widths_of
+from trisect.records.shapes import LayerShape, ModelShape, widths_of
 from trisect.support import distributed
 from trisect.support.clock import stage, timing
 from trisect.support.receipt import build_receipt
 
 log = logging.getLogger(__name__)
+
+REFIT_TOKENS = 4
+"""Calibration tokens for each neuron below which W_up and W_gate are left as they are."""
 
 
 @dataclass(kw_only=True)
@@ -56,9 +59,12 @@ class Run:
     def method(self) -> Method:
         return get_method(self.config.method)
 
-    @property
+    @cached_property
     def options(self) -> Options:
-        return options_of(self.config)
+        """What solvers may read; too few tokens to refit millions of weights count as asking not to."""
+        options = options_of(self.config)
+        few = self.tokens is None or self.tokens.ids.numel() < REFIT_TOKENS * max(map(_shared_by, self.shape.layers))
+        return replace(options, without=(*options.without, REFITS[0])) if few else options
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -86,13 +92,14 @@ class Run:
         if self.method.streams == "narrow":  # widths that stay are refitted, too
             chosen = self.config.layers is None or layer in self.config.layers
             cut = tuple(c for c in now.components if chosen and c in self.config.parts)
-        return (*(c for c in cut if c != "mlp"), *drops, *(c for c in cut if c == "mlp"))
+        refits = REFITS if REFITS[0] in self.method.solvers and REFITS[0] not in self.options.without else ()
+        return (*(c for c in cut if c != "mlp"), *drops, *(("mlp", *refits) if "mlp" in cut else ()))
 
     def width(self, view: LayerView, component: str) -> int:
         """The width that a component is to have; experts that are left share what dropped ones leave."""
         assert self.plan is not None
-        if component not in ("mlp", EXPERTS) or view.experts is None:
-            return self.plan.width(view.index, component)
+        if STEPS.get(component, component) != "mlp" or view.experts is None:
+            return self.plan.width(view.index, STEPS.get(component, component))
         width, before = self.plan.width(view.index, "mlp"), self.shape.layers[view.index]
         if component == EXPERTS or not view.experts.dropped:
             return width
@@ -128,7 +135,8 @@ class Step:
         outcome = {name: getattr(self.solution, name) for name in ("loss", "total", "clipped", "note")}
         spectrum = self.solution.spectrum
         seen = {} if spectrum is None else {"spectrum": spectrum.to_dict()}
-        return {"layer": self.layer, "component": self.component, "width": self.width, **outcome, **seen}
+        component = "mlp" if self.component in REFITS else self.component
+        return {"layer": self.layer, "component": component, "width": self.width, **outcome, **seen}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +201,11 @@ def compress(
     )
 
 
+def _shared_by(layer: LayerShape) -> float:
+    """Neurons that share the tokens of a layer: all of an MLP, or of one expert for its share of them."""
+    return layer.mlp * layer.experts / max(1, layer.top_k) if layer.experts else layer.mlp
+
+
 def solve_layers(run: Run) -> Iterator[Step]:
     """The one loop. Gives one solution after the other; whoever takes a step applies it before the next."""
     statistics = statistics_for(run)
@@ -219,7 +232,7 @@ def solve_step(run: Run, view: LayerView, component: str, moments: dict[str, Any
     """Solve one component of a layer in one process, and broadcast its solution to the others."""
     assert run.plan is not None
     width, solution = run.width(view, component), None
-    part = view.part("mlp" if component == EXPERTS else component)
+    part = view.part(STEPS.get(component, component))
     owner = (view.index * len(COMPONENTS) + number) % distributed.world_size()
     with stage(component):
         if distributed.rank() == owner:

@@ -136,6 +136,9 @@ class Linear:
 
 Part = QK | OV | MLP | Experts | Linear
 
+INNER = "inner"
+"""Prefix of the regression of what an MLP lacks on what directions of its input weights change."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum:

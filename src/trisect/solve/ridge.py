@@ -127,11 +127,14 @@ def unit_scale(gram: Tensor) -> Tensor:
     return (energy.clamp(min=0) + quiet).rsqrt()
 
 
-def held_out_ridge(fit: Regression, held: Regression, prior: Tensor) -> tuple[Tensor, float]:
+def held_out_ridge(
+    fit: Regression, held: Regression, prior: Tensor, *, all_tokens: bool = True
+) -> tuple[Tensor, float]:
     """Weights from all tokens, with the strength that did best on the held-out ones.      [math.md F-2]"""
     errors = torch.stack([held.error(ridge(fit, prior, strength)) for strength in STRENGTHS])
     best = steady_choice(errors)
-    return ridge(fit.joined(held), prior, best, overwrite=True), best
+    final = fit.joined(held) if all_tokens else fit
+    return ridge(final, prior, best, overwrite=all_tokens), best
 
 
 def steady_choice(errors: Tensor) -> float:

@@ -1,0 +1,121 @@
+"""An MLP to first order in W_up and W_gate, over the calibration tokens.   [math.md F-8]"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trisect.calibrate.replay import States
+from trisect.records.parts import INNER
+from trisect.solve.krylov import Metric, krylov
+from trisect.support.distributed import all_reduce
+
+DIRECTIONS = 8
+MAPS = ("up", "gate")
+"""Input maps of an MLP, in the order of their slopes."""
+
+# n = tokens, D = d_model, I = MLP width, N = I, or 2 I with a gate, K = directions
+
+
+class Linearised:
+    """What an MLP's output lacks, and how it answers to a change of its input maps, token by token."""
+
+    def __init__(self, *, place: str, shared: bool):
+        self.x, self.slopes, self.missing = (States(place=place) for _ in range(3))
+        self.held: list[bool] = []
+        self.shared = shared
+        """Other processes have rows of other windows."""
+
+    def append(self, x: Tensor, slopes: Tensor, missing: Tensor, W_down: Tensor, *, held: bool) -> None:
+        """Inputs (n, D), slopes (n, N) of neurons and what is missing (n, D), the last two in F-5's metric."""
+        self.W_down = W_down.detach().to(x.dtype)  # (I, D)
+        for states, rows in ((self.x, x), (self.slopes, slopes), (self.missing, missing)):
+            states.append(rows)
+        self.held.append(held)
+
+    def change(self, v: Tensor, x: Tensor, slopes: Tensor) -> Tensor:
+        """J v: what the output (n, D) of these tokens gains with weights (D, N) more."""
+        answers = slopes * (x @ v.to(x.dtype))
+        return answers.unflatten(-1, (-1, len(self.W_down))).sum(dim=-2) @ self.W_down
+
+    def pull(self, u: Tensor, x: Tensor, slopes: Tensor) -> Tensor:
+        """J^T u, (D, N)."""
+        neurons = u @ self.W_down.mT
+        return (x.mT @ (slopes * neurons.repeat(1, slopes.shape[-1] // neurons.shape[-1]))).double()
+
+    def moments(self) -> dict[str, Tensor]:
+        """Directions (K, D, N), and the regressions of what is missing on what they change."""
+        tokens = {held: self._sum(held, lambda x, s, r: torch.tensor(float(len(x)))).item() for held in (False, True)}
+        n = max(1.0, tokens[False])
+        right = self._sum(False, lambda x, s, r: self.pull(r, x, s)) / n
+        found = krylov(right, lambda v: self._product(v) / n, self._metric(n), DIRECTIONS)
+        energy = {held: self._sum(held, lambda x, s, r: r.double().square().sum()) for held in tokens}
+        apart = self._sum(True, lambda x, s, r: self._projected(found.vectors, x, s, r)) / max(1.0, tokens[True])
+        named = {
+            f"{INNER}_vectors": found.vectors.float(),
+            f"{INNER}_penalty": found.penalty,
+            f"{INNER}_gram": found.gram,
+            f"{INNER}_target": found.cross.unsqueeze(-1),
+            f"{INNER}_gram_held": apart[:, :-1],
+            f"{INNER}_target_held": apart[:, -1:],
+        }
+        for held, suffix in ((False, ""), (True, "_held")):
+            named[f"{INNER}_tokens{suffix}"] = torch.tensor(tokens[held], dtype=torch.float64)
+            named[f"{INNER}_energy{suffix}"] = energy[held] / max(1.0, tokens[held])
+        return named
+
+    def _rows(self, held: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        every = zip(self.x, self.slopes, self.missing, self.held, strict=True)
+        return ((x, slopes, missing) for x, slopes, missing, apart in every if apart == held)
+
+    def _sum(self, held: bool, of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Over all batches of one set, in all processes."""
+        # Of no tokens first: a process that has none adds zeros of the right shape.
+        total = of(self.x[0][:0], self.slopes[0][:0], self.missing[0][:0])
+        for rows in self._rows(held):
+            total = total + of(*rows)
+        return all_reduce({"sum": total})["sum"] if self.shared else total
+
+    def _product(self, v: Tensor) -> Tensor:
+        return self._sum(False, lambda x, s, r: self.pull(self.change(v, x, s), x, s))
+
+    def _metric(self, tokens: float) -> Metric:
+        """What J^T J would be of neurons that have nothing to do with each other, nor slopes with inputs."""
+        inputs = self._sum(False, lambda x, s, r: (x.float().mT @ x.float()).double())
+        slopes = self._sum(False, lambda x, s, r: s.double().square().sum(dim=0))
+        sizes = self.W_down.double().square().sum(dim=-1)  # (I,)
+        return Metric.damped(inputs / tokens, slopes / tokens * sizes.repeat(len(slopes) // len(sizes)))
+
+    def _projected(self, vectors: Tensor, x: Tensor, slopes: Tensor, missing: Tensor) -> Tensor:
+        """Products (K, K + 1) of what directions change with each other and with what is missing."""
+        features = torch.stack([*(self.change(v, x, slopes) for v in vectors), missing]).flatten(1)
+        return features[:-1].double() @ features.double().mT
+
+
+def lift(modules: dict[str, nn.Module], down: nn.Module, tell: Callable[..., None], columns: Any) -> list[Any]:
+    """Hooks that differentiate neurons by what the maps in front of them put out.
+
+    `tell` gets inputs, slopes by map and neurons. Neurons answer to their own pre-activations only, so the
+    gradient of their sum has every slope. Between the maps and `down` gradients are on.
+    """
+    leaves: dict[nn.Module, Tensor] = {}
+    seen: dict[str, Tensor] = {}
+
+    def start(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        seen["x"], leaves[module] = args[0], output.detach().requires_grad_()
+        torch.set_grad_enabled(True)
+        return leaves[module]
+
+    def end(module: Any, args: Any) -> tuple[Tensor]:
+        torch.set_grad_enabled(False)
+        neurons: Tensor = args[0]
+        slopes = dict(
+            zip(leaves, torch.autograd.grad(neurons, list(leaves.values()), torch.ones_like(neurons)), strict=True)
+        )
+        leaves.clear()
+        tell(seen.pop("x"), {name: columns(name, slopes[at]) for name, at in modules.items()}, neurons.detach())
+        return (neurons.detach(),)
+
+    handles: list[Any] = [module.register_forward_hook(start) for module in dict.fromkeys(modules.values())]
+    return [*handles, down.register_forward_pre_hook(end)]

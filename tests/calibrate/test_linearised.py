@@ -1,0 +1,128 @@
+"""How MLPs answer to a change of W_up and W_gate: derivatives against changed weights."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tiny_models import tiny, tokens
+from trisect.calibrate import TwoStreams
+from trisect.config import CompressConfig
+from trisect.data import tokens_from_tensor
+from trisect.models import layer_views
+from trisect.models.view import LayerView
+from trisect.pipeline.run import compress
+from trisect.records.parts import INNER, MLP, Experts
+
+STEP = 1e-5
+"""Second derivatives leave an error of this size, rounding of float64 one of 1e-11 / STEP."""
+
+
+def damaged_streams(name: str) -> tuple[TwoStreams, LayerView]:
+    """Both streams in front of the last layer (with experts, if any has), the ones before with less of their MLPs."""
+    model, ids = tiny(name).double(), tokens(8, 12)
+    model.config._experts_implementation = "eager"  # grouped products know no float64
+    views = layer_views(model, own=True)
+    streams = TwoStreams(model, views, ids, batch_size=None, seed=0)
+    last = max((view.index for view in views if view.experts is not None), default=len(views) - 1)
+    for view in views[:last]:
+        streams.begin(view)
+        output = view.mlp_output
+        assert output is not None
+        handle = output.register_forward_hook(
+            lambda module, args, out: (out[0] * 0.7, *out[1:]) if isinstance(out, tuple) else out * 0.7
+        )
+        streams.finish(view)
+        handle.remove()
+    streams.begin(views[last])
+    return streams, views[last]
+
+
+def outputs(streams: TwoStreams, view: LayerView) -> Tensor:
+    """What the MLP puts out on the narrow stream, over the tokens that are not held out."""
+    kept: list[Tensor] = []
+    assert view.mlp_output is not None
+    handle = view.mlp_output.register_forward_hook(
+        lambda module, args, out: kept.append(out[0] if isinstance(out, tuple) else out)
+    )
+    with torch.no_grad():
+        for number, states in enumerate(streams.narrow.hidden):
+            if not streams.windows.held(number):
+                call = streams.narrow.calls[len(states)][view.index]
+                view.layer(states, *call.args, **call.kwargs)
+    handle.remove()
+    return torch.cat([out.flatten(0, -2) for out in kept])
+
+
+def moved(part: MLP, v: Tensor) -> MLP:
+    up, *gate = v.split(part.width, dim=-1)
+    return replace(part, W_up=part.W_up + up, **({} if part.W_gate is None else {"W_gate": part.W_gate + gate[0]}))
+
+
+def weights(streams: TwoStreams, view: LayerView) -> Tensor:
+    fits = [n for n in range(len(streams.narrow.hidden)) if not streams.windows.held(n)]
+    return torch.cat([streams._weight(view, n, "down").flatten() for n in fits])
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2", "opt", "granite"])
+def test_the_gram_of_directions_is_that_of_what_they_change(name: str) -> None:
+    streams, view = damaged_streams(name)
+    found = streams.statistics(view, "refit-up", frozenset({INNER}))
+    vectors, part = found[f"{INNER}_vectors"].double(), view.part("mlp")
+    assert isinstance(part, MLP)
+    before, changes = outputs(streams, view), []
+    for v in vectors:
+        size = STEP / v.abs().max()
+        with view.trial():
+            view.write(moved(part, size * v))
+            changes.append((outputs(streams, view) - before) / size)
+    J, w = torch.stack(changes), weights(streams, view)
+    gram = torch.einsum("knd,lnd,n->kl", J, J, w) / len(w)
+    # Directions are stored in float32.
+    torch.testing.assert_close(found[f"{INNER}_gram"], gram, rtol=2e-3, atol=2e-4 * gram.diagonal().max().item())
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss", "llama4"])
+def test_experts_answer_for_the_tokens_they_get_with_the_weight_they_have(name: str) -> None:
+    streams, view = damaged_streams(name)
+    found = streams.statistics(view, "refit-up", frozenset({INNER}))
+    part, before, w = view.part("mlp"), outputs(streams, view), weights(streams, view)
+    assert isinstance(part, Experts)
+    names = ["expert0", "expert1", *(["shared"] if part.shared is not None else [])]
+    for expert in names:
+        v = found[f"{expert}.{INNER}_vectors"].double()[0]
+        mlp = part.shared if expert == "shared" else part.routed[int(expert[-1])]
+        assert mlp is not None
+        size = STEP / v.abs().max()
+        changed = moved(mlp, size * v)
+        routed = tuple(changed if one is mlp else one for one in part.routed)
+        with view.trial():
+            view.write(replace(part, routed=routed, shared=changed if expert == "shared" else part.shared))
+            J = (outputs(streams, view) - before) / size
+        seen = found[f"{expert}.{INNER}_tokens"].item()
+        energy = (J.square().sum(dim=-1) * w).sum() / seen
+        torch.testing.assert_close(found[f"{expert}.{INNER}_gram"][0, 0], energy, rtol=2e-3, atol=0.0)
+
+
+def test_refitted_neurons_bring_a_narrow_model_closer_on_fresh_tokens() -> None:
+    calibration, fresh, dense = tokens_from_tensor(tokens(96, 48, seed=5)), tokens(16, 48, seed=9), tiny("llama-gqa")
+    gaps = {}
+    for without in ((), ("refit-up",)):
+        model = tiny("llama-gqa")
+        config = CompressConfig(ratio=0.25, method="a3+", align=None, parts=("mlp",), without=without)
+        compress(model, config, tokens=calibration)
+        with torch.no_grad():
+            gaps[without] = (model(fresh).logits - dense(fresh).logits).square().sum().item()
+    assert gaps[()] < 0.97 * gaps[("refit-up",)]
+
+
+def test_too_few_tokens_leave_the_input_maps_as_they_are() -> None:
+    ids = tokens_from_tensor(tokens(4, 16))
+    models = {}
+    for without in ((), ("refit-up",)):
+        models[without] = tiny("llama-gqa")
+        config = CompressConfig(ratio=0.25, method="a3+", align=None, without=without)
+        compress(models[without], config, tokens=ids)
+    states = [model.state_dict() for model in models.values()]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
