@@ -201,7 +201,7 @@ def export() -> str:
             size = f"{row['bytes'] / 1e6:.1f} MB" if "bytes" in row else ""
             lines.append([*cells, _against(row), _greedy(row), size])
     header = ["model", "export", "perplexity", "against native", "same greedy texts", "file"]
-    command = "python experiments/export_smollm2.py stories15m|smollm2"
+    command = "python experiments/export_smollm2.py stories15m|smollm2|stories-moe|gemma"
     return sourced(table(header, lines), rows_of("export.json"), command)
 
 

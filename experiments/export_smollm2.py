@@ -1,6 +1,6 @@
 """A real model, 25% removed with --portable, exported and run where trisect is not.
 
-    .venv/bin/python experiments/export_smollm2.py [smollm2 | stories15m | gemma] [--device cuda]
+    .venv/bin/python experiments/export_smollm2.py [smollm2 | stories15m | stories-moe | gemma] [--device cuda]
 
 Compresses once (the folder stays in runs/), exports to a stock Hugging Face checkpoint and to GGUF, and
 compares with the native model: logits and greedy text of the stock checkpoint in a process where trisect
@@ -62,6 +62,13 @@ SUBJECTS = {
     ),
     "stories15m": Subject(
         str(ASSETS / "models/stories15m"), HALVES[0], HALVES[1], ("--samples", "32", "--length", "256")
+    ),
+    "stories-moe": Subject(
+        str(ASSETS / "models/stories-moe-22m"),
+        HALVES[0],
+        HALVES[1],
+        ("--samples", "64", "--length", "256"),
+        ("--ratio", "0.25", "--parts", "mlp"),
     ),
     # Behind its norms of queries and keys no stock form has narrow ones: MLPs alone.
     "gemma": Subject(

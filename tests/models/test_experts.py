@@ -131,6 +131,32 @@ def test_what_is_missing_is_shared_out_by_the_routers_weights(name: str) -> None
         torch.testing.assert_close(moments["shared.mlp_target"] * len(x), cross.double(), rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def test_where_the_router_scales_inputs_experts_are_seen_behind_that() -> None:
+    """Llama 4: features of g x with nothing in front; what is missing goes half to the shared expert."""
+    model, ids = tiny("llama4-plain").double(), tokens(3, 20)
+    view = layer_views(model, own=True)[0]
+    inputs: list[Tensor] = []
+    keep = view.experts.block.register_forward_pre_hook(lambda module, args: inputs.append(args[0].flatten(0, 1)))
+    target = torch.randn(*ids.shape, 48, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    accumulator = Accumulator(METHODS["a3+"].reads["mlp"])
+    accumulator.goal = Goal(target=lambda tap: target, weight=lambda tap: torch.ones(ids.shape).double())
+    with recording(view, accumulator):
+        model(ids, use_cache=False)
+    keep.remove()
+    moments, x, block = accumulator.means(0), inputs[0], view.experts.block
+    scores, missing = x @ block.router.weight.mT, target.flatten(0, 1) - block(x)[0]
+    for number, mlp in enumerate(view.part("mlp").routed):
+        chosen = (scores.topk(2, dim=-1).indices == number).any(dim=-1)
+        g = scores[chosen, number].float().sigmoid().double()  # the router rounds so
+        rows = [alone(mlp, gx) for gx in g[:, None] * x[chosen]]
+        wanted = [y + rest / 4 for (_, y), rest in zip(rows, missing[chosen], strict=True)]
+        cross = sum(torch.outer(h, y) for (h, _), y in zip(rows, wanted, strict=True))
+        assert moments[f"expert{number}.observed"].item() == len(rows)
+        found = moments[f"expert{number}.mlp_target"] * len(rows)
+        torch.testing.assert_close(found, cross, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", [name for name in MIXTURES if name != "deepseek_v3-plain-q"])  # all layers dense
 def test_each_expert_is_solved_as_the_mlp_it_is(name: str) -> None:
     model, ids = tiny(name), tokens(12, 40)  # so that each sees enough tokens
