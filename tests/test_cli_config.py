@@ -76,7 +76,14 @@ def _each(option: str, values: list[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
 
-@pytest.mark.parametrize("verb", VERBS)
+def test_init_compare_writes_a_recipe_that_compare_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "recipe.yaml"
+    assert main(["init", "compare", "-o", str(file)]) == 0
+    assert main(["compare", str(file), "--dry-run"]) == 0
+    assert "4 cells, 4 to run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "compare"])
 def test_a_fresh_file_of_init_changes_nothing(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.yaml"
     assert main(["init", verb, "-o", str(file)]) == 0
@@ -123,7 +130,7 @@ def test_lists_and_fractions_are_those_that_would_be_typed(parts: list[str], sha
         file.write_text(yaml.safe_dump({"parts": parts, "ratio": share}))
         found = parsed("plan", "m", "--config", str(file))
     assert found["parts"] == ",".join(parts)
-    assert found["ratio"] == share
+    assert found["ratio"] == str(share)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_plan_that_needs_loss_curves_is_said_before_anything_is_solved(
     assert "stopped here" in printed.err
     assert "\nasked to remove 30.0%, planned " in printed.out
     assert run("plan", folder, "--curves", curves, *words[:2], *words[6:], "--json", tmp_path / "p.json") == 0
-    assert capsys.readouterr().out.splitlines()[0] == printed.out.splitlines()[1]
+    assert capsys.readouterr().out.splitlines()[0] == printed.out.splitlines()[2]
     budget = read(tmp_path / "p.json")["budget"]
     assert 10 * budget["planned"] >= 7 * budget["before"], "no more removed than asked for"
 

@@ -217,11 +217,11 @@ def test_every_setting_is_an_option_of_both_verbs(verb: str) -> None:
     ("arguments", "message"),
     [(["--method", "clover"], "use --parts qk,ov"), (["--method", "a3", "--without", "fold"], "for a3+, not for a3")],
 )
-def test_what_a_method_cannot_do_is_refused_before_the_model_is_looked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+def test_what_a_method_cannot_do_is_refused_before_weights_are_read(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     out = tmp_path / "out"
-    assert run("compress", tmp_path / "no-model", "-o", out, "--ratio", 0.2, *arguments) == 2
+    assert run("compress", model_folder, "-o", out, "--ratio", 0.2, *arguments) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -229,6 +229,7 @@ def test_what_a_method_cannot_do_is_refused_before_the_model_is_looked_for(
 def test_a_bound_is_not_measured_on_moments(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "m.safetensors").touch()
     arguments = ["--max-ppl-increase", "5%", "--moments", tmp_path / "m.safetensors", "-o", tmp_path / "out"]
     assert run("compress", model_folder, *arguments) == 2
     assert "leave --moments out" in capsys.readouterr().err

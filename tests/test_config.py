@@ -43,7 +43,14 @@ def test_a_config_comes_back_from_json_and_yaml_as_it_was(config):
     assert CompressConfig.from_dict(yaml.safe_load(yaml.safe_dump(data))) == config
 
 
-@pytest.mark.parametrize("ratio", [0, 1, -0.1, 1.5, 25, float("nan"), "0.25", True, None])
+@pytest.mark.parametrize("ratio", [0.25, "0.25", "25%", " 25 % ", ".25", "2.5e-1", "25.%"])
+def test_a_share_is_read_as_people_write_it(ratio):
+    assert CompressConfig(ratio=ratio).ratio == 0.25
+
+
+@pytest.mark.parametrize(
+    "ratio", [0, 1, -0.1, 1.5, 25, float("nan"), "25", "-0.1", "101%", "25 %%", "1e9999", "", True, None]
+)
 def test_a_ratio_outside_zero_and_one_is_refused(ratio):
     with pytest.raises(TrisectError, match="ratio"):
         CompressConfig(ratio=ratio)

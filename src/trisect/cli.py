@@ -10,6 +10,7 @@ from trisect.commands import Interrupted, build_app
 from trisect.commands._options import blame
 from trisect.commands._screen import one_command
 from trisect.errors import TrisectError
+from trisect.support.with_transformers import spare_imports
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -19,8 +20,10 @@ UNTOUCHED = "no half-written output was left behind."
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; unexpected exceptions keep their traceback."""
     _show_warnings()
-    if argv is None and not sys.stderr.isatty():
-        _keep_bars_out_of_pipes()
+    if argv is None:
+        spare_imports()
+        if not sys.stderr.isatty():
+            _keep_bars_out_of_pipes()
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     with one_command() as command:
         try:

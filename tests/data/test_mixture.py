@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trisect.data.load import count_windows, parse_mixture
+from trisect.data.catalogue import parse_mixture
+from trisect.data.load import count_windows
 from trisect.errors import TrisectError
 
 weights = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)

@@ -124,12 +124,12 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(
     assert run("finetune", files / "small", *arguments) == 130
     said = capsys.readouterr().err
     assert "Stopped after step 3 of 5" in said
-    assert "--resume" in said
+    assert "The same command goes on" in said
     assert [p.name for p in tmp_path.iterdir()] == ["out.tuning.safetensors"]
     monkeypatch.setattr(Training, "take_step", take_step)
-    assert run("finetune", files / "small", *arguments) == 2
-    assert "add --resume to go on" in capsys.readouterr().err
-    assert run("finetune", files / "small", *arguments, "--resume") == 0
+    assert run("finetune", files / "small", *arguments, "--rank", 3) == 2
+    assert "add --fresh to start anew" in capsys.readouterr().err
+    assert run("finetune", files / "small", *arguments) == 0
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert (out / "model.safetensors").read_bytes() == (tuned / "model.safetensors").read_bytes()
 
@@ -143,10 +143,9 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(
         (["--data", "FILES/alpaca.json", "--targets", "q,vv"], "Unknown linear map 'vv'"),
         (["--data", "FILES/alpaca.json", "--dtype", "float16"], "--dtype float32"),
         (["--data", "FILES/alpaca.json", "--length", 20], "No response of"),
-        (["--data", "FILES/alpaca.json", "--resume"], "nothing to resume"),
         (["--data", "FILES/alpaca.json", "--save-every", 0], "--save-every must be 1 or more"),
         (["--data", "FILES/alpaca.json", "--eval-data", "FILES/alpaca.json"], "is the tuning data"),
-        (["--data", "FILES/text.txt", "--length", 100000], "one window needs 100000"),
+        (["--data", "FILES/text.txt", "--length", 100000], "a window needs 100000"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
@@ -165,5 +164,6 @@ def test_a_damaged_receipt_is_not_thrown_away(files: Path, tmp_path: Path, capsy
     folder = tmp_path / "small"
     folder.mkdir()
     (folder / "receipt.json").write_text("{")
+    (folder / "config.json").write_text("{}")
     assert run("finetune", folder, "--data", files / "alpaca.json", "-o", tmp_path / "out") == 2
     assert "receipt.json is not JSON" in capsys.readouterr().err

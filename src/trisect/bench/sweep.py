@@ -18,6 +18,7 @@ from trisect.models.checkpoint import DTYPES, fetched, read_config
 from trisect.models.families import FAMILIES
 from trisect.models.source import resolve
 from trisect.plan import budget_of, compare
+from trisect.support.checks import check_device
 from trisect.support.receipt import build_receipt
 
 ATTENTIONS = ("eager", "sdpa")
@@ -49,20 +50,10 @@ class Sweep:
         if min((*self.batches, *self.lengths, self.new), default=0) < 1:
             raise TrisectError("Batches, lengths and new tokens are whole numbers of at least 1.")
         check_device(self.device)
+        if torch.device(self.device).type not in ("cpu", "cuda"):
+            raise TrisectError(f"Times are taken on cpu and cuda, not on {self.device!r}.")
         if "graphs" in self.modes and not measure.is_cuda(self.device):
             raise TrisectError("CUDA graphs need a CUDA device: add --device cuda, or leave --graphs out.")
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that is not there."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise TrisectError(f"Unknown device {device!r}; use cpu, cuda or cuda:1.") from error
-    if kind not in ("cpu", "cuda"):
-        raise TrisectError(f"Times are taken on cpu and cuda, not on {device!r}.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise TrisectError("This machine has no CUDA device that torch can use; leave --device out.")
 
 
 def cases_of(name: str, variant: Variant, sweep: Sweep) -> Iterator[Case]:

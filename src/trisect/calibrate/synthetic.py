@@ -21,7 +21,7 @@ from trisect.config.verbs import SampleConfig
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import stated_contexts
-from trisect.models.fingerprint import fingerprint
+from trisect.models.looking import fingerprint
 from trisect.models.streamed import refuse_streamed
 from trisect.support.clock import stage, timing
 from trisect.support.distributed import unfinished

@@ -12,22 +12,13 @@ from trisect.calibrate import Progress
 from trisect.config import CompressConfig, Increase
 from trisect.config.settings import CalibrationConfig
 from trisect.data import Tokens, tokens_from_tensor
-from trisect.data.catalogue import BUILTIN, DEFAULT_MIXTURE, OTHER_TEXTS, STOPGAP, SYNTHETIC
-from trisect.data.load import (
-    bos_of,
-    count_windows,
-    decoded_bytes,
-    has_two_parts,
-    parse_mixture,
-    read_source,
-    share_out,
-    tokenize,
-)
+from trisect.data.catalogue import BUILTIN, DEFAULT_MIXTURE, OTHER_TEXTS, STOPGAP, SYNTHETIC, parse_mixture
+from trisect.data.load import bos_of, count_windows, decoded_bytes, has_two_parts, read_source, share_out, tokenize
 from trisect.data.read import can_be_read
 from trisect.data.tokens import TEST_SHARE, WindowSplit, room, split_windows, started, windows
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import stated_contexts
-from trisect.models.fingerprint import check_tokens
+from trisect.models.looking import check_tokens
 from trisect.support import distributed
 
 USUAL_LENGTH = 2048

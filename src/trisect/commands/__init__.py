@@ -19,7 +19,6 @@ import typer
 
 from trisect.commands import _options, _screen
 from trisect.commands._options import RECORDS, Verb, build_record, expanded, option
-from trisect.support.files import check_writable
 from trisect.support.receipt import package_version
 
 PANELS = ("Start here", "Compress", "Measure", "Recover and shrink further", "Use")
@@ -53,12 +52,13 @@ def command_of(run: Callable[..., None]) -> Callable[..., None]:
         **given: Any,
     ) -> None:
         _screen.begin(quiet=quiet, verbose=verbose)
-        if given.get("json") is not None:
-            check_writable(given["json"])
         if config_file is not None:
             given = _options.without_replaced_goals(context, given)
+        typed = dict(given)
+        made = {name: build_record(kind, given) for name, kind in records.items()}
+        _options.check_early(typed)
         try:
-            run(**{name: build_record(kind, given) for name, kind in records.items()}, **given)
+            run(**made, **given)
         except KeyboardInterrupt as error:
             raise Interrupted(str(error)) from error
 

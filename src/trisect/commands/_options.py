@@ -24,7 +24,8 @@ from trisect.config.goals import GOAL_OPTIONS, GOALS
 from trisect.config.settings import CUT, RUNNING, defaults_of, options_of_record, setting_names
 from trisect.config.verbs import QuantizeConfig, SampleConfig, TuneConfig
 from trisect.errors import TrisectError, unknown_name
-from trisect.support.checks import read_settings, shown
+from trisect.support.checks import check_device, read_settings, shown
+from trisect.support.files import check_writable
 
 
 def option(help: str, metavar: str | None = None, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -180,6 +181,54 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "verb": lambda: sorted(import_module("trisect.commands").verbs()),
 }
 """What shells complete, by the name of an option, besides the words in its metavar."""
+
+
+def _check_model(name: str) -> None:
+    from trisect.data.catalogue import REGISTRY_MODELS
+    from trisect.models.source import read_raw_config, resolve
+
+    if name not in REGISTRY_MODELS:
+        source = resolve(name)
+        if source.local and not source.gguf:
+            read_raw_config(source)
+
+
+def _check_texts(names: str | list[str]) -> None:
+    from trisect.data.catalogue import check_source
+
+    for name in [names] if isinstance(names, str) else names:
+        if name != "none":
+            check_source(name)
+
+
+def _check_dtype(name: str) -> None:
+    if name not in NAMES["dtype"]():
+        raise unknown_name("dtype", name, NAMES["dtype"]())
+
+
+def _check_file(path: Path) -> None:
+    if not Path(path).is_file():
+        raise TrisectError(f"There is no file {path}; give one that exists.")
+
+
+CHECKS: dict[str, Callable[[Any], None]] = {
+    "json": check_writable,
+    "model": _check_model,
+    "dtype": _check_dtype,
+    "device": check_device,
+    "moments": _check_file,
+    "curves": check_writable,  # read, or measured and written
+    "heatmap": check_writable,
+    **dict.fromkeys(("data", "calibration", "evaluate", "eval_data"), _check_texts),
+}
+"""What can be refused in a second, by the name of the option and in this order: no torch, no weights, no text read."""
+
+
+def check_early(options: dict[str, Any]) -> None:
+    """Refuse a verb's options that name what is not there, before the verb does anything."""
+    for name, check in CHECKS.items():
+        if options.get(name) not in (None, []):
+            check(options[name])
 
 
 def read_options(context: typer.Context, path: Path | None) -> Path | None:

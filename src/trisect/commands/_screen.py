@@ -25,6 +25,8 @@ Report = Callable[[str, int, int], None]
 """(stage, done, total): called again and again while a stage lasts."""
 
 PIPED_WIDTH = 120
+SILENCE = 10.0
+"""Seconds without a word where there are no bars."""
 
 
 @dataclass(kw_only=True)
@@ -140,19 +142,27 @@ def load(name: str, loading: LoadOptions, *, own_dtype: bool = False) -> "Loaded
 
 @contextmanager
 def progress(*, hidden: bool = False) -> Iterator[Report]:
-    """Bars on a terminal, one line per stage elsewhere, nothing when quiet."""
+    """Bars on a terminal, elsewhere a line when a stage begins and every ten seconds of it; nothing when quiet."""
     console, quiet = Console(stderr=True), hidden or running().quiet
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     hidden = quiet or not console.is_terminal
     # Lines for stdout must stay there: rich would move them to stderr, where the bars are.
     with Progress(*columns, console=console, transient=True, disable=hidden, redirect_stdout=False) as bars:
         tasks = {}
+        said: dict[str, tuple[float, float]] = {}  # when a stage began, and when it was last mentioned
 
         def report(stage: str, done: int, total: int) -> None:
+            now = time.monotonic()
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
+                said[stage] = now, now
                 if hidden and not quiet:
                     console.print(f"{stage} ...")
+            began, last = said[stage]
+            if hidden and not quiet and 0 < done < total and now - last >= SILENCE:
+                said[stage] = began, now
+                left = (now - began) * (total - done) / done
+                console.print(f"{stage}: {done} of {total}, about {left:.0f} s left")
             bars.update(tasks[stage], completed=done, total=total, visible=done < total)
 
         yield report

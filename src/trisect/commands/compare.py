@@ -13,11 +13,24 @@ if TYPE_CHECKING:
 
 PANEL = "Measure"
 EXAMPLES = (
+    ("A recipe to start from", "trisect init compare -o recipe.yaml"),
     ("What a recipe would run", "trisect compare experiments/recipes/main-stories15m.yaml --dry-run"),
     ("Run what is missing, on a GPU", "trisect compare recipe.yaml -o results --device cuda"),
-    ("Only the table, from the receipts there are", "trisect compare recipe.yaml -o results --no-run"),
 )
 FAILED_CELLS = 1
+RECIPE = """# A recipe of `trisect compare`: every method at every ratio on every model, in one table.
+# Run it with: trisect compare {name}
+# All keys: docs/comparison.md. What has a receipt is not run again, so lines may be added later.
+name: my-comparison
+models:
+  - smollm2-135m # a folder, a hub id, a GGUF file, or a name from `trisect ls models`
+methods: [a3, a3+, svd-llm] # `trisect ls methods`
+ratios: [0.25]
+align: none # exact ranks, so that all methods remove the same share
+calibration: {{source: builtin, samples: 12, length: 512}} # a text file, or `trisect ls data`
+evaluation:
+  - {{data: builtin, length: 512, windows: 8}}
+"""
 
 
 def run(
@@ -57,7 +70,8 @@ def run(
         screen.say(
             f"{loaded.name}: {len(counts.ran)} cells run, {counts.done} done before, {failed} failed{elsewhere}"
         )
-    screen.say(f"Table: {folder.path / 'table.md'}" + ("" if written else " (unchanged)"))
+    table = folder.path / "table.md"
+    screen.say(table.read_text(encoding="utf-8").strip(), f"Table: {table}" + ("" if written else " (unchanged)"))
     rows = list(measurements(models))
     screen.keep_measurement(json, {"recipe": loaded.name, **done, "failed": failed, "measurements": rows})
     if failed:

@@ -1,7 +1,7 @@
 """`trisect compress`: narrow a model and save it."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +9,7 @@ from trisect.commands import _screen as screen
 from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, option
 from trisect.commands.plan import plan
 from trisect.config import CompressConfig
-from trisect.config.settings import RUNNING
+from trisect.config.settings import CUT, RUNNING
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ def run(
     stream: Annotated[
         str, option("Read layers one at a time; auto: where memory is short.", "auto|on|off", panel=RUNNING)
     ] = "auto",
+    fast: Annotated[bool, option("The paper's method, a3: a third of the time, less accurate.", panel=CUT)] = False,
+    best: Annotated[bool, option("Widths by loss curves (--allocate balanced): slower, best.", panel=CUT)] = False,
     fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
     curves: CurvesFile = None,
     moments: Annotated[Path | None, option("Moments from `trisect calibrate`.", "FILE")] = None,
@@ -56,6 +58,7 @@ def run(
     json: Json = None,
 ) -> None:
     """Narrow a model to a goal, usually --ratio, and save it as a Hugging Face folder."""
+    settings = at_pace(settings, fast=fast, best=best)
     if dry_run:
         plan(model, settings, loading, curves=curves, json=json)
         return
@@ -87,6 +90,19 @@ def run(
     # Without --portable most models do not fit a stock architecture, and export would refuse them.
     exported = [f"trisect export {name} -o OUT"] if settings.portable else []
     screen.say_next(f"trisect eval {name}", f"trisect report {name}", *exported)
+
+
+def at_pace(settings: CompressConfig, *, fast: bool, best: bool) -> CompressConfig:
+    """The settings that --fast or --best stands for; what was typed beside it must not contradict it."""
+    if fast and best:
+        raise TrisectError("--fast and --best were given together; keep one of them.")
+    if fast and settings.method not in ("a3", "a3+"):
+        raise TrisectError(f"--fast means --method a3, and {settings.method} was given; keep one of them.")
+    if best and settings.allocate not in (None, "balanced"):
+        raise TrisectError(f"--best means --allocate balanced, and {settings.allocate} was given; keep one of them.")
+    if fast:
+        return replace(settings, method="a3")
+    return replace(settings, allocate="balanced") if best else settings
 
 
 def show_result(result: "Result") -> None:

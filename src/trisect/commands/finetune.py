@@ -20,7 +20,7 @@ EXAMPLES = (
         "On plain text, with held-out text measured before and after",
         "trisect finetune small --data train.txt -o tuned --eval-data held_out.txt --device cuda",
     ),
-    ("Go on after Ctrl-C", "trisect finetune small --data alpaca.json -o tuned --resume"),
+    ("Anew, where Ctrl-C left something", "trisect finetune small --data alpaca.json -o tuned --fresh"),
 )
 
 
@@ -31,7 +31,7 @@ def run(
     settings: TuneConfig,
     loading: LoadOptions,
     save_every: Annotated[int, option("Steps between two savings of the run's state.")] = 50,
-    resume: Annotated[bool, option("Go on with an interrupted run of the same -o.")] = False,
+    fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
     eval_data: Annotated[
         list[str] | None, option("Held-out text or instructions, measured before and after.", "NAME|FILE")
     ] = None,
@@ -46,12 +46,12 @@ def run(
     from trisect.finetune.training import extended, load_held_out, measure, save_tuned
     from trisect.support.receipt import read_receipt
 
-    state, receipt = _checked_state(out, resume=resume, save_every=save_every), read_receipt(model)
+    state, receipt = _checked_state(out, fresh=fresh, save_every=save_every), read_receipt(model)
     loaded = screen.load(model, loading)
     examples = load_examples(data, loaded.tokenizer, length=settings.length, loss=settings.loss)
     cut: dict[str, Any] = {"length": eval_length, "windows": eval_windows, "loss": settings.loss, "tuned_on": data}
     held_out = [load_held_out(source, loaded.tokenizer, **cut) for source in eval_data or []]
-    tuning: dict[str, Any] = {"state": state, "save_every": save_every, "resume": resume}
+    tuning: dict[str, Any] = {"state": state, "save_every": save_every, "resume": state.is_file()}
     with screen.progress() as report:
 
         def measured(when: str) -> list[dict[str, Any]]:
@@ -63,8 +63,8 @@ def run(
             tuned = finetune(loaded.model, examples, settings, progress=partial(report, "tuning"), **tuning)
         except Stopped as stopped:
             raise KeyboardInterrupt(
-                f"Stopped after step {stopped.step} of {stopped.total}; the run is in {stopped.state}. Give the "
-                "same command with --resume to go on."
+                f"Stopped after step {stopped.step} of {stopped.total}; the run is in {stopped.state}. The same "
+                "command goes on from there."
             ) from stopped
         changes = [{"before": was, "after": now} for was, now in zip(before, measured("after"), strict=True)]
     entry = {**tuned.receipt, "model": loaded.name, "held_out": changes}
@@ -77,7 +77,7 @@ def run(
     screen.say_next(f"trisect eval {name}", f"trisect export {name} -o OUT")
 
 
-def _checked_state(out: Path, *, resume: bool, save_every: int) -> Path:
+def _checked_state(out: Path, *, fresh: bool, save_every: int) -> Path:
     """The file of the run's state; everything about outputs that can be refused is refused here."""
     from trisect.finetune.training import state_path
     from trisect.support.files import check_new_folder
@@ -86,20 +86,17 @@ def _checked_state(out: Path, *, resume: bool, save_every: int) -> Path:
         raise TrisectError(f"--save-every must be 1 or more, not {save_every}.")
     check_new_folder(out)
     state = state_path(out)
-    if resume and not state.is_file():
-        raise TrisectError(f"There is nothing to resume: no {state}; leave --resume out to start.")
-    if state.exists() and not resume:
-        raise TrisectError(
-            f"{state} is there from a run that was interrupted: add --resume to go on with it, or remove it."
-        )
+    if fresh:
+        state.unlink(missing_ok=True)
     return state
 
 
 def _show(tuned: "Tuned", examples: "Examples", held_out: list[dict[str, Any]]) -> None:
     """What happened to the data, and the held-out table."""
     screen.say(
-        f"{tuned.receipt['steps']} steps on {len(examples.items)} examples of {examples.source} "
-        f"({examples.learned} learned tokens); loss {tuned.losses[0]:.4f} at the first, "
+        f"{tuned.receipt['steps']} steps on {tuned.receipt['seen']['examples']} of {len(examples.items)} examples of "
+        f"{examples.source} ({tuned.receipt['seen']['tokens']:,} learned tokens, each time that they were seen); "
+        f"loss {tuned.losses[0]:.4f} at the first, "
         f"{tuned.losses[-1]:.4f} at the last."
     )
     if examples.cut or examples.left_out:

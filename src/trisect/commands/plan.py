@@ -41,6 +41,7 @@ def plan(
         removed = f"{facts['ratio']:.1%} of the decoder removed"
         title = f"{Path(model).name}: {settings.method}, {facts['allocate']}, {removed}"
         write_figure(heatmap, plan_map(before, after, title=title))
+        screen.say_saved(heatmap)
     screen.keep_measurement(json, {"model": model, **facts})
     goal = " ".join(f"{option_name(name)} {v}" for name, v in settings.goal.settings().items() if v != "params")
     screen.say_next(f"trisect compress {screen.quoted(model)} -o OUT {goal}, other options as here")

@@ -2,17 +2,15 @@
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from trisect import commands
 from trisect.commands import _options
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, LoadOptions, Verb, argument, option
+from trisect.commands.compare import RECIPE
 from trisect.commands.compress import show_result
 from trisect.errors import TrisectError, unknown_name
-
-if TYPE_CHECKING:
-    pass
 
 MODEL = "smollm2-135m"
 PROMPT = "A function in Python is"
@@ -26,7 +24,7 @@ KINDS = ("methods", "pieces", "families", "data", "models")
 
 
 def demo(
-    ratio: Annotated[float, option("Fraction of the decoder's weights to remove.")] = 0.25,
+    ratio: Annotated[str, option("Share of the decoder's weights to remove.", "0.25|25%")] = "0.25",
     method: Annotated[str, option("See `trisect ls methods`.", "NAME")] = "a3+",
     json: Json = None,
 ) -> None:
@@ -45,7 +43,7 @@ def demo(
     def continued(loaded: Any) -> str:
         return " ".join((PROMPT + continue_prompts(loaded, [PROMPT], NEW_TOKENS)[0]).split())
 
-    screen.say(f"{MODEL}: remove {ratio:.0%} with {method}")
+    screen.say(f"{MODEL}: remove {config.ratio:.0%} with {method}")
     with screen.quiet_libraries(), screen.progress() as report:
         report("load", 0, 1)
         loaded = screen.load(MODEL, LoadOptions(dtype="float32"))
@@ -74,7 +72,7 @@ def init(
     verb: Annotated[str, argument("Whose options.", "[VERB]")] = "compress",
     out: Annotated[Path, option("New file.", "FILE")] = Path("run.yaml"),
 ) -> None:
-    """Write a YAML file with every option of a verb, its default and what it does."""
+    """Write a YAML file with every option of a verb, its default and what it does; for compare, a recipe."""
     from trisect.support.files import atomic_write_text
 
     known = commands.verbs()
@@ -82,9 +80,10 @@ def init(
         raise unknown_name("verb", verb, known)
     if out.exists():
         raise TrisectError(f"{out} exists and may hold your own settings; name another file with -o.")
-    atomic_write_text(out, commented_options(verb, out))
+    recipe = verb == "compare"
+    atomic_write_text(out, RECIPE.format(name=out.name) if recipe else commented_options(verb, out))
     screen.say_saved(out)
-    screen.say_next(f"edit it, then trisect {verb} --config {screen.quoted(out)}")
+    screen.say_next(f"edit it, then trisect {verb} {'' if recipe else '--config '}{screen.quoted(out)}")
 
 
 def commented_options(verb: str, out: Path) -> str:
@@ -190,6 +189,7 @@ VERBS = {
         (
             ("A file for compress, and a run with it", "trisect init compress -o run.yaml"),
             ("For another verb", "trisect init finetune -o tune.yaml"),
+            ("A recipe to compare methods by", "trisect init compare -o recipe.yaml"),
         ),
     ),
     "ls": Verb(

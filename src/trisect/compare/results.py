@@ -257,6 +257,8 @@ def _fixed_columns(outcome: CellOutcome) -> dict[str, Any]:
     return data
 
 
+SAME_SIZE = 0.01
+"""Shares removed that differ by no more are compared."""
 MISS = "(!)"
 MISS_LEGEND = f"{MISS} misses the asked ratio by more than one alignment step."
 LEGEND = (
@@ -337,7 +339,10 @@ def _table(recipe: Recipe, model: ModelOutcome, failures: Sequence[CellOutcome])
         if outcome.receipt is None:
             said = "not run" if outcome.error is None else f"failed [{failures.index(outcome) + 1}]"
             return [said, *["-"] * (len(columns) - 1)]
-        others = [values(rival) for rival in rivals if rival.receipt is not None]
+        own = outcome.removed() or 0.0
+        there = [rival for rival in rivals if rival.receipt is not None]
+        # The best of its size: a larger model is no rival.
+        others = [values(rival) for rival in there if abs((rival.removed() or 0.0) - own) <= SAME_SIZE]
         line = []
         for number, (text, value) in enumerate(values(outcome)):
             known = [rank for other in others if (rank := other[number][1]) is not None]

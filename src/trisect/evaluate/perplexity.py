@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from trisect.data.tokens import Tokens
 from trisect.errors import TrisectError
-from trisect.models.fingerprint import training_flags_kept
+from trisect.models.looking import training_flags_kept
 
 log = logging.getLogger(__name__)
 

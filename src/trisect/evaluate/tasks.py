@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from trisect.data.read import replaced, short_patience
 from trisect.errors import TrisectError, unknown_name
 from trisect.evaluate.perplexity import check_batch_size, fitting_batch_size
-from trisect.models.fingerprint import training_flags_kept
+from trisect.models.looking import training_flags_kept
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trisect.data import load_tokens
-from trisect.data.load import parse_mixture
+from trisect.data.catalogue import parse_mixture
 from trisect.data.read import TEXT_FIELDS, json_entries
 from trisect.errors import TrisectError
 from trisect.support.checks import validated

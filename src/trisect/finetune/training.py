@@ -24,9 +24,10 @@ from trisect.evaluate.perplexity import check_positions, evaluating, exponential
 from trisect.finetune.adapters import attach, logits_of, merge
 from trisect.finetune.examples import IGNORED, Batch, Example, Examples, collate, holds_instructions, load_examples
 from trisect.methods import METHODS
-from trisect.models import fingerprint, save_model
+from trisect.models import fingerprint, round_as_stored, save_model
+from trisect.models.checkpoint import as_stored
 from trisect.models.compressed import CompressedModel
-from trisect.models.fingerprint import check_finite, check_tokens
+from trisect.models.looking import check_finite, check_tokens
 from trisect.support.files import check_disk_space, new_file, new_folder, write_json
 from trisect.support.receipt import build_receipt, package_version
 
@@ -42,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 class Stopped(KeyboardInterrupt):
-    """Tuning was interrupted between two steps; `--resume` goes on from there."""
+    """Tuning was interrupted between two steps; the same command goes on from there."""
 
     def __init__(self, step: int, total: int, state: Path | None):
         super().__init__(f"stopped after step {step} of {total}")
@@ -97,12 +98,14 @@ def finetune(
     apart = logits_of(training.adapted, ids)
     merge(training.adapted)
     merged = logits_of(model, ids)
+    round_as_stored(model, model)
     timings = {"finetune": time.perf_counter() - started}
     receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=examples.hash, timings=timings)
     receipt["versions"]["peft"] = package_version("peft")
     receipt |= {
         "data": examples.to_dict(),
         "steps": training.step,
+        "seen": training.seen(),
         "adapters": sum(name.endswith("lora_A.default.weight") for name in training.parameters),
         "trained_parameters": sum(p.numel() for p in training.parameters.values()),
         "losses": training.losses,
@@ -116,7 +119,7 @@ def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
     """Refuse models and data that tuning would spoil or that would fail half-way."""
     if model.dtype == torch.float16:
         raise TrisectError(
-            "Gradients vanish in float16; give --dtype float32 or --dtype bfloat16 (the result is saved so)."
+            "Gradients vanish in float16; give --dtype float32 or bfloat16 (the result is saved in float16 again)."
         )
     method = (getattr(model.config, "trisect", None) or {}).get("method")
     if method in METHODS and METHODS[method].masks:
@@ -172,6 +175,11 @@ class Training:
         self.step = 0
         self.losses: list[float] = []
         """Mean loss of a learned token, step by step."""
+
+    def seen(self) -> dict[str, int]:
+        """Examples met so far, and the tokens learned from them, again each time that they were met."""
+        met = self.order[: self.step * self.config.batch_size * self.config.accumulate]
+        return {"examples": len(set(met)), "tokens": sum(self.examples[index].learned for index in met)}
 
     def take_step(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """One step: True; or, where `stop` says so between two batches, none of it: False."""
@@ -294,7 +302,7 @@ def load_state(path: Path, training: Training, identity: dict[str, Any]) -> floa
     if names:
         apart = "; ".join(f"{name} was {saved.get(name)!r}, is {identity.get(name)!r}" for name in names)
         raise TrisectError(
-            f"{path} is of another run: {apart}. Give what was given then, or remove the file to start anew."
+            f"{path} is of another run: {apart}. Give what was given then, or add --fresh to start anew."
         )
     states = random_state(training.device)
     moments = MOMENTS if record["step"] else ()
@@ -318,7 +326,7 @@ def load_state(path: Path, training: Training, identity: dict[str, Any]) -> floa
 
 def _read_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
-        raise TrisectError(f"There is nothing to resume: no {path}; leave --resume out to start.")
+        raise TrisectError(f"There is nothing to resume: no {path}.")
     try:
         with safe_open(path, framework="pt") as file:
             record = json.loads((file.metadata() or {}).get(RECORD, "null"))
@@ -332,7 +340,7 @@ def _read_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _damaged(path: Path, why: str) -> TrisectError:
-    return TrisectError(f"{path} cannot be resumed from ({why}); remove it and start anew without --resume.")
+    return TrisectError(f"{path} cannot be resumed from ({why}); add --fresh to start anew.")
 
 
 HeldOut = Tokens | Examples
@@ -378,7 +386,7 @@ def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[s
         save_model(tuned.model, tokenizer, out, receipt=receipt)
     else:
         check_disk_space(out, int(1.05 * sum(p.numel() * p.element_size() for p in tuned.model.parameters())))
-        with new_folder(out) as folder:
+        with as_stored(tuned.model), new_folder(out) as folder:
             tuned.model.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)

@@ -1,39 +1,27 @@
 """Models: family records, views of layers, the owned attention, compressed classes, checkpoints."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from trisect.models.checkpoint import Loaded, load_model, original_shape, read_shape, save_model
-from trisect.models.compressed import mark_compressed, original_widths, register_families, register_family
-from trisect.models.families import FAMILIES, WRAPPERS, Family, family_for
-from trisect.models.fingerprint import fingerprint, round_as_stored, shape_of, zeros_of
-from trisect.models.view import LayerView, layer_views, left_whole
+from trisect.support import lazily
 
+if TYPE_CHECKING:
+    from trisect.models.checkpoint import Loaded, load_model, original_shape, read_shape, save_model
+    from trisect.models.compressed import mark_compressed, original_widths, register_families, register_family
+    from trisect.models.families import FAMILIES, WRAPPERS, Family, family_for
+    from trisect.models.looking import family_of, fingerprint, round_as_stored, shape_of, zeros_of
+    from trisect.models.view import LayerView, layer_views, left_whole
 
-def family_of(model: Any) -> Family:
-    """The family record of a loaded model."""
-    return family_for(model.config)
-
-
-__all__ = [
-    "FAMILIES",
-    "WRAPPERS",
-    "Family",
-    "LayerView",
-    "Loaded",
-    "family_for",
-    "family_of",
-    "fingerprint",
-    "layer_views",
-    "left_whole",
-    "load_model",
-    "mark_compressed",
-    "original_shape",
-    "original_widths",
-    "read_shape",
-    "register_families",
-    "register_family",
-    "round_as_stored",
-    "save_model",
-    "shape_of",
-    "zeros_of",
-]
+__getattr__ = lazily(
+    __name__,
+    {
+        "checkpoint": "Loaded load_model original_shape read_shape save_model",
+        "compressed": "mark_compressed original_widths register_families register_family",
+        "families": "FAMILIES WRAPPERS Family family_for",
+        "looking": "family_of fingerprint round_as_stored shape_of zeros_of",
+        "view": "LayerView layer_views left_whole",
+    },
+)
+__all__ = ["FAMILIES", "WRAPPERS", "Family", "LayerView", "Loaded", "family_for", "family_of", "fingerprint"]
+__all__ += ["layer_views", "left_whole", "load_model", "mark_compressed", "original_shape", "original_widths"]
+__all__ += ["read_shape", "register_families", "register_family", "round_as_stored", "save_model", "shape_of"]
+__all__ += ["zeros_of"]

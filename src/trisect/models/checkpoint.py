@@ -14,18 +14,18 @@ from trisect.bundle import write_bundle, write_card
 from trisect.data.catalogue import REGISTRY_MODELS, fetch_model
 from trisect.data.read import hub_answers, short_patience
 from trisect.errors import TrisectError
-from trisect.models.compressed import CompressedModel, compressed_class, original_widths
-from trisect.models.families import BUILT_IN, PREFIX, WRAPPERS, family_for
-from trisect.models.fingerprint import PROBE, probe_of, shape_of
+from trisect.models.compressed import CompressedModel, compressed_class, original_widths, register_families
+from trisect.models.families import BUILT_IN, FAMILIES, PREFIX, WRAPPERS, family_for
 from trisect.models.generic import recognise
 from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
+from trisect.models.looking import PROBE, probe_of, shape_of
 from trisect.models.paths import warn_of_slow_paths
 from trisect.models.quantized import packing_summary
 from trisect.models.source import Source, Weights, check_weights, read_raw_config, resolve
 from trisect.models.streamed import check_saved, load_layers_later, to_be_streamed, write_shards
 from trisect.models.view import layer_views, left_whole
 from trisect.records.shapes import ModelShape
-from trisect.support.checks import explained
+from trisect.support.checks import check_device, explained
 from trisect.support.files import check_disk_space, new_folder, write_json
 
 log = logging.getLogger(__name__)
@@ -108,6 +108,7 @@ def load_model(
     Whatever it computes in, the model is saved in the checkpoint's own dtype (`model.stored_dtype`).
     A streamed model ("on", or "auto" where memory is short) reads its layers one at a time.
     """
+    check_device(device)
     name = fetched(name)
     source = resolve(name)
     with from_hub(source):
@@ -170,6 +171,9 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
                 f"{source.path} is quantised ({str(method)[:40]}): use the original weights, and quantise what "
                 "trisect saves (docs/quantize.md)."
             )
+        named = str(raw.get("model_type")).removeprefix(PREFIX)
+        if named in (*FAMILIES, *WRAPPERS):
+            register_families(named)
         # A list, because the name may be anything, hashable or not.
         known = raw.get("model_type") in list(transformers.CONFIG_MAPPING)
         if "auto_map" in raw and not known and not trust_remote_code:
@@ -206,6 +210,7 @@ def read_shape(name: str, *, trust_remote_code: bool = False) -> tuple[ModelShap
         "asked_ratio": entry.get("ratio"),
         "quantization": packing_summary(entry.get("quantization")),
         "left_whole": left_whole(layer_views(model)),
+        "context": getattr(config.get_text_config(), "max_position_embeddings", None),
     }
     return shape_of(model), original_shape(model), info
 

@@ -78,9 +78,9 @@ def _narrow_class(stock: Any, config: Any) -> type[Any]:
     return type(f"Trisect{stock.__name__}", (CompressedModel, stock), {"config_class": config, "__module__": __name__})
 
 
-def register_families() -> None:
+def register_families(*names: str) -> None:
     """Teach AutoConfig and AutoModelForCausalLM about compressed checkpoints, of what this transformers has."""
-    for name in (*FAMILIES, *WRAPPERS):
+    for name in names or (*FAMILIES, *WRAPPERS):
         if hasattr(transformers, (FAMILIES.get(name) or WRAPPERS[name]).model):
             _register(name)
 

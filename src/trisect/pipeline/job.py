@@ -31,7 +31,7 @@ from trisect.pipeline.statistics import calibrated_as
 from trisect.plan import CURVED, UNITS, Curves, Plan, apply_plan, budget_of, compare, outlook, read_curves
 from trisect.records.shapes import ModelShape
 from trisect.support import distributed
-from trisect.support.files import check_new_folder, check_writable
+from trisect.support.files import check_disk_space, check_new_folder, check_writable
 
 Say = Callable[[str], None]
 NO_TEXT = "none"
@@ -86,6 +86,8 @@ def carry_out(job: Job, *, say: Say = lambda line: None, progress: Progress | No
         if not distributed.is_rank_zero():
             say, progress = (lambda line: None), None
         job = replace(job, load_options={**job.load_options, "device": device})
+        if job.out is not None and not job.config.portable:
+            say("The result runs where trisect is installed; --portable: in stock engines too, less accurate.")
         with _work_folder(job) as work:
             result = _compress_in_memory(job, work, say=say, progress=progress)
             if job.out is not None and distributed.is_rank_zero():
@@ -97,14 +99,27 @@ def carry_out(job: Job, *, say: Say = lambda line: None, progress: Progress | No
 
 
 def refuse_early(job: Job) -> None:
-    """Refuse what cannot work before a model is loaded."""
+    """Refuse what cannot work before any weight is read: the plan, the length, and room for the result."""
     if job.out is not None:
         check_new_folder(job.out)
-    check_parts(get_method(job.config.method), flow.with_method_defaults(job.config).parts)
-    if isinstance(job.config.goal, Increase) and job.moments is not None:
+    config = flow.with_method_defaults(job.config)
+    check_parts(get_method(config.method), config.parts)
+    if isinstance(config.goal, Increase) and job.moments is not None:
         raise TrisectError(
             "--max-ppl-increase is measured on calibration windows, which moments do not hold; leave --moments out."
         )
+    if not isinstance(job.model, str):
+        return
+    shape, _, info = read_shape(job.model, trust_remote_code=job.load_options.get("trust_remote_code", False))
+    length, context = config.calibration.length, info["context"]
+    if context is not None and length is not None and length > context:
+        raise TrisectError(
+            f"The model reads {context} tokens at once, and --length {length} asks for more; use {context}."
+        )
+    if config.allocate == "uniform" and not isinstance(config.goal, Increase):
+        shape = apply_plan(shape, flow.plan_from_shape(shape, config))
+        if job.out is not None:  # finished layers lie beside the result until it is whole
+            check_disk_space(job.out, 2 * budget_of(shape).parameters * shape.bytes_per_element)
 
 
 def _compress_in_memory(job: Job, work: Path | None, *, say: Say, progress: Progress | None) -> Result:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
-from trisect.models.fingerprint import fingerprint
+from trisect.models.looking import fingerprint
 from trisect.models.streamed import LayerStore, constant
 from trisect.models.view import LayerView
 from trisect.plan import Plan

@@ -19,7 +19,7 @@ from trisect.methods.a3plus import check_pieces
 from trisect.methods.experts import EXPERTS, REFITS, STEPS
 from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
 from trisect.models import layer_views, left_whole, mark_compressed, original_widths, round_as_stored, shape_of
-from trisect.models.fingerprint import check_finite
+from trisect.models.looking import check_finite
 from trisect.models.streamed import refuse_streamed
 from trisect.models.view import LayerView
 from trisect.pipeline.loss_curves import curves_for, held_out

@@ -31,7 +31,7 @@ from trisect.errors import TrisectError
 from trisect.methods import get_method
 from trisect.methods.method import ComponentMethod, Method, Options
 from trisect.models import LayerView, fingerprint, layer_views
-from trisect.models.fingerprint import check_finite
+from trisect.models.looking import check_finite
 from trisect.models.streamed import walk
 from trisect.records.parts import LINEARS, Slots
 

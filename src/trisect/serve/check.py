@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trisect.errors import TrisectError
-from trisect.models.fingerprint import PROBE
+from trisect.models.looking import PROBE
 
 log = logging.getLogger(__name__)
 

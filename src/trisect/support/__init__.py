@@ -1,1 +1,20 @@
-"""What everything else stands on: files, checks of what others wrote, processes, clocks and receipts."""
+"""Files, clocks, processes and receipts; and packages whose names are imported when they are first used."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`: module -> the names in it that the package offers, parted by spaces.
+
+    So looking for a file, or refusing a name, need not wait for torch.
+    """
+    places = {name: module for module, names in homes.items() for name in names.split()}
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{places[name]}"), name)
+
+    return find

@@ -53,6 +53,23 @@ def explained(what: str) -> Iterator[None]:
         raise TrisectError(f"{what}: {lines[0][:400]}") from error
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that torch does not find here."""
+    if device == "cpu":
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        what = "There is no" if re.fullmatch(r"cuda(:\d+)?", device) else "Unknown device"
+        found = torch.cuda.device_count()
+        there = f"{found}, from cuda:0 on" if found else "no CUDA device here"
+        raise TrisectError(f"{what} {device}: torch finds {there}; leave --device out for the CPU.") from error
+    if device.startswith("meta"):
+        raise TrisectError(f"The device {device} holds no numbers; leave --device out for the CPU.")
+
+
 def is_number(value: object) -> bool:
     """Whether a value is an integer or a float; to Python, true and false are integers too."""
     return isinstance(value, int | float) and not isinstance(value, bool)

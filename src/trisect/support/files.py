@@ -124,7 +124,11 @@ def check_new_folder(path: str | Path) -> None:
 
 def check_writable(path: str | Path) -> None:
     """Refuse an output whose folder cannot be written to."""
-    home = existing_parent(path)
+    try:
+        home = existing_parent(path)
+        Path(path).exists()
+    except OSError as error:
+        raise TrisectError(f"Cannot write {str(path)[:200]}: {error.strerror}; name another place.") from error
     if not home.is_dir():
         raise TrisectError(f"Cannot write {path}: {home} is a file, not a folder; name another place.")
     if not os.access(home, os.W_OK | os.X_OK):

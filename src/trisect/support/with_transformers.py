@@ -13,7 +13,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-TRANSFORMERS, MODELS = "transformers", "trisect.models"
+TRANSFORMERS, MODELS = "transformers", "trisect.models.compressed"
 
 
 def register_with_transformers() -> None:
@@ -47,8 +47,26 @@ class _Watch(MetaPathFinder):
         return spec
 
 
+OPTIONAL = ("is_hqq_available", "is_torchao_available", "is_scipy_available")
+"""By which transformers decides whether to import libraries, two of which bring torch's compiler along."""
+
+
+class _Sparing:
+    """Whether the process is a command of ours: nobody in it asks transformers for those, nor for every family."""
+
+    here = False
+
+
+def spare_imports() -> None:
+    """For the rest of this process; a compressed model's own family is registered when its config is read."""
+    _Sparing.here = True
+
+
 def _act(name: str) -> None:
-    if name == MODELS:
+    if _Sparing.here:
+        for test in OPTIONAL if name == TRANSFORMERS else ():
+            setattr(sys.modules["transformers.utils"], test, lambda: False)
+    elif name == MODELS:
         sys.modules[MODELS].register_families()
     elif MODELS not in sys.modules:  # else it is being imported, and what asked for transformers
         import_module(MODELS)

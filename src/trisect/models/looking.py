@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
+from trisect.models.families import Family, family_for
 from trisect.models.linear import matrices_of, refuse_nan
 from trisect.models.quantized import is_linear
 from trisect.models.view import LayerView, layer_views
@@ -16,6 +17,11 @@ from trisect.records.shapes import ModelShape
 
 SAMPLE = 64
 """Weights of each projection that go into a fingerprint."""
+
+
+def family_of(model: Any) -> Family:
+    """The family record of a loaded model."""
+    return family_for(model.config)
 
 
 def shape_of(model: nn.Module) -> ModelShape:
