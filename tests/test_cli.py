@@ -42,6 +42,7 @@ def test_compress_writes_a_folder_that_inspect_and_eval_understand(
         "config.json",
         "generation_config.json",
         "model.safetensors",
+        "probe.json",
         "receipt.json",
         "tokenizer.json",
         "tokenizer_config.json",
