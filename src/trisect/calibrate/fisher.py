@@ -65,7 +65,7 @@ class DrawnAnswers:
                 answers = torch.multinomial(chances[0], self.draws, replacement=True, generator=self._generator)
                 for number, drawn in enumerate(answers.T):
                     slope = chances.neg().to(logits.dtype)
-                    slope[0, torch.arange(len(drawn)), drawn] += 1
+                    slope[0, torch.arange(len(drawn), device=drawn.device), drawn] += 1
                     last = number + 1 == self.draws
                     found[number] += torch.autograd.grad(logits, window, slope, retain_graph=not last)
             for states_of, parts in zip(gradients, found, strict=True):
@@ -98,7 +98,7 @@ class DrawnAnswers:
         Products are added up over BLOCK tokens before they are squared: what neighbours do to the same answers
         adds up, and between distant tokens there is next to nothing but noise.
         """
-        total = torch.zeros((), dtype=torch.float64, device=self.stream.hidden[0].device)
+        total = torch.zeros((), dtype=torch.float64, device=self._generator.device)
         for number, states in enumerate(self.stream.hidden):
             with stage("forward"):
                 change = wide(self.stream.through(view, number, states)) - wide(self.after.hidden[number])

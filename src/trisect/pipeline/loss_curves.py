@@ -68,7 +68,7 @@ SHARES = {"qk": HEAD_SHARES, "ov": HEAD_SHARES, "mlp": (11 / 12, 0.75, 0.5, 0.25
 """Shares of each width that are measured; `Curves` knows what lies in between."""
 TEST_TOKENS = 1 << 15
 """Tokens that a change is measured on; more would say the same."""
-DRAWS = 4
+DRAWS = 8
 """Most answers that are drawn for a token, where there are fewer tokens than that."""
 LEFT_OUT = ("fold", "values", "refit-up")
 """Pieces of a3+ that take long at every width and move all layers alike: folding looks at the text again."""
