@@ -390,6 +390,8 @@ OTHERS = ("lfm2", "granitemoehybrid", "gpt_oss", "deepseek", "glm4_moe", "qwen3_
 OTHERS += ("falcon_h1", "llama4", "gemma4")
 HYBRID = [name for name in CONFIGS if name in FIXED_QK or name.startswith(OTHERS)]
 """Layers that lack a component, or attention of another kind: the family contract covers them."""
+FAMILIES = list({family_for(make()).name: name for name, make in reversed(CONFIGS.items())}.values())[::-1]
+"""The first tiny model of each family."""
 MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is not None]
 """Experts in place of one MLP."""
 PLAIN = [name for name in CONFIGS if name not in (*HYBRID, *MIXTURES)]

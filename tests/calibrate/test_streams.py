@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiny_models import CONFIGS, tiny, tokens
+from tiny_models import FAMILIES, tiny, tokens
 from trisect.calibrate import TwoStreams
 from trisect.calibrate.scores import AWAKE, PairGrams, QuerySampler
 from trisect.config import CompressConfig
@@ -25,7 +25,7 @@ def relative_gap(model: torch.nn.Module, reference: torch.nn.Module, ids: Tensor
         return ((model(ids).logits - dense).square().sum() / dense.square().sum()).item()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_repairing_beats_the_paper_on_every_family(name: str) -> None:
     calibration, fresh = tokens_from_tensor(tokens(40, 48, seed=5)), tokens(8, 48, seed=9)
     gaps = {}
