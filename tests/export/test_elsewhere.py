@@ -39,8 +39,9 @@ for name, prompt in ids.items():
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32, **kernel)
         with torch.no_grad():
             found[name] = model.eval()(prompt).logits.contiguous()
-        text = transformers.AutoTokenizer.from_pretrained(folder)(sys.argv[3]).input_ids
-        found[name + ".text"] = torch.tensor(text)
+        text = transformers.AutoTokenizer.from_pretrained(folder)(sys.argv[3], return_tensors="pt")
+        found[name + ".text"] = text.input_ids[0]
+        found[name + ".greedy"] = model.generate(**text, max_new_tokens=8, do_sample=False)[0]
     except Exception as error:
         failed[name] = f"{type(error).__name__}: {error}"[:200]
 save_file(found, sys.argv[4])
@@ -56,7 +57,14 @@ for name, prompt in ids.items():
         model, tokenizer = load(f"{sys.argv[2]}/{name}")
         model.set_dtype(mx.float32)
         found[name] = model(prompt).astype(mx.float32)
-        found[name + ".text"] = mx.array(tokenizer.encode(sys.argv[3]))
+        text = tokenizer.encode(sys.argv[3])
+        found[name + ".text"] = mx.array(text)
+        for _ in range(8):
+            token = model(mx.array([text]))[0, -1].argmax().item()
+            text.append(token)
+            if token in tokenizer.eos_token_ids:
+                break
+        found[name + ".greedy"] = mx.array(text)
     except Exception as error:
         failed[name] = f"{type(error).__name__}: {error}"[:200]
 mx.save_safetensors(sys.argv[4], found)
@@ -66,6 +74,7 @@ ENGINES = {"transformers 4": ("TRISECT_TRANSFORMERS4", TRANSFORMERS), "mlx": ("T
 """Name -> the variable that has its Python, and what is run there."""
 CANNOT: dict[str, dict[str, str]] = {
     "transformers 4": {
+        "granitemoe": "size mismatch",
         "ministral3": "does not recognize this architecture",
         "qwen2_moe": "hidden_size must be divisible by num_heads",
     },
@@ -75,6 +84,7 @@ CANNOT: dict[str, dict[str, str]] = {
         "gpt_oss": "not in model",
         "gpt_oss-unbiased": "NoneType",
         "granite": "broadcast_shapes",
+        "granitemoe": "broadcast_shapes",
         "mixtral": "Expected shape",
         "qwen2-window": "broadcast_shapes",
         "qwen2_moe": "rope_scaling must contain",
@@ -138,4 +148,8 @@ def test_the_engine_computes_the_same(engine: str, exported: tuple[Path, Any, An
         apart = (found[name] - expected)[:, :seen].abs().max() / expected.abs().max()
         print(f"{engine}: {name} {apart:.1e}")
         assert apart < ROUNDED.get((engine, family), 1e-5), name
-        assert found[f"{name}.text"].tolist() == tokenizers[name](TEXT).input_ids, name
+        text = tokenizers[name](TEXT, return_tensors="pt", return_token_type_ids=False)
+        assert torch.equal(found[f"{name}.text"], text.input_ids[0]), name
+        if seen is None:
+            greedy = native.generate(**text, max_new_tokens=8, do_sample=False)[0]
+            assert torch.equal(found[f"{name}.greedy"], greedy), name

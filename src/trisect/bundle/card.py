@@ -53,11 +53,20 @@ def _card(source: str | None, made: list[tuple[str, Any]], facts: dict[str, Any]
     """The filled template. The title is the last part of a path, not the whole of it."""
     from jinja2 import Template
 
-    on_hub = source is not None and source.count("/") == 1 and not source.startswith((".", "/", "~"))
-    title = (Path(source).name.removesuffix(".gguf") if source else "") or "A model"
+    title = (shown_source(source).rpartition("/")[2] if source else "") or "A model"
+    base_model = source if source is not None and is_hub_id(source) else None
     text = Path(__file__).with_name("card.md.jinja").read_text(encoding="utf-8")
     template = Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    return template.render(title=title, base_model=source if on_hub else None, made=made, **facts)
+    return template.render(title=title, base_model=base_model, made=made, **facts)
+
+
+def is_hub_id(source: str) -> bool:
+    return source.count("/") == 1 and not source.startswith((".", "/", "~"))
+
+
+def shown_source(source: str) -> str:
+    """A model's name as others may read it: without the folders of this machine."""
+    return source if is_hub_id(source) else Path(source).name.removesuffix(".gguf")
 
 
 def source_of(receipt: Mapping[str, Any]) -> str | None:

@@ -81,7 +81,12 @@ def speak_to_transformers_4(folder: Path, config: Any) -> None:
     if path.exists():
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.get("tokenizer_class") == "TokenizersBackend":
-            write_json(path, values | {"tokenizer_class": "PreTrainedTokenizerFast"})
+            # There, the inputs of BERT are what a tokenizer gives unless it says otherwise.
+            older = {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_input_names": ["input_ids", "attention_mask"],
+            }
+            write_json(path, values | older)
 
 
 def stock_config(source: Any, stock: Stock) -> Any:
@@ -158,7 +163,7 @@ KERNELS = {
     "vLLM on a CPU (multiples of 16 from 32 to 128, 160, 192, 224, 256)": (*range(32, 129, 16), 160, 192, 224, 256),
 }
 """The head widths that common engines have kernels for."""
-COMPUTED = {"qwen2": "vLLM works", "qwen2_moe": "vLLM and transformers 4 work"}
+COMPUTED = {"qwen2": "vLLM works", **dict.fromkeys(("qwen2_moe", "granitemoe"), "vLLM and transformers 4 work")}
 """Architectures whose head width not everybody reads from the config."""
 MLX = (
     "llama mistral ministral3 qwen3 qwen3_moe smollm3 gemma2 gemma3_text olmo2 olmo3 hunyuan_v1_dense seed_oss".split()

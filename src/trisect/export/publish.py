@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trisect.bundle import MODULE, source_of
+from trisect.bundle import MODULE, shown_source, source_of
 from trisect.data.read import hub_answers
 from trisect.errors import TrisectError
 from trisect.export.check import Exported
@@ -50,8 +50,9 @@ def export_arena(
 def arena_entry(receipt: Mapping[str, Any], done: Exported, *, kept: float) -> dict[str, Any]:
     """The manifest, by the names that LowRankArena's registry reads."""
     recipe = receipt.get("recipe") or {}
-    source, method = source_of(receipt) or "model", str(recipe.get("method") or "a3").replace("+", "plus")
-    family = re.sub(r"[^a-z0-9._-]+", "-", Path(source).name.removesuffix(".gguf").lower()).strip("-_.")
+    method = str(recipe.get("method") or "a3").replace("+", "plus")
+    source = shown_source(source_of(receipt) or "model")
+    family = re.sub(r"[^a-z0-9._-]+", "-", source.rpartition("/")[2].lower()).strip("-_.")
     name = f"{family}_{method}_r{round(100 * kept):02d}"
     text = recipe.get("calibration") or {}
     return {
@@ -66,7 +67,7 @@ def arena_entry(receipt: Mapping[str, Any], done: Exported, *, kept: float) -> d
         "method": method,
         "ratio": round(kept, 4),
         "precision": PRECISIONS[done.dtype],
-        "calibration": text.get("source"),
+        "calibration": shown_source(str(text.get("source"))),
         "calibration_samples": text.get("samples"),
         "calibration_length": text.get("length"),
         "seed": recipe.get("seed"),
