@@ -86,6 +86,11 @@ def test_a_native_folder_says_how_each_engine_runs_it(portable: bool, tmp_path: 
     assert ("trisect export THIS_FOLDER" in found) == portable
 
 
+@pytest.mark.parametrize(("name", "served"), [("qwen3", True), ("mpt", False), ("mistral3-wrapper", False)])
+def test_the_plugin_for_vllm_is_named_where_it_serves_the_family(name: str, served: bool, tmp_path: Path) -> None:
+    assert ("vllm serve" in card(tmp_path, RECEIPT, name=name)) == served
+
+
 @pytest.mark.parametrize(
     ("name", "engines"),
     [

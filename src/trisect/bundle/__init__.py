@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeGuard
 
-from trisect.bundle.card import shown_source, source_of, weights_size, write_card
+from trisect.bundle.card import NOT_IN_VLLM, shown_source, source_of, weights_size, write_card
 from trisect.errors import TrisectError
 from trisect.support.files import atomic_write_text, write_json
 

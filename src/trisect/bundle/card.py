@@ -12,6 +12,21 @@ from trisect.support.receipt import measured_perplexities
 SETTINGS = ("method", "ratio", "kv_ratio", "rope_scope", "portable", "align", "allocate", "seed")
 REPRODUCE = ("date", "trisect", "commit")
 
+_ONE_CACHE = "its layers without attention need a cache of their own"
+NOT_IN_VLLM = {
+    "falcon_h1": _ONE_CACHE,
+    "granitemoehybrid": _ONE_CACHE,
+    "lfm2": _ONE_CACHE,
+    "gemma4_text": "its layers differ in head width and are told something of the text, which was not tried there",
+    "llama4_text": "vLLM's transformers backend would replace its router by a plain linear map",
+    "nemotron_h": _ONE_CACHE,
+    "qwen3_next": _ONE_CACHE,
+    "qwen3_5_text": _ONE_CACHE,
+    "qwen3_5_moe_text": _ONE_CACHE,
+    "mpt": "transformers' code for it takes no positions",
+}
+"""Families that our vLLM plugin does not serve, and why; wrappers around a text model are not served either."""
+
 
 def write_card(
     folder: Path,
@@ -20,12 +35,14 @@ def write_card(
     shapes: tuple[ModelShape, ModelShape],
     entry: Mapping[str, Any],
     name: str,
+    family: str | None = None,
     stock: Any = None,
 ) -> None:
     """README.md of a folder whose weights are there already.
 
     `shapes` are those before and after, `entry` is the config's own record of the compression, `name` where the
-    model was loaded from; of an export, `stock` is the `Exported` record.
+    model was loaded from, `family` that of a native folder whose text model is all of it; of an export, `stock` is the
+    `Exported` record.
     """
     old, new = (budget_of(shape) for shape in shapes)
     counted = ("parameters", "linear_parameters", "kv_bytes_per_token")
@@ -37,6 +54,7 @@ def write_card(
         "weights": weights_size(folder),
         "backend": (entry.get("quantization") or {}).get("backend"),
         "times_tuned": len(receipt.get("tuning") or ()),
+        "served": family is not None and family not in NOT_IN_VLLM and not entry.get("quantization"),
         "portable": (receipt.get("recipe") or {}).get("portable"),
         "stock": stock,
     }

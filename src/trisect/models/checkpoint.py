@@ -292,7 +292,8 @@ def _write_code_and_card(folder: Path, model: Any, receipt: dict[str, Any]) -> N
     record = None if family.name in (*BUILT_IN, *WRAPPERS) else repr(family)
     write_bundle(folder, family=family.name, record=record, **names)
     shapes = original_shape(model), shape_of(model)
-    write_card(folder, receipt, shapes=shapes, entry=model.config.trisect, name=model.name_or_path)
+    about: Any = {"entry": model.config.trisect, "name": model.name_or_path}
+    write_card(folder, receipt, shapes=shapes, family=None if family.name in WRAPPERS else family.name, **about)
 
 
 def starting_texts(tokenizer: Any, model: Any) -> Any:

@@ -1,21 +1,7 @@
 """Serving: a vLLM plugin for native folders, `trisect serve`, and measurements through vLLM."""
 
+from trisect.bundle import NOT_IN_VLLM
 from trisect.errors import TrisectError
-
-_ONE_CACHE = "its layers without attention need a cache of their own"
-NOT_IN_VLLM = {
-    "falcon_h1": _ONE_CACHE,
-    "granitemoehybrid": _ONE_CACHE,
-    "lfm2": _ONE_CACHE,
-    "gemma4_text": "its layers differ in head width and are told something of the text, which was not tried there",
-    "llama4_text": "vLLM's transformers backend would replace its router by a plain linear map",
-    "nemotron_h": _ONE_CACHE,
-    "qwen3_next": _ONE_CACHE,
-    "qwen3_5_text": _ONE_CACHE,
-    "qwen3_5_moe_text": _ONE_CACHE,
-    "mpt": "transformers' code for it takes no positions",
-}
-"""Families that the plugin does not serve, and why; wrappers around a text model are not served either."""
 
 
 def register() -> None:
