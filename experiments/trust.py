@@ -1,18 +1,20 @@
-"""Does a3+ give the same answer everywhere, and what should it be calibrated on? Three tables of rows.
+"""Does a3+ give the same answer everywhere, what should it be calibrated on, and how good is it? Four tables of rows.
 
     .venv/bin/python experiments/trust.py spread                    # this CPU, every row that is missing
     .venv/bin/python experiments/trust.py spread --device cuda      # one GPU, in three precisions
     .venv/bin/python experiments/trust.py texts --device cuda       # calibration texts and window counts
     .venv/bin/python experiments/trust.py few --device cuda         # a handful of tokens of another kind of text
+    .venv/bin/python experiments/trust.py accuracy                  # a3, a3+ also balanced, and svd-llm
     .venv/bin/python experiments/trust.py spread --model stories15m --workers 2 --seconds 500
     .venv/bin/python experiments/trust.py spread --again            # also what another CPU has measured
 
-Rows go to experiments/results/spread.json, calibration-texts.json and few-tokens.json, one file each; what is
+Rows go to experiments/results/spread.json, calibration-texts.json, few-tokens.json and accuracy.json; what is
 there is not run again. Each row is a process of its own, because instruction sets and threads are settled when
 torch starts.
 Synthetic text is runs/synthetic.jsonl, written once on a GPU:
 `trisect sample smollm2-135m -o runs/synthetic.jsonl --samples 320 --batch-size 160`.
-SmolLM2-135M is dequantised from 4 bits. A quarter is removed, widths uniform and exact.
+SmolLM2-135M is dequantised from 4 bits. A quarter is removed unless a row says otherwise, widths exact.
+Options of a3+ are chosen on Alpaca, held-out windows and stories of the calibration half, never on what is judged.
 """
 
 import argparse
@@ -28,13 +30,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
 ASSETS = Path(os.environ.get("TRISECT_ASSETS") or ROOT.parent / "shared")
-FILES = {"spread": "spread.json", "texts": "calibration-texts.json", "few": "few-tokens.json"}
+FILES = {
+    "spread": "spread.json",
+    "texts": "calibration-texts.json",
+    "few": "few-tokens.json",
+    "accuracy": "accuracy.json",
+}
 INSTRUCTIONS = {
     "native": {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "DNNL_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "sse4": {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "SSE41"},
 }
-MODELS = {"smollm2-135m": "smollm2-135m", **{n: f"models/{n}" for n in ("stories15m", "stories-mpt-20m")}}
+STORIES = ("stories15m", "stories-mpt-20m", "stories-moe-22m")
+MODELS = {"smollm2-135m": "smollm2-135m", **{name: f"models/{name}" for name in STORIES}}
+MIXTURE = ["wikitext-2", "c4", "wikipedia"]
 WIKIPEDIA_SHARE = 0.8
 """Of Wikipedia's text calibrates, the rest evaluates; of TinyStories, half."""
 
@@ -44,7 +53,7 @@ Cell = dict[str, Any]
 def spread_cells(device: str) -> list[Cell]:
     """The same seed on every machine, thread count and batch size; other seeds; a3 and the dense model."""
     cells = []
-    for model in MODELS:
+    for model in (name for name in MODELS if name != "stories-moe-22m"):
         story = model.startswith("stories")
         length, large = (256, 256) if story else (512, 2048)
         text = "tinystories" if story else "wikitext-2"
@@ -80,8 +89,7 @@ def text_cells(device: str) -> list[Cell]:
     """SmolLM2 calibrated on one text, on mixtures, and on what can be had without any."""
     reported = {name: [32, 2048] for name in ("wikitext-2", "c4", "wikipedia", "lambada")}
     evaluate = {**reported, "tinystories": [14, 2048], "alpaca": [32, 2048], "builtin": [14, 2048]}
-    mixture = ["wikitext-2", "c4", "wikipedia"]
-    wanted: list[tuple[list[str], int]] = [(mixture, n) for n in (64, 128, 256, 512)]
+    wanted: list[tuple[list[str], int]] = [(MIXTURE, n) for n in (64, 128, 256, 512)]
     # Without the hub: 64 windows side by side, then as many as a GPU (256) and a CPU take by default.
     wanted += [(["builtin"], 64), (["synthetic"], 64), (["builtin", "synthetic"], 64), (["synthetic"], 256)]
     wanted += [(["synthetic"], 16), (["builtin"], 32), (["builtin", "synthetic"], 32), (["synthetic"], 8)]
@@ -91,8 +99,8 @@ def text_cells(device: str) -> list[Cell]:
     cells = [{**base, "method": "dense", "windows": 0, "calibration": []}]
     for texts, windows in wanted:
         cells.append({**base, "method": "a3+", "windows": windows, "calibration": texts})
-    cells += [{**base, "method": "a3+", "windows": 256, "calibration": mixture, "seed": s} for s in (1, 2)]
-    cells += [{**base, "method": "a3", "windows": n, "calibration": mixture} for n in (64, 256)]
+    cells += [{**base, "method": "a3+", "windows": 256, "calibration": MIXTURE, "seed": s} for s in (1, 2)]
+    cells += [{**base, "method": "a3", "windows": n, "calibration": MIXTURE} for n in (64, 256)]
     cells += [{**base, "method": "a3", "windows": 64, "calibration": [t]} for t in ("builtin", "wikitext-2")]
     return cells
 
@@ -108,7 +116,32 @@ def few_cells(device: str) -> list[Cell]:
     ]
 
 
-CELLS = {"spread": spread_cells, "texts": text_cells, "few": few_cells}
+def accuracy_cells(device: str) -> list[Cell]:
+    """Every model at three sizes, each method on the same tokens; three seeds in the middle."""
+    cells = []
+    for model in MODELS:
+        story = model in STORIES
+        reported = ["tinystories"] if story else [*MIXTURE, "lambada", "tinystories"]
+        large = {
+            "length": 2048,
+            "windows": 256,
+            "evaluate": {t: [32 if t != "tinystories" else 14, 2048] for t in reported},
+        }
+        small = {"length": 512, "windows": 32, "evaluate": {t: [16, 512] for t in reported}}
+        stories = {"length": 256, "windows": 112, "evaluate": {"tinystories": [96, 256]}}
+        size = stories if story else large if device == "cuda" else small
+        base = {"model": model, "calibration": ["tinystories"] if story else MIXTURE, "device": device, **size}
+        base |= {"threads": 1} if device == "cpu" else {}
+        cells.append({**base, "method": "dense", "seed": 0, "ratio": 0.0})
+        methods = [{"method": "a3"}, {"method": "a3+"}, {"method": "a3+", "allocate": "balanced"}]
+        methods += [] if model == "stories-moe-22m" else [{"method": "svd-llm"}]
+        runs = [(0.25, 0), (0.125, 0), (0.375, 0), (0.25, 1), (0.25, 2)]
+        cells += [{**base, **method, "ratio": ratio, "seed": seed} for ratio, seed in runs for method in methods]
+        cells.append({**base, "method": "a3+", "without": ["refit-up"], "ratio": 0.25, "seed": 0})
+    return cells
+
+
+CELLS = {"spread": spread_cells, "texts": text_cells, "few": few_cells, "accuracy": accuracy_cells}
 
 
 def read_text(name: str, *, split: str) -> str:
@@ -192,7 +225,13 @@ def run_cell(cell: Cell) -> dict[str, Any]:
             source="+".join(texts), samples=n, length=cell["length"], seed=cell["seed"], batch_size=cell.get("batch")
         )
         config = CompressConfig(
-            ratio=0.25, method=cell["method"], align=None, calibration=calibration, seed=cell["seed"]
+            ratio=cell.get("ratio", 0.25),
+            method=cell["method"],
+            allocate=cell.get("allocate"),
+            without=tuple(cell.get("without", ())),
+            align=None,
+            calibration=calibration,
+            seed=cell["seed"],
         )
         found = compress(model, config, tokens=tokens_from_tensor(ids, "+".join(texts)))
         model, receipt = found.model, found.receipt
