@@ -392,7 +392,9 @@ HYBRID = [name for name in CONFIGS if name in FIXED_QK or name.startswith(OTHERS
 """Layers that lack a component, or attention of another kind: the family contract covers them."""
 FAMILIES = list({family_for(make()).name: name for name, make in reversed(CONFIGS.items())}.values())[::-1]
 """The first tiny model of each family."""
-MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is not None]
+DENSE = ("gemma4", "gemma4-lent", "gemma4-wrapper")
+"""Without experts, in a family that may have some."""
+MIXTURES = [name for name in CONFIGS if family_for(CONFIGS[name]()).experts is not None and name not in DENSE]
 """Experts in place of one MLP."""
 PLAIN = [name for name in CONFIGS if name not in (*HYBRID, *MIXTURES)]
 """QK, OV and MLP of plain matrices in every layer: what is tried on these holds for each of their maps."""

@@ -157,6 +157,33 @@ def test_where_the_router_scales_inputs_experts_are_seen_behind_that() -> None:
         torch.testing.assert_close(found, cross, rtol=1e-6, atol=1e-6)
 
 
+@torch.no_grad()
+def test_experts_behind_norms_of_their_own_have_their_own_dense_outputs_as_targets() -> None:
+    """Gemma 4: routed and shared are weighed by what the norm behind each divides by."""
+    model, ids = tiny("gemma4-experts").double(), tokens(8, 20)
+    model.set_experts_implementation("eager")
+    first, view, *others = layer_views(model, own=True)
+    streams = TwoStreams(model, [first, view, *others], ids, batch_size=None, seed=0)
+    streams.begin(first)
+    first.experts.shared.down_proj.weight.mul_(0.5)
+    streams.finish(first)
+    streams.begin(view)
+    moments = streams.statistics(view, "mlp", METHODS["a3+"].reads["mlp"])
+    norm = view.layer.post_attention_layernorm
+    stream = streams.before[0] + norm(streams.attention_out[0])
+    kept = {"shared": streams.shared_out[0], "routed": streams.mlp_out[0].reshape(stream.shape)}
+    eps = norm.eps
+    for name, output in kept.items():
+        weight = 1 / ((output.square().mean(dim=-1) + eps) * stream.square().sum(dim=-1))
+        if name == "shared":
+            expected = (weight * output.square().sum(dim=-1)).mean().item()
+            assert moments["shared.mlp_energy"].item() == pytest.approx(expected, rel=1e-4)
+            assert not torch.allclose(streams.narrow.hidden[0], streams.before[0])
+        else:  # what all routed experts are to put out together: each its own, and its share of what is missing
+            found = streams._target(view, 0, streams.narrow.hidden[0], [streams.attention_out[0]])("down")
+            torch.testing.assert_close(found, output)
+
+
 @pytest.mark.parametrize("name", [name for name in MIXTURES if name != "deepseek_v3-plain-q"])  # all layers dense
 def test_each_expert_is_solved_as_the_mlp_it_is(name: str) -> None:
     model, ids = tiny(name), tokens(12, 40)  # so that each sees enough tokens

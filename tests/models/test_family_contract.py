@@ -101,7 +101,7 @@ def test_full_rank_solutions_mix_channels_but_keep_the_logits(name: str) -> None
     torch.testing.assert_close(logits(model, ids), before, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", [name for name in MIXABLE if name != "gemma4-experts"])  # has QK alone
+@pytest.mark.parametrize("name", MIXABLE)
 def test_a_narrow_model_equals_the_stock_model_with_its_weights_scattered_back(name: str) -> None:
     stock = tiny(name)
     # A norm over fewer channels has another denominator: QK-norm has a test of its own.

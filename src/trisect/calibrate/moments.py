@@ -223,11 +223,11 @@ class Accumulator:
         self._add(f"{name}_energy{suffix}", y.double().square().sum(), tokens)
         self._add(f"{name}_tokens{suffix}", torch.tensor(float(tokens), dtype=torch.float64), 0)
 
-    def goal_of(self, tokens: Any, target: Tensor) -> Goal:
+    def goal_of(self, tokens: Any, target: Tensor, weight: str | None = None) -> Goal:
         """The goal of one expert: its own target for some tokens of the batch, with their weights."""
         assert self.goal is not None
-        weight = self.goal.weight
-        return Goal(target=lambda tap: target, weight=lambda tap: weight(tap).flatten()[tokens])
+        weights = self.goal.weight
+        return Goal(target=lambda tap: target, weight=lambda tap: weights(weight or tap).flatten()[tokens])
 
     def linearise(self, x: Tensor, slopes: dict[str, Tensor], features: Tensor, W_down: Tensor) -> None:
         """Note how an MLP of features (n, I) answers to a change of its input maps."""
@@ -374,7 +374,7 @@ def _add_routed(
         own = features @ view.down_weight(number)
         mine = accumulator.expert(f"expert{view.numbers[number]}")
         if missing is not None:
-            share = share if view.shared is None else share / 2
+            share = share if view.shared is None or view.paths.apart else share / 2
             mine.goal = accumulator.goal_of(tokens, own + share * missing[tokens])
         if mine.linearised is not None:
             slopes = {name: gate * slope for name, slope in view.slopes(number, inputs).items()}
@@ -394,8 +394,10 @@ def _add_shared(
     features = rows(features) * gate
     mine = accumulator.expert("shared")
     if missing is not None:
-        own = features @ view.shared.down_proj.weight.mT
-        mine.goal = accumulator.goal_of(slice(None), own + missing / 2)
+        mine.goal = accumulator.goal_of(slice(None), features @ view.shared.down_proj.weight.mT + missing / 2)
+    if missing is not None and view.paths.apart:
+        assert accumulator.goal is not None
+        mine.goal = accumulator.goal_of(slice(None), rows(accumulator.goal.target("shared")), "shared")
     if mine.linearised is not None:
         slopes = {name: rows(slope) * gate for name, slope in slopes.items()}
         mine.linearise(inputs, slopes, features, view.shared.down_proj.weight.mT)

@@ -74,8 +74,10 @@ class TwoStreams:
         self.attention_out = States(place=self.before.place)
         self.mlp_out = States(place=self.before.place)
         self.beside_out = States(place=self.before.place)
+        self.shared_out = States(place=self.before.place)
         both = _keeping(view.mixer, self.attention_out), _keeping(view.mlp_output, self.mlp_out)
-        with recording(view, accumulator), both[0], both[1], _keeping(view.beside, self.beside_out):
+        more = _keeping(view.beside, self.beside_out), _keeping(view.mlp_beside, self.shared_out)
+        with recording(view, accumulator), both[0], both[1], more[0], more[1]:
             self.dense.advance(view, progress=progress, before=partial(self._announce, accumulator))
         found = accumulator.means(view.index)
         if "keys" in found and rates is not None and self.rotation is not None:
@@ -162,7 +164,7 @@ class TwoStreams:
             share = ov.weight(attention)
         else:
             stream = stream + ov.added(attention)
-            share = mlp.weight(_kept(self.mlp_out, number, stream))
+            share = mlp.weight(_kept(self.shared_out if tap == "shared" else self.mlp_out, number, stream))
         energy = stream.square().sum(dim=-1)
         return share / energy.clamp(min=torch.finfo(energy.dtype).tiny ** 0.5)
 
@@ -173,13 +175,13 @@ class TwoStreams:
         attention = _kept(self.attention_out, number, dense)
         ov, mlp = join_of(view, "ov"), join_of(view, "mlp")
         # Where the norm follows the residual sum, the gap in front of it is not the gap behind it.
-        repairable = getattr(view.layer, "do_layer_norm_before", True)
+        repairable = getattr(view.layer, "do_layer_norm_before", True) and view.mlp_beside is None
 
         def target(tap: str) -> Tensor:
             narrow = _plus(states, view, beside, -1)
             if tap == "a":
                 return ov.target(attention, dense - narrow)
-            out = _kept(self.mlp_out, number, dense)
+            out = _kept(self.shared_out if tap == "shared" else self.mlp_out, number, dense)
             if not repairable:
                 return out
             gap = (dense + ov.added(attention)) - (narrow + ov.added(_kept(attended, -1, states)))

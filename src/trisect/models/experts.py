@@ -71,6 +71,9 @@ class ExpertView:
     @property
     def block(self) -> nn.Module:
         """The module that puts out what all experts together add to the residual stream."""
+        if self.paths.apart:
+            block: nn.Module = self.module
+            return block
         return self.layer.get_submodule(self.paths.routed.rpartition(".")[0])
 
     @property
@@ -98,7 +101,8 @@ class ExpertView:
     @property
     def top_k(self) -> int:
         """Experts that a token is routed to."""
-        return int(getattr(self.router, "top_k", None) or self.module.config.num_experts_per_tok)
+        found = getattr(self.router, "top_k", None) or getattr(self.module.config, "num_experts_per_tok", None)
+        return int(found or self.module.config.top_k_experts)
 
     # What transformers notes about modules that can run in several ways; Llama 4's has one.
 
@@ -216,6 +220,8 @@ class ExpertView:
 
     def check_droppable(self) -> None:
         """Refuse to take experts from a router that chooses among groups of them."""
+        if self.paths.apart:
+            raise TrisectError("This router holds its map apart: use --method a3+ without --drop-experts.")
         if any((getattr(self.router, name, 1) or 1) > 1 for name in ("num_group", "n_group")):
             raise TrisectError(
                 "This router chooses groups of experts first, which must all be as large as each other: no expert "

@@ -21,6 +21,8 @@ class ExpertPaths:
     """The MLP that every token passes, its maps named as in the family's other MLPs."""
     shared_gate: str | None = None
     """A map to one number, whose sigmoid the shared expert's output is multiplied with."""
+    apart: bool = False
+    """Routed and shared experts are normalised apart before they are added (Gemma 4)."""
     interleaved: bool = False
     """Gate and up take turns in their tensor instead of lying side by side."""
     width: str = "moe_intermediate_size"
@@ -83,8 +85,7 @@ class Family:
     norms: tuple[str, str] | None = None
     """Query and key norms between projection and rotation; a model that goes without has no such modules."""
     norm_over: Literal["head", "heads", "stack"] = "head"
-    """What they take the mean over: each head with one set of weights (or one row for each), all heads
-    together, or each head by a module of its own."""
+    """The mean is over each head, over all heads together, or over each head in a module of its own."""
     norm_centred: bool = False
     """They take the mean away first (LayerNorm); such heads stay as wide as they are."""
     norm_last: bool = False
@@ -452,6 +453,7 @@ _HYBRIDS = (
         norms=("q_norm", "k_norm"),
         value_norm="v_norm",
         lends_keys=True,
+        experts=ExpertPaths(routed="experts", router="router", shared="mlp", apart=True),
         calls_differ=True,
         starts_with_bos=True,
         states_scale=True,

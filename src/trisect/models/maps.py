@@ -74,8 +74,6 @@ class LayerMaps:
     def why_whole(self, component: str) -> str | None:
         """Why a component is not narrowed in this layer; None where it is."""
         if component == "mlp" and self.experts is None:
-            if getattr(self.layer, "enable_moe_block", False):
-                return "an MLP and experts behind norms of their own"
             return None if self._find(self.family.down) is not None else "no MLP of plain matrices"
         if component == "mlp":
             return None
@@ -128,6 +126,12 @@ class LayerMaps:
     def mlp_output(self) -> nn.Module | None:
         """The module whose output is what the MLP adds to the residual stream."""
         return self._find(self.family.down) if self.experts is None else self.experts.block
+
+    @property
+    def mlp_beside(self) -> nn.Module | None:
+        """The shared expert's output, where it is normalised apart from that of the routed ones."""
+        apart = self.experts is not None and self.experts.paths.apart and self.experts.shared is not None
+        return self.experts.shared.down_proj if apart and self.experts is not None else None
 
     @property
     def attention_module(self) -> Any:
