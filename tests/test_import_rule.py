@@ -54,6 +54,13 @@ def test_the_order_names_every_room() -> None:
     assert rooms() == sorted(ORDER)
 
 
+def test_the_picture_names_every_room() -> None:
+    page = (SOURCE.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
+    picture = page.partition("## Folders and import direction")[2].split("```")[1]
+    named = {word for line in picture.splitlines() for word in line[:45].split() if word != "|"}
+    assert named == set(ORDER) - {"cli", "__init__", "__main__"}
+
+
 @pytest.mark.parametrize("room", ORDER)
 def test_imports_point_one_way(room: str) -> None:
     allowed = ONLY.get(room, set(ORDER[: ORDER.index(room) + 1]))

@@ -37,7 +37,7 @@ def test_a_run_enters_every_listed_file(tmp_path: Path, text: Path) -> None:
     words = ["compress", model, "-o", tmp_path / "out", "--ratio", 0.25, "--align", "none", "--calibration", text]
     sys.setprofile(note)
     try:
-        assert run(*words, "--length", 32, "--samples", 8, "--eval-windows", 2) == 0
+        assert run(*words, "--length", 32, "--samples", 16, "--eval-windows", 2) == 0
     finally:
         sys.setprofile(None)
     assert not [name for name in listed() if str(SOURCE / name) not in entered]
