@@ -33,11 +33,11 @@ def grid(key: tuple[int, str]) -> list[int]:
 
 
 def curves_from(rises: list[list[float]]) -> Curves:
-    """Curves with a point at every width of the grid, each this much above the wider one."""
+    """Curves with a point at every width of the grid, each this much above the wider one; slopes never fall."""
     points = {}
     for key, steps in zip(KEYS, rises, strict=True):
         widths = grid(key)
-        points[key] = dict(zip(widths, np.cumsum([0.0, *steps]).tolist(), strict=False))
+        points[key] = dict(zip(widths, np.cumsum([0.0, *sorted(steps)]).tolist(), strict=False))
     return Curves(points=points, fingerprint="f", token_hash="t", dense_loss=2.0)
 
 

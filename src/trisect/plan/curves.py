@@ -26,6 +26,10 @@ HIGHEST_LOSS = 500
 """Nats per token: a model that gives every token of the largest vocabulary the same chance has 17."""
 
 
+TINY = 1e-12
+"""Nats per token below which a rise has no logarithm worth taking."""
+
+
 class Point(BaseModel, strict=True):
     """A row of a file of curves."""
 
@@ -61,7 +65,7 @@ class Curves:
             slope = max(slope, (rise - y_0) / (x - x_0))
             y = y_0 + slope * (x - x_0)
             if removed <= x:
-                if not y_0:
+                if y_0 < TINY:
                     return y * max(0, removed - x_0) / (x - x_0)
                 return y_0 * (removed / x_0) ** (math.log(y / y_0) / math.log(x / x_0))
             here = x, y
