@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from trisect.calibrate.replay import States
 from trisect.records.parts import INNER
+from trisect.records.shapes import LayerShape
 from trisect.solve.krylov import Metric, krylov
 from trisect.support.distributed import all_reduce
 
@@ -16,6 +17,12 @@ MAPS = ("up", "gate")
 """Input maps of an MLP, in the order of their slopes."""
 
 # n = tokens, D = d_model, I = MLP width, N = I, or 2 I with a gate, K = directions
+
+
+def sets_of_states(layer: LayerShape) -> int:
+    """As many hidden states as the rows of a layer's MLPs take the room of, rounded up."""
+    inputs = (2 if layer.gated else 1) * layer.mlp
+    return -(-layer.active_mlps * (2 * layer.d_model + inputs) // layer.d_model)
 
 
 class Linearised:

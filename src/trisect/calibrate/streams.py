@@ -43,14 +43,16 @@ class TwoStreams:
         seed: int,
         split: bool = False,
         place: str = "auto",
+        more: int = 0,
     ):
+        """`more` sets of states will be kept beside the usual ones, by whoever gathers statistics."""
         if len(ids) < 2:
             raise TrisectError("a3+ needs at least two calibration windows, one of them held out; raise --samples.")
         self.windows = in_batches(ids, batch_size=batch_size, hold_out=True, split=split)
         self.views, self.seed = views, seed
         decoder = views[0].family.layers.rpartition(".")[0]
         self.rotation = rotation_of(model.get_submodule(decoder))
-        self.dense = Stream.embed(model, views, self.windows.batches, place=place, copies=STATES)
+        self.dense = Stream.embed(model, views, self.windows.batches, place=place, copies=STATES + more)
         self.narrow = self.dense.copy()
         # Queries of one window see much the same keys: many of them in a short window teach little more.
         self.per_window = min(-(-QUERIES // len(ids)), max(FEW_QUERIES, ids.shape[1] // 8))

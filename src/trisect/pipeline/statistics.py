@@ -21,6 +21,7 @@ from trisect.calibrate import (
     load_moments,
     save_moments,
 )
+from trisect.calibrate.linearised import sets_of_states
 from trisect.calibrate.moments import Accumulator, recording
 from trisect.calibrate.replay import in_batches
 from trisect.calibrate.streams import last_norm, scale_last_norm
@@ -29,6 +30,7 @@ from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.methods import get_method
+from trisect.methods.experts import REFITS
 from trisect.methods.method import ComponentMethod, Method, Options
 from trisect.models import LayerView, fingerprint, layer_views
 from trisect.models.looking import check_finite
@@ -147,7 +149,16 @@ class Repaired(Statistics):
         self.shared = shared_rotation(run)
         views = layer_views(run.model, own=True)
         self.norm = None if "tail" in run.options.without else last_norm(run.model, views[0].family)
-        self.streams = TwoStreams(run.model, views, run.tokens.ids, seed=run.config.seed, split=True, **run.how_to_run)
+        refits = [layer for number, layer in enumerate(run.shape.layers) if REFITS[0] in run.components(number)]
+        self.streams = TwoStreams(
+            run.model,
+            views,
+            run.tokens.ids,
+            seed=run.config.seed,
+            split=True,
+            more=max(map(sets_of_states, refits), default=0),
+            **run.how_to_run,
+        )
         for view in walk(run.model):
             narrowed = "qk" in run.components(view.index) and self._width(view) != view.shape().qk
             names = method.slot_reads if narrowed and not run.ledger.has(view.index) else frozenset()
