@@ -1,4 +1,4 @@
-"""A stock export through llm-compressor: python examples/quantise_export.py STOCK OUT SCHEME TEXT.
+"""A stock export through llm-compressor: python experiments/quantise_export.py STOCK OUT SCHEME TEXT.
 
 Needs `pip install llmcompressor` in an environment of its own. SCHEME is FP8_DYNAMIC (no text is read), W8A8 or W4A16;
 TEXT is a file like what the model is for. The output is in the compressed-tensors format, which vLLM serves.
