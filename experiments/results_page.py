@@ -57,6 +57,7 @@ def blocks() -> tables.Blocks:
         "results-spread": trust_tables.spread_table,
         "calibration-texts": trust_tables.texts_table,
         "few-tokens": trust_tables.few_table,
+        "accuracy": trust_tables.accuracy_table,
     }
     for module in MODULES:
         made |= module.TABLES

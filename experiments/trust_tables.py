@@ -1,11 +1,11 @@
 """Tables of experiments/trust.py: how far a3+ moves between machines, what calibration texts are worth."""
 
 from collections import defaultdict
-from statistics import geometric_mean
+from statistics import geometric_mean, mean
 
 from tables import Entry, found, provenance, read, table
 
-SPREAD, TEXTS, FEW = "spread.json", "calibration-texts.json", "few-tokens.json"
+SPREAD, TEXTS, FEW, ACCURACY = "spread.json", "calibration-texts.json", "few-tokens.json", "accuracy.json"
 SMOLLM2 = "smollm2-135m"
 UNUSED = ("lambada", "tinystories", "alpaca")
 """Texts that no row is calibrated on."""
@@ -50,6 +50,39 @@ def spread_table() -> str:
     header = ["model", "tokens", "on", "dense", "runs of a3+", "a3+", "most within one seed"]
     header += ["increase, between seeds", "a3"]
     return table(header, lines) + "\n\n" + provenance(rows)
+
+
+def accuracy_table() -> str:
+    """Per model, text and share removed: perplexities, and a3+'s increase as a share of a3's on the same tokens."""
+    if not found(ACCURACY):
+        return ""
+    rows = read(ACCURACY)["rows"]
+    dense = {row["model"]: row["perplexity"] for row in rows if row["method"] == "dense"}
+    cells: dict[tuple[str, str, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in (row for row in rows if row["method"] != "dense"):
+        kind = " ".join(
+            [row["method"], row.get("allocate", ""), *(f"without {name}" for name in row.get("without", ()))]
+        )
+        for text, value in row["perplexity"].items():
+            cells[row["model"], text, row["ratio"]][kind.strip().replace("  ", " ")].append(value)
+    kinds = ["svd-llm", "a3", "a3+ without refit-up", "a3+", "a3+ balanced"]
+    lines = []
+    for (model, text, ratio), values in sorted(cells.items()):
+        before = dense[model][text]
+        paper = values["a3"] and mean(values["a3"]) - before
+        shares = [
+            f"{(mean(values[kind]) - before) / paper:.2f}" if paper and values[kind] else "-" for kind in kinds[3:]
+        ]
+        lines.append(
+            [model, text, f"{ratio:.1%}", f"{before:.2f}", *(_spread(values[kind]) for kind in kinds), *shares]
+        )
+    header = ["model", "text", "removed", "dense", *kinds, "a3+, share of a3's increase", "balanced"]
+    return table(header, lines) + "\n\n" + provenance(rows)
+
+
+def _spread(values: list[float]) -> str:
+    """The value, or lowest to highest of several seeds."""
+    return "-" if not values else _range(dict(enumerate([value] for value in values)))
 
 
 def _value(row: Entry) -> float:

@@ -10,6 +10,7 @@ from trisect.calibrate.replay import States
 from trisect.records.parts import INNER
 from trisect.records.shapes import LayerShape
 from trisect.solve.krylov import Metric, krylov
+from trisect.solve.ridge import products
 from trisect.support.distributed import all_reduce
 
 DIRECTIONS = 8
@@ -49,7 +50,7 @@ class Linearised:
     def pull(self, u: Tensor, x: Tensor, slopes: Tensor) -> Tensor:
         """J^T u, (D, N)."""
         neurons = u @ self.W_down.mT
-        return (x.mT @ (slopes * neurons.repeat(1, slopes.shape[-1] // neurons.shape[-1]))).double()
+        return products(x, slopes * neurons.repeat(1, slopes.shape[-1] // neurons.shape[-1]))
 
     def moments(self) -> dict[str, Tensor]:
         """Directions (K, D, N), and the regressions of what is missing on what they change."""
@@ -89,7 +90,7 @@ class Linearised:
 
     def _metric(self, tokens: float) -> Metric:
         """What J^T J would be of neurons that have nothing to do with each other, nor slopes with inputs."""
-        inputs = self._sum(False, lambda x, s, r: (x.float().mT @ x.float()).double())
+        inputs = self._sum(False, lambda x, s, r: products(x, x))
         slopes = self._sum(False, lambda x, s, r: s.double().square().sum(dim=0))
         sizes = self.W_down.double().square().sum(dim=-1)  # (I,)
         return Metric.damped(inputs / tokens, slopes / tokens * sizes.repeat(len(slopes) // len(sizes)))
