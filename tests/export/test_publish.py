@@ -2,6 +2,7 @@
 
 import csv
 import json
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,11 +51,16 @@ def test_an_arena_entry_is_a_checkpoint_a_manifest_and_a_row(tmp_path: Path) -> 
 class Hub:
     """Takes the calls of huggingface_hub.HfApi down."""
 
+    api = huggingface_hub.HfApi
+
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
     def __getattr__(self, name: str) -> Any:
+        real = signature(getattr(Hub.api, name))
+
         def call(*args: Any, **kwargs: Any) -> Any:
+            real.bind(self, *args, **kwargs)  # the library would take it
             self.calls.append((name, {**dict(enumerate(args)), **kwargs}))
             return SimpleNamespace(repo_id="me/small")
 
@@ -111,6 +117,19 @@ def test_what_is_not_complete_is_not_pushed(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert not hub.calls
+
+
+def test_what_the_hub_says_comes_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The library's own check of names comes before any request."""
+    monkeypatch.setattr(publish, "hub_answers", lambda: True)
+    folder = folder_of("stock", tmp_path / "out")
+    capsys.readouterr()
+    assert main(["push", str(folder), "no/such/name"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: The hub refuses no/such/name:")
+    assert error.count("\n") == 1
 
 
 def test_a_hub_that_cannot_be_reached_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
