@@ -1,7 +1,7 @@
 """A mixture of experts at equal size: narrowing its experts, dropping some, and both.
 
     .venv/bin/python experiments/experts.py                 # every row that is missing
-    .venv/bin/python experiments/experts.py a3+ reap-mlp    # some of them, again
+    .venv/bin/python experiments/experts.py a3+ "a3+, experts only" --device cuda    # some of them, again
 
 stories-moe-22m (Qwen3-MoE, 8 layers, 8 experts, 2 per token), calibrated on 128 windows of 256 tokens of the
 stories behind the first 100, evaluated on those: each with BOS in front, its first 256 tokens. A quarter of the
@@ -61,7 +61,7 @@ def perplexity(model: Any, tokenizer: Any) -> float:
     """Over the tokens of the stories that took no part."""
     loss = count = 0.0
     for story in stories()[:HELD_OUT]:
-        ids = torch.tensor([[BOS, *_ids(tokenizer, story)][:LENGTH]])
+        ids = torch.tensor([[BOS, *_ids(tokenizer, story)][:LENGTH]], device=next(model.parameters()).device)
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
         loss += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").item()
         count += ids.shape[1] - 1
@@ -73,10 +73,10 @@ def _ids(tokenizer: Any, story: str) -> list[int]:
     return found
 
 
-def measure(name: str) -> Entry:
+def measure(name: str, device: str = "cpu") -> Entry:
     """One row."""
     settings = CASES[name]
-    loaded = load_model(str(ASSETS / "models/stories-moe-22m"), dtype="float32", stream="off")
+    loaded = load_model(str(ASSETS / "models/stories-moe-22m"), dtype="float32", device=device, stream="off")
     before = budget_of(shape_of(loaded.model)).linear_parameters
     tokens = tokens_from_tensor(calibration(loaded.tokenizer), "tinystories")
     began, config, notes = time.perf_counter(), None, []
@@ -89,7 +89,7 @@ def measure(name: str) -> Entry:
         {} if config is None else config.to_dict(), seed=0, token_hash=tokens.hash, timings=seconds
     )
     after = budget_of(shape_of(loaded.model)).linear_parameters
-    ids = torch.tensor([[BOS, *_ids(loaded.tokenizer, "Once upon a time")]])
+    ids = torch.tensor([[BOS, *_ids(loaded.tokenizer, "Once upon a time")]], device=device)
     text = loaded.model.generate(ids, max_new_tokens=60, do_sample=False, pad_token_id=0)
     return {
         "name": name,
@@ -140,9 +140,10 @@ TABLES = {"experts": experts_table, "experts-shapes": shapes_table}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     for name in options.cases or [name for name in CASES if name not in known(FILE)]:
-        row = measure(name)
+        row = measure(name, options.device)
         keep_row(FILE, row)
         print(f"{name}: {row['perplexity']:.3f}, {row['removed']:.1%} removed, {row['notes']}", flush=True)
 
