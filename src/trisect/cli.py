@@ -1,5 +1,6 @@
 """The command line: finds the verbs, runs one, and turns bad input into one clear line."""
 
+import errno
 import logging
 import os
 import sys
@@ -10,6 +11,7 @@ from trisect.commands import Interrupted, build_app
 from trisect.commands._options import blame
 from trisect.commands._screen import one_command
 from trisect.errors import TrisectError
+from trisect.support.checks import shown
 from trisect.support.with_transformers import spare_imports
 
 BAD_INPUT = 2
@@ -32,6 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if command.verbose:
                 traceback.print_exc()
             return _fail(str(error), code=BAD_INPUT)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            return _fail(f"The name {shown(error.filename)} is too long; give a shorter one.", code=BAD_INPUT)
         except (Interrupted, KeyboardInterrupt) as error:
             return _fail(f"interrupted: {str(error) or UNTOUCHED}", code=INTERRUPTED)
         except Exception as error:

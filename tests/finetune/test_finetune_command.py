@@ -143,7 +143,7 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(
         (["--data", "FILES/alpaca.json", "--targets", "q,vv"], "Unknown linear map 'vv'"),
         (["--data", "FILES/alpaca.json", "--dtype", "float16"], "--dtype float32"),
         (["--data", "FILES/alpaca.json", "--length", 20], "No response of"),
-        (["--data", "FILES/alpaca.json", "--save-every", 0], "--save-every must be 1 or more"),
+        (["--data", "FILES/alpaca.json", "--save-every", 0], "--save-every"),
         (["--data", "FILES/alpaca.json", "--eval-data", "FILES/alpaca.json"], "is the tuning data"),
         (["--data", "FILES/text.txt", "--length", 100000], "a window needs 100000"),
     ],

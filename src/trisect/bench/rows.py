@@ -135,6 +135,8 @@ GIGA = 1e9
 BEYOND = 1.2
 """Share of the device's peak above which a row cannot be true; peaks themselves are measured, too."""
 
+UNEVEN = 1.5
+
 Columns = Mapping[str, Callable[[Row], str]]
 
 
@@ -209,6 +211,10 @@ def notes_for(rows: Sequence[Row]) -> list[str]:
             f"Faster than this device can be, so noise: {names}. Measure again on a quiet machine, with more "
             "--layers if some were left out."
         )
+    uneven = [r for r in rows if "error" not in r and r["times"]["p90"] > UNEVEN * r["times"]["p50"]]
+    if uneven:
+        names = ", ".join(dict.fromkeys(f"{_model(row['case'])} ({row['case']['phase']})" for row in uneven))
+        notes.append(f"Noisy, one lap in ten took {UNEVEN} times the median or more: {names}.")
     if any("threads" in row["case"]["device"] for row in rows):
         notes.append(
             "On a CPU, compare rows of one run: speed-ups and their limits mean something, absolute times "

@@ -23,6 +23,7 @@ from trisect.support.receipt import build_receipt
 
 ATTENTIONS = ("eager", "sdpa")
 TRACEBACK_LINES = 12
+USUAL_LENGTH = 1024
 NOT_ORIGINAL = ("trisect", "model_type", "architectures", "quantization_config", "transformers_version")
 """What a compressed checkpoint's config has and its original's must not inherit."""
 
@@ -54,6 +55,12 @@ class Sweep:
             raise TrisectError(f"Times are taken on cpu and cuda, not on {self.device!r}.")
         if "graphs" in self.modes and not measure.is_cuda(self.device):
             raise TrisectError("CUDA graphs need a CUDA device: add --device cuda, or leave --graphs out.")
+
+
+def prompt_length(name: str, new: int, *, trust_remote_code: bool) -> int:
+    """1024 tokens, or as many as a model reads before it adds `new` ones."""
+    context = read_shape(name, trust_remote_code=trust_remote_code)[2]["context"]
+    return USUAL_LENGTH if context is None else max(1, min(USUAL_LENGTH, context - new))
 
 
 def cases_of(name: str, variant: Variant, sweep: Sweep) -> Iterator[Case]:

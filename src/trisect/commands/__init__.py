@@ -56,7 +56,7 @@ def command_of(run: Callable[..., None]) -> Callable[..., None]:
             given = _options.without_replaced_goals(context, given)
         typed = dict(given)
         made = {name: build_record(kind, given) for name, kind in records.items()}
-        _options.check_early(typed)
+        _options.check_early(context, typed)
         try:
             run(**made, **given)
         except KeyboardInterrupt as error:

@@ -25,7 +25,7 @@ from trisect.config.settings import CUT, RUNNING, defaults_of, options_of_record
 from trisect.config.verbs import QuantizeConfig, SampleConfig, TuneConfig
 from trisect.errors import TrisectError, unknown_name
 from trisect.support.checks import check_device, read_settings, shown
-from trisect.support.files import check_writable
+from trisect.support.files import check_new_folder, check_writable
 
 
 def option(help: str, metavar: str | None = None, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -39,7 +39,9 @@ def argument(help: str, metavar: str) -> Any:
 
 
 Model = Annotated[str, argument("Hub id, folder, GGUF file, or a name from `trisect ls models`.", "MODEL")]
-OutFolder = Annotated[Path, option("New folder.", "DIR")]
+NEW_FOLDER = "New folder."
+"""By this help it is known that --out must not exist."""
+OutFolder = Annotated[Path, option(NEW_FOLDER, "DIR")]
 Length = Annotated[int | None, option("Tokens per window. (default: 2048, or the model's context)")]
 Dtype = Annotated[
     str | None, option("float32, bfloat16 or float16; the checkpoint's own by default.", "DTYPE", panel=RUNNING)
@@ -224,8 +226,10 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 """What can be refused in a second, by the name of the option and in this order: no torch, no weights, no text read."""
 
 
-def check_early(options: dict[str, Any]) -> None:
+def check_early(context: typer.Context, options: dict[str, Any]) -> None:
     """Refuse a verb's options that name what is not there, before the verb does anything."""
+    if any(entry.name == "out" and entry.help == NEW_FOLDER for entry in context.command.params):
+        check_new_folder(options["out"] or ".new")
     for name, check in CHECKS.items():
         if options.get(name) not in (None, []):
             check(options[name])

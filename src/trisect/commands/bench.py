@@ -27,7 +27,9 @@ def run(
     model: Model,
     phase: Annotated[str, option("Of prefill, decode.", "LIST")] = "prefill,decode",
     batch: Annotated[str, option("Sequences at once, e.g. 1,2,4,8.", "LIST")] = "1",
-    length: Annotated[str, option("Tokens of a prompt, e.g. 1024,2048.", "LIST")] = "1024",
+    length: Annotated[
+        str | None, option("Tokens of a prompt, e.g. 1024,2048. (default: 1024, or what the model reads)", "LIST")
+    ] = None,
     new: Annotated[int, option("Tokens to decode behind the prompt.")] = 128,
     graphs: Annotated[bool, option("Decode by CUDA graphs.")] = False,
     compile: Annotated[bool, option("Run through torch.compile.")] = False,
@@ -49,19 +51,20 @@ def run(
     """Time a model beside the dense one that it was made from, with the limits beside each figure."""
     from trisect.bench.measure import Effort
     from trisect.bench.rows import failures, notes_for, related
-    from trisect.bench.sweep import Sweep, described, time_beside_dense
+    from trisect.bench.sweep import Sweep, described, prompt_length, time_beside_dense
     from trisect.config import parse_align
 
+    how = {"trust_remote_code": trust_remote_code}
     sweep = Sweep(
         phases=_names(phase),
         batches=_numbers(batch, "--batch"),
-        lengths=_numbers(length, "--length"),
+        lengths=(prompt_length(model, new, **how),) if length is None else _numbers(length, "--length"),
         new=new,
         modes=("plain",) if not (graphs or compile) else ("graphs",) * graphs + ("compile",) * compile,
         device=device,
         dtype=dtype or ("bfloat16" if device.startswith("cuda") else "float32"),
     )
-    effort, how = Effort(repeats=repeats, steps=steps, seed=seed), {"trust_remote_code": trust_remote_code}
+    effort = Effort(repeats=repeats, steps=steps, seed=seed)
     if latency_table is not None:
         _time_components(model, sweep, latency_table, align=parse_align(align), repeats=repeats, **how)
         return

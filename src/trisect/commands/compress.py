@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, option
+from trisect.commands._options import NEW_FOLDER, CurvesFile, Json, LoadOptions, Model, option
 from trisect.commands.plan import plan
 from trisect.config import CompressConfig
 from trisect.config.settings import CUT, RUNNING
@@ -35,7 +35,7 @@ def run(
     model: Model,
     settings: CompressConfig,
     loading: LoadOptions,
-    out: Annotated[Path | None, option("New folder.", "DIR")] = None,
+    out: Annotated[Path | None, option(NEW_FOLDER, "DIR")] = None,
     stream: Annotated[
         str, option("Read layers one at a time; auto: where memory is short.", "auto|on|off", panel=RUNNING)
     ] = "auto",

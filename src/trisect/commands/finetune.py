@@ -30,7 +30,7 @@ def run(
     out: OutFolder,
     settings: TuneConfig,
     loading: LoadOptions,
-    save_every: Annotated[int, option("Steps between two savings of the run's state.")] = 50,
+    save_every: Annotated[int, option("Steps between two savings of the run's state.", min=1)] = 50,
     fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
     eval_data: Annotated[
         list[str] | None, option("Held-out text or instructions, measured before and after.", "NAME|FILE")
@@ -43,10 +43,12 @@ def run(
     if find_spec("peft") is None:
         raise TrisectError("Tuning needs peft: pip install 'trisect[finetune]'.")
     from trisect.finetune import Stopped, finetune, load_examples
-    from trisect.finetune.training import extended, load_held_out, measure, save_tuned
+    from trisect.finetune.training import extended, load_held_out, measure, save_tuned, state_path
     from trisect.support.receipt import read_receipt
 
-    state, receipt = _checked_state(out, fresh=fresh, save_every=save_every), read_receipt(model)
+    state, receipt = state_path(out), read_receipt(model)
+    if fresh:
+        state.unlink(missing_ok=True)
     loaded = screen.load(model, loading)
     examples = load_examples(data, loaded.tokenizer, length=settings.length, loss=settings.loss)
     cut: dict[str, Any] = {"length": eval_length, "windows": eval_windows, "loss": settings.loss, "tuned_on": data}
@@ -75,20 +77,6 @@ def run(
     screen.keep_measurement(json, {"out": str(out), **entry})
     name = screen.quoted(out)
     screen.say_next(f"trisect eval {name}", f"trisect export {name} -o OUT")
-
-
-def _checked_state(out: Path, *, fresh: bool, save_every: int) -> Path:
-    """The file of the run's state; everything about outputs that can be refused is refused here."""
-    from trisect.finetune.training import state_path
-    from trisect.support.files import check_new_folder
-
-    if save_every < 1:
-        raise TrisectError(f"--save-every must be 1 or more, not {save_every}.")
-    check_new_folder(out)
-    state = state_path(out)
-    if fresh:
-        state.unlink(missing_ok=True)
-    return state
 
 
 def _show(tuned: "Tuned", examples: "Examples", held_out: list[dict[str, Any]]) -> None:

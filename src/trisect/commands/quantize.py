@@ -38,9 +38,7 @@ def run(
     from trisect.models import fingerprint, save_model
     from trisect.quantize import count_bits, quantize_model
     from trisect.quantize.weights import require
-    from trisect.support.files import check_new_folder
 
-    check_new_folder(out)
     require(settings.backend)
     loaded = screen.load(model, loading, own_dtype=True)  # scales and zeros are saved in what weights are loaded in
     tokens = None

@@ -18,12 +18,14 @@ from trisect.calibrate.replay import TOKENS_PER_BATCH
 from trisect.calibrate.texts import Prepared, held_out_texts, prepare, usual_length
 from trisect.config import CompressConfig, Increase
 from trisect.data import Tokens, load_tokens
-from trisect.errors import TrisectError
+from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
 from trisect.methods.method import check_parts
 from trisect.models import Loaded, load_model, read_shape, save_model, shape_of
-from trisect.models.checkpoint import WORKING
+from trisect.models.checkpoint import WORKING, fetched
+from trisect.models.source import check_weights, resolve
+from trisect.models.streamed import STREAM
 from trisect.pipeline import run as flow
 from trisect.pipeline.loss_curves import curves_for
 from trisect.pipeline.run import Compressed, check_model, compress, compress_within
@@ -108,9 +110,11 @@ def refuse_early(job: Job) -> None:
         raise TrisectError(
             "--max-ppl-increase is measured on calibration windows, which moments do not hold; leave --moments out."
         )
+    check_names("way to stream", [job.load_options.get("stream", "off")], STREAM)
     if not isinstance(job.model, str):
         return
     shape, _, info = read_shape(job.model, trust_remote_code=job.load_options.get("trust_remote_code", False))
+    check_weights(resolve(fetched(job.model)))
     length, context = config.calibration.length, info["context"]
     if context is not None and length is not None and length > context:
         raise TrisectError(
