@@ -7,6 +7,7 @@ exit code. Importing takes seconds, and the settings of the hub's libraries are 
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -15,6 +16,8 @@ from typing import Any, NoReturn
 
 HERE = ("127.0.0.1", "localhost", None)
 FIRST = ("torch", "datasets", "trisect.models", "trisect.pipeline.job", "transformers.models.llama.modeling_llama")
+PATIENCE = 300
+"""Seconds until a command that hangs is ended."""
 _look_up, _sleep = socket.getaddrinfo, time.sleep
 
 
@@ -30,6 +33,7 @@ def carry_out(words: list[str], folder: str, stdout: str, stderr: str) -> NoRetu
     from trisect.cli import main
 
     code = 1
+    signal.alarm(PATIENCE)
     try:
         for number, path in enumerate((os.devnull, stdout, stderr)):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)

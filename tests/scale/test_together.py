@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     places = [(rank, 2, port, folder, METHODS) for rank in range(2)]
-    processes = [context.Process(target=take_part, args=place) for place in places]
+    processes = [context.Process(target=take_part, args=place, daemon=True) for place in places]
     for process in processes:
         process.start()
     for process in processes:

@@ -25,12 +25,16 @@ def register_with_transformers() -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Finds what the other finders find, and acts when two of those modules have been executed."""
+    """Finds what the other finders find, and acts when one of those modules has been executed."""
+
+    depth = 0
+    """Modules of ours about models that are being imported, one inside the other: not to be imported again."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in (TRANSFORMERS, MODELS):
+        ours = fullname.startswith("trisect.models.")
+        if not ours and fullname != TRANSFORMERS:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(fullname, path, target) for finder in others)
@@ -40,7 +44,11 @@ class _Watch(MetaPathFinder):
             execute = loader.exec_module
 
             def execute_and_act(module: ModuleType) -> None:
-                execute(module)
+                _Watch.depth += ours
+                try:
+                    execute(module)
+                finally:
+                    _Watch.depth -= ours
                 _act(fullname)
 
             loader.exec_module = execute_and_act  # type: ignore[method-assign]
@@ -68,7 +76,7 @@ def _act(name: str) -> None:
             setattr(sys.modules["transformers.utils"], test, lambda: False)
     elif name == MODELS:
         sys.modules[MODELS].register_families()
-    elif MODELS not in sys.modules:  # else it is being imported, and what asked for transformers
+    elif TRANSFORMERS in sys.modules and MODELS not in sys.modules and not _Watch.depth:
         import_module(MODELS)
 
 
