@@ -82,6 +82,7 @@ assert callable(compress) and callable(load) and CompressConfig(ratio=0.5).ratio
         ("register", "house.models"),
         ("register", "house.models", "library"),
         ("register", "library", "register", "house.models"),
+        ("register", "house.view"),
     ],
 )
 def test_registering_happens_once_in_every_order_of_imports(
@@ -91,8 +92,9 @@ def test_registering_happens_once_in_every_order_of_imports(
     (tmp_path / "house" / "__init__.py").write_text("")
     (tmp_path / "library.py").write_text("known = []\n")
     (tmp_path / "house" / "models.py").write_text(
-        "import library\ndef register_families():\n    library.known.append('narrow')\n"
+        "from house.view import ready, library\ndef register_families():\n    library.known.append('narrow')\n"
     )
+    (tmp_path / "house" / "view.py").write_text("import library\nready = True\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [entry for entry in sys.meta_path if not _watches(entry)])
     monkeypatch.setattr(_register, "TRANSFORMERS", "library")
@@ -102,7 +104,7 @@ def test_registering_happens_once_in_every_order_of_imports(
             _register.register_with_transformers() if step == "register" else import_module(step)
         assert sys.modules["library"].known == ["narrow"]
     finally:
-        for name in ("library", "house", "house.models"):
+        for name in ("library", "house", "house.models", "house.view"):
             sys.modules.pop(name, None)
 
 

@@ -33,7 +33,7 @@ class _Watch(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        ours = fullname.startswith("trisect.models.")
+        ours = fullname.startswith(MODELS.rpartition(".")[0] + ".")
         if not ours and fullname != TRANSFORMERS:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
