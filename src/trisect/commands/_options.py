@@ -228,7 +228,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 
 def check_early(context: typer.Context, options: dict[str, Any]) -> None:
     """Refuse a verb's options that name what is not there, before the verb does anything."""
-    if any(entry.name == "out" and entry.help == NEW_FOLDER for entry in context.command.params):
+    if any(entry.name == "out" and getattr(entry, "help", None) == NEW_FOLDER for entry in context.command.params):
         check_new_folder(options["out"] or ".new")
     for name, check in CHECKS.items():
         if options.get(name) not in (None, []):
