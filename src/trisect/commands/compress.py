@@ -39,8 +39,10 @@ def run(
     stream: Annotated[
         str, option("Read layers one at a time; auto: where memory is short.", "auto|on|off", panel=RUNNING)
     ] = "auto",
-    fast: Annotated[bool, option("The paper's method, a3: a third of the time, less accurate.", panel=CUT)] = False,
-    best: Annotated[bool, option("Widths by loss curves (--allocate balanced): slower, best.", panel=CUT)] = False,
+    fast: Annotated[bool, option("The paper's method, a3: faster, less accurate.", panel=CUT)] = False,
+    best: Annotated[
+        bool, option("Widths by loss curves (--allocate balanced): slower, more accurate.", panel=CUT)
+    ] = False,
     fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
     curves: CurvesFile = None,
     moments: Annotated[Path | None, option("Moments from `trisect calibrate`.", "FILE")] = None,
