@@ -53,7 +53,7 @@ def main() -> None:
 def told_of(line: str) -> dict[str, Any]:
     """What a line is answered with, and the seconds of computing until then."""
     seconds, done = seconds_of([sys.executable, "-m", "trisect", *shlex.split(line)])
-    said = done.stderr.strip().replace(f"{Path.cwd()}/", "")
+    said = done.stderr.strip().replace(f"{Path.cwd()}/", "").replace(str(Path.cwd()), "here")
     if done.returncode != 2 or not said.startswith("error: ") or "\n" in said:
         sys.exit(f"trisect {line}: code {done.returncode}\n{said}")
     return {"line": line, "seconds": round(seconds, 2), "said": said.removeprefix("error: ")}
