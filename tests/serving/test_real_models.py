@@ -1,0 +1,35 @@
+"""The table of real models: same texts and log-probabilities as transformers, and the room in a GiB of cache."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers
+from engines import WHY, asked, engine, expected, largest_difference, tokens_per_gib
+
+pytest.importorskip("vllm", reason=WHY)
+
+TEXTS = ("Once upon a time, there was a little girl named", "The dog ran to the", "One day")
+NEW = 24
+ROUNDING = 2e-4
+CASES = ("stories15m", "stories15m/balanced", "stories-moe-22m", "SmolLM2", "gemma-3-270m")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_real_model_writes_the_same_in_vllm_and_leaves_more_room(
+    name: str, real: Callable[[str], tuple[Path, Path]]
+) -> None:
+    dense, small = real(name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(small)
+    start = [tokenizer.bos_token_id] if "gemma" in name else []
+    prompts = [start + tokenizer(text)["input_ids"][-20:] for text in TEXTS]
+    model = transformers.AutoModelForCausalLM.from_pretrained(small, dtype="float32")
+    wanted = expected(model, prompts, new=NEW)
+    with engine(small) as llm:
+        found, room = asked(llm, prompts, new=NEW), tokens_per_gib(llm)
+    with engine(dense) as llm:
+        dense_room = tokens_per_gib(llm)
+    off = largest_difference(found, wanted)
+    print(f"\n| {name} | {len(prompts)}/{len(prompts)} | {off:.1e} | {room:,} ({dense_room:,}) |")
+    assert off < ROUNDING
+    assert room > dense_room
