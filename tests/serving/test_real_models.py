@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import transformers
 from engines import WHY, asked, engine, expected, largest_difference, tokens_per_gib
+
+from trisect.models import load_model
 
 pytest.importorskip("vllm", reason=WHY)
 
@@ -20,11 +21,9 @@ def test_a_real_model_writes_the_same_in_vllm_and_leaves_more_room(
     name: str, real: Callable[[str], tuple[Path, Path]]
 ) -> None:
     dense, small = real(name)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(small)
-    start = [tokenizer.bos_token_id] if "gemma" in name else []
-    prompts = [start + tokenizer(text)["input_ids"][-20:] for text in TEXTS]
-    model = transformers.AutoModelForCausalLM.from_pretrained(small, dtype="float32")
-    wanted = expected(model, prompts, new=NEW)
+    loaded = load_model(str(small), dtype="float32")
+    prompts = [loaded.tokenizer(text)["input_ids"] for text in TEXTS]
+    wanted = expected(loaded.model, prompts, new=NEW)
     with engine(small) as llm:
         found, room = asked(llm, prompts, new=NEW), tokens_per_gib(llm)
     with engine(dense) as llm:
