@@ -91,6 +91,8 @@ CANNOT: dict[str, dict[str, str]] = {
     },
 }
 """Tiny models that an engine refuses, and with what words."""
+DEAF = {("mlx", "gemma--model-rates"), ("mlx", "gemma2--model-rates")}
+"""Where an engine loads a model and computes something else: the export says so in a note."""
 ROUNDED = {("mlx", "gemma3_six"): 1e-3}
 """Where an engine computes in fewer bits: MLX-LM rounds the scale of Gemma 3's embeddings to bfloat16."""
 pytestmark = pytest.mark.skipif(
@@ -147,6 +149,9 @@ def test_the_engine_computes_the_same(engine: str, exported: tuple[Path, Any, An
         seen = INSIDE if engine == "mlx" and getattr(native.config, "sliding_window", None) else None
         apart = (found[name] - expected)[:, :seen].abs().max() / expected.abs().max()
         print(f"{engine}: {name} {apart:.1e}")
+        if (engine, name) in DEAF:
+            assert apart > 0.01, f"{engine} has learnt to turn {name}: take its note out"
+            continue
         assert apart < ROUNDED.get((engine, family), 1e-5), name
         text = tokenizers[name](TEXT, return_tensors="pt", return_token_type_ids=False)
         assert torch.equal(found[f"{name}.text"], text.input_ids[0]), name

@@ -42,6 +42,7 @@ CASES = [
     ("qwen3", "whole-qk"),
     ("smollm3", "whole-qk"),
     *((name, "whole-qk") for name in ("gemma3", "gemma2", "olmo2", "olmo3", "exaone4", "hunyuan", "seed_oss")),
+    *((name, "model-rates") for name in ("gemma", "gemma2", "seed_oss")),
     ("granite", "model-rates"),
     ("mixtral", "model-rates"),
     ("mixtral", "some-layers"),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,19 +76,21 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     return made
 
 
-def folder_of(kind: str, out: Path) -> Path:
-    native = compressed("llama-gqa", "model-rates")
-    if kind == "native":
-        return save_model(native, pieces(), out, receipt={})
-    return export_hf(native, pieces(), out, dtype=torch.float32).path
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A native folder and a stock one, for all tests: those that damage one copy it."""
+    home, native = tmp_path_factory.mktemp("folders"), compressed("llama-gqa", "model-rates")
+    save_model(native, pieces(), home / "native", receipt={})
+    export_hf(native, pieces(), home / "stock", dtype=torch.float32)
+    return home
 
 
 @pytest.mark.parametrize("kind", ["native", "stock"])
 @pytest.mark.parametrize("public", [False, True])
 def test_push_is_private_unless_asked_and_its_card_names_the_repository(
-    kind: str, public: bool, tmp_path: Path, hub: Hub
+    kind: str, public: bool, folders: Path, hub: Hub
 ) -> None:
-    folder = folder_of(kind, tmp_path / "out")
+    folder = folders / kind
     assert main(["push", str(folder), "small", *(["--public"] if public else [])]) == 0
     calls = dict(hub.calls)
     assert calls["create_repo"] == {0: "small", "private": not public, "exist_ok": True}
@@ -108,11 +111,10 @@ def test_push_is_private_unless_asked_and_its_card_names_the_repository(
     ],
 )
 def test_what_is_not_complete_is_not_pushed(
-    kind: str, lost: str, tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+    kind: str, lost: str, folders: Path, tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = folder_of(kind, tmp_path / "out")
+    folder = shutil.copytree(folders / kind, tmp_path / "out")
     (folder / lost).unlink()
-    capsys.readouterr()
     assert main(["push", str(folder), "small"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -120,18 +122,19 @@ def test_what_is_not_complete_is_not_pushed(
 
 
 def test_what_the_hub_says_comes_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The library's own check of names comes before any request."""
     monkeypatch.setattr(publish, "hub_answers", lambda: True)
-    folder = folder_of("stock", tmp_path / "out")
-    capsys.readouterr()
-    assert main(["push", str(folder), "no/such/name"]) == 2
+    assert main(["push", str(folders / "stock"), "no/such/name"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: The hub refuses no/such/name:")
     assert error.count("\n") == 1
 
 
-def test_a_hub_that_cannot_be_reached_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["push", str(folder_of("stock", tmp_path / "out")), "small"]) == 2
+def test_a_hub_that_cannot_be_reached_is_said(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(publish, "hub_answers", lambda: False)
+    assert main(["push", str(folders / "stock"), "small"]) == 2
     assert "cannot be reached" in capsys.readouterr().err

@@ -165,10 +165,11 @@ KERNELS = {
 """The head widths that common engines have kernels for."""
 COMPUTED = {"qwen2": "vLLM works", **dict.fromkeys(("qwen2_moe", "granitemoe"), "vLLM and transformers 4 work")}
 """Architectures whose head width not everybody reads from the config."""
-MLX = (
-    "llama mistral ministral3 qwen3 qwen3_moe smollm3 gemma2 gemma3_text olmo2 olmo3 hunyuan_v1_dense seed_oss".split()
-)
-"""Architectures that MLX-LM loads with any head width; tests/export/test_elsewhere.py has run them."""
+MLX = ("llama", "mistral", "ministral3", "seed_oss")
+MLX_WHOLE = "qwen3 qwen3_moe smollm3 gemma2 gemma3_text olmo2 olmo3 hunyuan_v1_dense".split()
+"""Architectures that MLX-LM runs with frequencies of their own, or with the source's (tests/export/test_elsewhere.py)."""
+DEAF = ("gemma", "gemma2")
+"""Those that it loads but turns at other rates than are listed."""
 
 
 def _computed(stock: Stock, config: Any) -> bool:
@@ -179,8 +180,10 @@ def _computed(stock: Stock, config: Any) -> bool:
 def _engines(stock: Stock, config: Any) -> dict[str, bool]:
     """Which engines load the export, by the fields of `Exported`."""
     computed, kind = _computed(stock, config), config.model_type
-    four = kind != "ministral3" and not (computed and "transformers 4" in COMPUTED[kind])
-    return {"transformers_4": four, "vllm": not computed, "mlx": kind in MLX}
+    # Gemma 2's scores are bounded in transformers 4 only where eager attention is asked for.
+    four = kind not in ("ministral3", "gemma2") and not (computed and "transformers 4" in COMPUTED[kind])
+    mlx = kind in MLX or (kind in MLX_WHOLE and stock.rates is None)
+    return {"transformers_4": four, "vllm": not computed, "mlx": mlx}
 
 
 def _notes(stock: Stock, config: Any) -> tuple[str, ...]:
@@ -195,6 +198,8 @@ def _notes(stock: Stock, config: Any) -> tuple[str, ...]:
             f"{COMPUTED[config.model_type]} the head width of {config.model_type} out from the hidden size and "
             "cannot load this one: transformers 5 can, or compress with --parts ov,mlp"
         )
+    if config.model_type in DEAF and stock.rates is not None:
+        notes.append("MLX-LM would load it and compute something else: it ignores the listed frequencies of Gemma")
     return (*notes, *padding_notes(stock))
 
 
