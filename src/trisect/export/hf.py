@@ -167,7 +167,7 @@ COMPUTED = {"qwen2": "vLLM works", **dict.fromkeys(("qwen2_moe", "granitemoe"), 
 """Architectures whose head width not everybody reads from the config."""
 MLX = ("llama", "mistral", "ministral3", "seed_oss")
 MLX_WHOLE = "qwen3 qwen3_moe smollm3 gemma2 gemma3_text olmo2 olmo3 hunyuan_v1_dense".split()
-"""Architectures that MLX-LM runs with frequencies of their own, or with the source's (tests/export/test_elsewhere.py)."""
+"""Architectures that MLX-LM runs with frequencies of their own, or with the source's; test_elsewhere.py ran them."""
 DEAF = ("gemma", "gemma2")
 """Those that it loads but turns at other rates than are listed."""
 
