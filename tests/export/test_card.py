@@ -99,6 +99,7 @@ def test_the_plugin_for_vllm_is_named_where_it_serves_the_family(name: str, serv
         ("ministral3", {"vllm serve", "mlx_lm"}),
         ("qwen2_moe", set()),
         ("gemma2", {"vllm serve"}),
+        ("gpt_oss-unbiased", {"4.57"}),
     ],
 )
 def test_an_export_names_the_engines_that_load_it(name: str, engines: set[str], tmp_path: Path) -> None:

@@ -183,7 +183,8 @@ def _engines(stock: Stock, config: Any) -> dict[str, bool]:
     # Gemma 2's scores are bounded in transformers 4 only where eager attention is asked for.
     four = kind not in ("ministral3", "gemma2") and not (computed and "transformers 4" in COMPUTED[kind])
     mlx = kind in MLX or (kind in MLX_WHOLE and stock.rates is None)
-    return {"transformers_4": four, "vllm": not computed, "mlx": mlx}
+    only_yarn = kind == "gpt_oss" and stock.rates is not None  # vLLM's gpt-oss takes every rotation for yarn
+    return {"transformers_4": four, "vllm": not computed and not only_yarn, "mlx": mlx}
 
 
 def _notes(stock: Stock, config: Any) -> tuple[str, ...]:
