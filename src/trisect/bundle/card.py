@@ -17,7 +17,6 @@ NOT_IN_VLLM = {
     "falcon_h1": _ONE_CACHE,
     "granitemoehybrid": _ONE_CACHE,
     "lfm2": _ONE_CACHE,
-    "gemma4_text": "its layers differ in head width and are told something of the text, which was not tried there",
     "llama4_text": "vLLM's transformers backend would replace its router by a plain linear map",
     "nemotron_h": _ONE_CACHE,
     "qwen3_next": _ONE_CACHE,
