@@ -150,7 +150,8 @@ def test_ls_families_says_what_each_supports() -> None:
     assert rows["llama"] == ["pairs, folds", "yes", "yes", "no", "yes", "yes", "plugin"]
     assert rows["gemma3_text"] == ["pairs", "yes", "yes", "no", "yes, QK whole", "yes, QK whole", "plugin"]
     assert rows["gpt2"] == ["SVD", "yes", "yes", "no", "no", "no", "plugin"]
-    assert rows["gemma4_text"] == ["pairs", "whole behind a norm", "yes", "yes", "no", "no", "no"]
+    assert rows["gemma4_text"] == ["pairs", "whole behind a norm", "yes", "yes", "no", "no", "plugin"]
+    assert rows["llama4_text"] == ["pairs", "yes", "yes", "yes", "no", "no", "no"]
 
 
 @pytest.mark.parametrize(
