@@ -153,7 +153,7 @@ def headline_table() -> str:
         return ""
     dense = next(row for row in read(TEXTS)["rows"] if row["method"] == "dense")["perplexity"]["wikitext-2"]
     lines = [["dense", f"{dense:.1f}"]]
-    for method, name in (("a3+", "a3+"), ("a3", "a3, the paper")):
+    for method, name in (("a3+", "a3+ `--without refit-up`"), ("a3", "a3, the paper")):
         seeds: dict[int, list[float]] = {}
         for row in read(SPREAD)["rows"]:
             if (row["model"], row["method"], row["device"]) == (SMOLLM2, method, "cuda"):

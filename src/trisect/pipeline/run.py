@@ -37,7 +37,7 @@ from trisect.support.receipt import build_receipt
 
 log = logging.getLogger(__name__)
 
-REFIT_TOKENS = 4
+REFIT_TOKENS = 5
 """Calibration tokens for each neuron below which W_up and W_gate are left as they are."""
 
 
