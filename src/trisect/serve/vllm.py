@@ -83,8 +83,12 @@ class Narrow:
         for view in self.views():
             module: Any = view.attention_module
             stacked |= self.split_heads(module, names[id(module)])
-        with self._own_experts():
-            super().recursive_replace()  # type: ignore[misc]
+        if any(view.experts is not None for view in self.views()):
+            with self._own_experts():
+                super().recursive_replace()  # type: ignore[misc]
+        else:  # one of a family with experts may have none
+            self.num_moe_layers = 0
+            TransformersForCausalLM.recursive_replace(self)
         self.hf_to_vllm_mapper |= WeightsMapper(
             orig_to_new_stacked=stacked, orig_to_new_prefix={"embed_out.": "lm_head."}
         )
