@@ -49,8 +49,8 @@ class CompressedModel(nn.Module):
         _check_engine(config)
         _narrow(self, config.trisect)
         make_room(self, config.trisect.get("quantization"))
-        if "quantization" in config.trisect and config.model_type == f"{PREFIX}gpt2":
-            # The stock class would look for the weights that were packed, to fill them.
+        if config.model_type == f"{PREFIX}gpt2":
+            # The stock class looks for weights of maps that may be packed or factored, to fill them.
             self.is_custom_code = lambda: True  # type: ignore[method-assign]
 
     @classmethod
