@@ -4,6 +4,7 @@
 makes every layer as narrow as the config says before weights are loaded.
 """
 
+import sys
 from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
@@ -112,6 +113,8 @@ def _register(name: str) -> None:
     model = compressed_class(name)
     transformers.AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
     transformers.AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
+    # `transformers serve` looks for what config.json names in the module; its own imports may have made it anew.
+    setattr(sys.modules["transformers"], model.__name__, model)
     if model.config_class.__base__ in transformers.MODEL_MAPPING:
         transformers.AutoModel.register(model.config_class, headless_class(name), exist_ok=True)
 

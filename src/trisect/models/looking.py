@@ -106,7 +106,7 @@ def probe_of(model: Any) -> dict[str, Any]:
     config = model.config.get_text_config()
     ids = torch.randint(config.vocab_size, (1, PROMPT), generator=torch.Generator().manual_seed(0))
     start = getattr(config, "bos_token_id", None)
-    ids[0, 0] = start if isinstance(start, int) else ids[0, 0]
+    ids[0, 0] = start if isinstance(start, int) and start < config.vocab_size else ids[0, 0]
     embedding = model.get_input_embeddings().weight
     ids = ids.to(embedding.device)
     with training_flags_kept(model):
