@@ -230,8 +230,9 @@ def check_early(context: typer.Context, options: dict[str, Any]) -> None:
     """Refuse a verb's options that name what is not there, before the verb does anything."""
     if any(entry.name == "out" and getattr(entry, "help", None) == NEW_FOLDER for entry in context.command.params):
         check_new_folder(options["out"] or ".new")
+    own = {"dtype"} if "to" in options else set()  # export has the dtypes of its formats, and refuses others itself
     for name, check in CHECKS.items():
-        if options.get(name) not in (None, []):
+        if name not in own and options.get(name) not in (None, []):
             check(options[name])
 
 
