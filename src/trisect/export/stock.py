@@ -55,7 +55,13 @@ def no_stock_form(family: Family) -> str | None:
 
 def check_exportable(model: Any) -> None:
     """Refuse, with the reason, what no stock architecture can hold: before anything is computed."""
-    family = family_of(model)
+    check_family(family_of(model))
+    for view in layer_views(model):
+        _check_layer(view)
+
+
+def check_family(family: Family, parts: tuple[str, ...] = ()) -> None:
+    """Refuse a family that no stock architecture can hold, with these parts cut."""
     reason = no_stock_form(family)
     if reason is not None:
         known = [name for name, record in FAMILIES.items() if no_stock_form(record) is None]
@@ -63,15 +69,14 @@ def check_exportable(model: Any) -> None:
             f"A compressed {family.name} model has no stock form: {reason}. What can be exported is "
             f"{', '.join(known)}; load this folder itself, with `import trisect` and AutoModelForCausalLM."
         )
-    for view in layer_views(model):
-        _check_layer(view)
+    if "qk" in parts and family.norms is not None:
+        raise _norm_refusal(family.name)
 
 
 def check_portable(model: Any, parts: tuple[str, ...]) -> None:
     """Refuse a cut of these parts whose result could not be exported."""
+    check_family(family_of(model), parts)
     check_exportable(model)
-    if "qk" in parts and family_of(model).norms is not None:
-        raise _norm_refusal(family_of(model).name)
 
 
 def _check_layer(view: LayerView) -> None:

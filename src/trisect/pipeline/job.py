@@ -22,7 +22,7 @@ from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
 from trisect.methods.method import check_parts
-from trisect.models import Loaded, load_model, read_shape, save_model, shape_of
+from trisect.models import FAMILIES, Loaded, load_model, read_shape, save_model, shape_of
 from trisect.models.checkpoint import WORKING, fetched
 from trisect.models.source import check_weights, resolve
 from trisect.models.streamed import STREAM
@@ -114,6 +114,10 @@ def refuse_early(job: Job) -> None:
     if not isinstance(job.model, str):
         return
     shape, _, info = read_shape(job.model, trust_remote_code=job.load_options.get("trust_remote_code", False))
+    if config.portable and info["family"] in FAMILIES:
+        from trisect.export.stock import check_family
+
+        check_family(FAMILIES[info["family"]], config.parts)
     check_weights(resolve(fetched(job.model)))
     length, context = config.calibration.length, info["context"]
     if context is not None and length is not None and length > context:
