@@ -169,7 +169,7 @@ def test_the_table_and_the_receipt_have_a_row_for_each_text(
     told = ["--ratio", 0.25, "--method", "a3", "--align", "none", "--length", 32, "--quiet"]
     assert run("compress", folder, "-o", out, *names, *told, "--json", tmp_path / "r.json") == 0
     said = capsys.readouterr().out
-    assert said.startswith("Calibrating on fox.txt and dog.txt: ")
+    assert "\nCalibrating on fox.txt and dog.txt: " in f"\n{said}"
     rows = ["held-out fox.txt", "held-out dog.txt", "builtin"]
     for row in rows:
         assert f"perplexity, {row} (8 x 32)" in said

@@ -50,5 +50,5 @@ def test_the_command_prints_a_table_and_writes_scores_beside_perplexity(
 def test_a_bad_command_fails_before_a_model_is_loaded(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["eval", "no-such-model", *arguments]) == 2
+    assert main(["eval", "org/no-such-model", *arguments]) == 2
     assert message in capsys.readouterr().err
