@@ -136,5 +136,5 @@ def test_perplexity_and_tasks_are_the_same_by_both_backends(
         found.append(json.loads(file.read_text()))
     assert found[1]["backend"] == "vllm"
     assert found[1]["perplexity"] == pytest.approx(found[0]["perplexity"], rel=1e-4)
-    values = [[score["value"] for score in each["tasks"]["scores"]] for each in found]
+    values = [{task: score["value"] for task, score in each["tasks"]["scores"].items()} for each in found]
     assert values[0] == values[1]

@@ -3,13 +3,14 @@
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from trisect.data.read import replaced
 from trisect.errors import TrisectError
 
 HOST = "127.0.0.1"
@@ -60,15 +61,9 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def serve(command: Sequence[str]) -> None:
-    """Run a server until it ends or is interrupted."""
-    process = subprocess.Popen(command)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # it got the same signal
-        raise
-    if code:
-        raise TrisectError(f"The server ended with code {code}; its own lines above say why.")
+    """Become the server: whatever ends this process ends it."""
+    sys.stdout.flush()
+    os.execv(command[0], list(command))
 
 
 class Engine:
@@ -82,7 +77,11 @@ class Engine:
         os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # by that one token
         settings: dict[str, Any] = {"dtype": dtype or "auto", "max_model_len": length + 1}
         if tasks:
-            from lm_eval.models.vllm_causallms import VLLM
+            import vllm
+
+            real = metadata.version  # lm-eval asks for a package of that name, which the build for CPUs is not
+            with replaced((metadata, "version", lambda name: vllm.__version__ if name == "vllm" else real(name))):
+                from lm_eval.models.vllm_causallms import VLLM
 
             self.lm: Any = VLLM(pretrained=model, **settings)
             self.lm._max_length, self.llm = length, self.lm.model

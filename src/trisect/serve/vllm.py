@@ -22,6 +22,8 @@ from vllm.v1.attention.selector import get_attn_backend
 from trisect.errors import TrisectError
 from trisect.models.attention import Attention
 from trisect.models.families import family_for
+from trisect.models.linear import FactoredLinear, SplitLinear
+from trisect.models.owned import mixed_class
 from trisect.models.rotary import HeadNorm
 from trisect.models.view import LayerView, layer_views
 from trisect.serve import check_served
@@ -34,6 +36,10 @@ WIDEST = 512
 EXPERT_STEP = 32
 """vLLM's experts on CPUs have widths in multiples of this."""
 MERGED = "qkv_merged"
+
+
+class Apart(nn.Module):
+    """Mixed into modules with factored maps: vLLM asks one module of a class which products it may fuse."""
 
 
 class Narrow:
@@ -83,6 +89,10 @@ class Narrow:
         for view in self.views():
             module: Any = view.attention_module
             stacked |= self.split_heads(module, names[id(module)])
+        for module in self.model.modules():
+            if any(isinstance(child, FactoredLinear | SplitLinear) for child in module.children()):
+                stock: Any = type(module)
+                module.__class__ = mixed_class("Factored", Apart, stock)
         if any(view.experts is not None for view in self.views()):
             with self._own_experts():
                 super().recursive_replace()  # type: ignore[misc]
