@@ -76,9 +76,10 @@ class Engine:
             )
         os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # by that one token
         settings: dict[str, Any] = {"dtype": dtype or "auto", "max_model_len": length + 1}
-        if tasks:
-            import vllm
+        import vllm
+        from vllm import LLM  # also finds out what machine this is, by names of packages
 
+        if tasks:
             real = metadata.version  # lm-eval asks for a package of that name, which the build for CPUs is not
             with replaced((metadata, "version", lambda name: vllm.__version__ if name == "vllm" else real(name))):
                 from lm_eval.models.vllm_causallms import VLLM
@@ -86,8 +87,6 @@ class Engine:
             self.lm: Any = VLLM(pretrained=model, **settings)
             self.lm._max_length, self.llm = length, self.lm.model
         else:
-            from vllm import LLM
-
             self.lm, self.llm = None, LLM(model=model, **settings)
 
     def losses(self, ids: Any) -> Any:
