@@ -65,8 +65,19 @@ def weights(streams: TwoStreams, view: LayerView) -> Tensor:
     return torch.cat([streams._weight(view, n, "down").flatten() for n in fits])
 
 
+def missing(streams: TwoStreams, view: LayerView) -> Tensor:
+    """What the MLP would have to put out more, so that the layer's output is the dense model's."""
+    gaps = []
+    with torch.no_grad():
+        for number, states in enumerate(streams.narrow.hidden):
+            if not streams.windows.held(number):
+                gap = streams.dense.hidden[number] - streams.narrow.through(view, number, states)
+                gaps.append(gap.flatten(0, -2) / getattr(view.layer, "residual_multiplier", 1.0))
+    return torch.cat(gaps)
+
+
 @pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2", "opt", "granite"])
-def test_the_gram_of_directions_is_that_of_what_they_change(name: str) -> None:
+def test_the_regression_on_directions_is_that_on_what_they_change(name: str) -> None:
     streams, view = damaged_streams(name)
     found = streams.statistics(view, "refit-up", frozenset({INNER}))
     vectors, part = found[f"{INNER}_vectors"].double(), view.part("mlp")
@@ -81,6 +92,12 @@ def test_the_gram_of_directions_is_that_of_what_they_change(name: str) -> None:
     gram = torch.einsum("knd,lnd,n->kl", J, J, w) / len(w)
     # Directions are stored in float32.
     torch.testing.assert_close(found[f"{INNER}_gram"], gram, rtol=2e-3, atol=2e-4 * gram.diagonal().max().item())
+    lacks = missing(streams, view)
+    cross, energy = torch.einsum("knd,nd,n->k", J, lacks, w) / len(w), (lacks.square().sum(dim=-1) * w).mean()
+    torch.testing.assert_close(found[f"{INNER}_energy"], energy, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(
+        found[f"{INNER}_target"].squeeze(-1), cross, rtol=2e-3, atol=2e-4 * cross.abs().max().item()
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss", "llama4"])
