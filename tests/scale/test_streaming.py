@@ -1,5 +1,6 @@
 """A model read layer by layer gives the bytes of one in memory, and can be called like any other."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,9 @@ def test_a_streamed_run_writes_the_bytes_of_one_in_memory(folder: Path, tmp_path
     assert_same_model(load_model(str(tmp_path / "streamed")).model, expected.model, TOKENS.ids[:1])
     # The streamed model itself reads the finished layers from where they are now.
     assert all(p.is_meta for p in layer_weights(result.model))
+    probe, longer = (json.loads((tmp_path / name / "probe.json").read_text()) for name in ("streamed", "whole"))
+    assert (probe["prompt"], probe["answer"]) == (longer["prompt"], longer["answer"][:2])
+    assert probe["logprobs"] == pytest.approx(longer["logprobs"][:-2], abs=1e-5)
 
 
 @pytest.mark.parametrize("method", ["a3", "a3+"])

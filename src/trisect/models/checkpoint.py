@@ -258,6 +258,8 @@ def save_model(
             write_json(folder / PROBE, probe_of(model))
         else:
             write_shards(model, layers, folder)
+            again = load_model(str(folder), device=str(model.device), stream="on")  # layers in the files' own dtype
+            write_json(folder / PROBE, probe_of(again.model))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         write_json(folder / "receipt.json", receipt)

@@ -95,6 +95,8 @@ PROBE = "probe.json"
 """The file of a saved folder with what `probe_of` gives."""
 PROMPT, ANSWER = 24, 4
 """Tokens of a probe."""
+STREAMED_ANSWER = 2
+"""Where every token of the answer reads all layers from the disk."""
 
 
 @torch.no_grad()
@@ -111,10 +113,10 @@ def probe_of(model: Any) -> dict[str, Any]:
     ids = ids.to(embedding.device)
     with training_flags_kept(model):
         model.eval()
-        for _ in range(ANSWER):
+        for _ in range(STREAMED_ANSWER if hasattr(model, "layer_store") else ANSWER):
             logits = model(input_ids=ids, use_cache=False).logits
             ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
-        found = model(input_ids=ids[:, :-1], use_cache=False).logits.float().log_softmax(-1)
+    found = logits.float().log_softmax(-1)
     logprobs = found.gather(-1, ids[:, 1:, None]).flatten().tolist()
     dtype = str(embedding.dtype).removeprefix("torch.")
     return {
