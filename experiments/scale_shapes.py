@@ -60,6 +60,22 @@ SHAPES: dict[str, dict[str, int]] = {
         "vocab_size": 201088,
         "sliding_window": 4096,  # longer than the texts here, so that one mask serves all layers
     },
+    "smollm2-135m": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+    },
+    "llama-3.2-1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
     "llama-3.1-8b": {
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -98,6 +114,8 @@ class Case:
 
 
 CASES = {
+    "1b-a3": Case(shape="llama-3.2-1b", method="a3"),
+    "1b-a3+": Case(shape="llama-3.2-1b", method="a3+"),
     "8b-a3": Case(shape="llama-3.1-8b", method="a3"),
     "8b-a3+": Case(shape="llama-3.1-8b", method="a3+"),
     "7b-a3": Case(shape="llama-2-7b", method="a3"),
