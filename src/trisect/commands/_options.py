@@ -8,14 +8,13 @@ have been typed, so that both are checked alike.
 import os
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
@@ -23,7 +22,7 @@ from trisect.config import CalibrationConfig, CompressConfig
 from trisect.config.goals import GOAL_OPTIONS, GOALS
 from trisect.config.settings import CUT, RUNNING, defaults_of, options_of_record, setting_names
 from trisect.config.verbs import QuantizeConfig, SampleConfig, TuneConfig
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names, near_names, unknown_name
 from trisect.support.checks import check_device, read_settings, shown
 from trisect.support.files import check_new_folder, check_writable
 
@@ -54,13 +53,30 @@ TrustRemoteCode = Annotated[bool, option("Run code that the checkpoint brings al
 Json = Annotated[Path | None, option("Write the measurement as JSON.", "FILE")]
 
 
-@dataclass
-class Verb:
+class Verb(NamedTuple):
     """A verb: its function, where help lists it, and (what for, command line) pairs below its help."""
 
     run: Callable[..., None]
     panel: str
-    examples: Sequence[tuple[str, str]]
+    examples: list[tuple[str, str]]
+
+
+VERBS: dict[str, Verb] = {}
+
+
+def verb(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Mark a function as a verb, by its own name, or `run` by its file's.
+
+    The first paragraph of its docstring is the help, the others are examples: "what for: trisect ...".
+    """
+
+    def marked(run: Callable[..., None]) -> Callable[..., None]:
+        name = run.__module__.rpartition(".")[2] if run.__name__ == "run" else run.__name__
+        run.__doc__, _, examples = str(run.__doc__).partition("\n\n")
+        VERBS[name] = Verb(run, panel, re.findall(r"^ *(\S.*?):\s+(trisect.*)", examples, re.MULTILINE))
+        return run
+
+    return marked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +140,10 @@ def _setting(name: str, about: dict[str, Any]) -> Parameter:
     kind, default = about["typed"] or about["annotation"], about.get("default")
     if isinstance(kind, types.UnionType):
         kind = next(entry for entry in get_args(kind) if entry is not type(None))
-    shown = (
-        isinstance(default, str | int | float) and not isinstance(default, bool) and "(default" not in about["help"]
+    told = "(default" in about["help"] or isinstance(default, bool) or not isinstance(default, str | int | float)
+    declared = option(
+        about["help"] + ("" if told else f" (default: {default})"), about["metavar"], panel=about["panel"]
     )
-    text = f"{about['help']} (default: {default})" if shown else about["help"]
-    declared = option(text, about["metavar"], panel=about["panel"])
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declared])
 
 
@@ -159,24 +174,19 @@ def method_names() -> list[str]:
     return [name for text in texts for name in re.findall(made, text, re.MULTILINE)]
 
 
-def table_names(path: str, constant: str) -> list[str]:
-    """The keys of a dictionary in a source file, or the text of a constant."""
-    _, _, value = (SOURCES / path).read_text(encoding="utf-8").partition(f"\n{constant}")
-    head, _, table = value.partition("\n")
-    keys = re.findall(r'^    "([^"]+)":', table.partition("\n}")[0], re.MULTILINE)
-    return keys if head.endswith("{") else re.findall(r'"([^"]+)"', head)
+def piece_names() -> list[str]:
+    """Of `trisect.methods.a3plus.PIECES`, in the same way."""
+    table = (SOURCES / "methods/a3plus.py").read_text(encoding="utf-8").partition("\nPIECES")[2].partition("\n}")[0]
+    return re.findall(r'^    "([^"]+)":', table, re.MULTILINE)
 
 
-def data_names() -> list[str]:
-    """Texts that are known by name."""
-    return [name for table in ("BUILTIN", "SYNTHETIC", "DATASETS") for name in table_names("data/catalogue.py", table)]
-
-
+TEXTS = ("data", "calibration", "evaluate", "eval_data")
+"""Options that name texts."""
 NAMES: dict[str, Callable[[], list[str]]] = {
-    "model": lambda: table_names("data/catalogue.py", "REGISTRY_MODELS"),
+    "model": lambda: list(import_module("trisect.data.catalogue").REGISTRY_MODELS),
     "method": method_names,
-    "without": lambda: table_names("methods/a3plus.py", "PIECES"),
-    **dict.fromkeys(("data", "calibration", "evaluate", "eval_data"), data_names),
+    "without": piece_names,
+    **dict.fromkeys(TEXTS, lambda: list(import_module("trisect.data.catalogue").TEXTS)),
     "dtype": lambda: ["float32", "bfloat16", "float16"],
     "device": lambda: ["cpu", "cuda"],
     "tasks": lambda: ["paper", "zero-shot", "quick"],
@@ -186,10 +196,9 @@ NAMES: dict[str, Callable[[], list[str]]] = {
 
 
 def _check_model(name: str) -> None:
-    from trisect.data.catalogue import REGISTRY_MODELS
     from trisect.models.source import read_raw_config, resolve
 
-    if name not in REGISTRY_MODELS:
+    if name not in NAMES["model"]():
         source = resolve(name)
         if source.local and not source.gguf:
             read_raw_config(source)
@@ -203,11 +212,6 @@ def _check_texts(names: str | list[str]) -> None:
             check_source(name)
 
 
-def _check_dtype(name: str) -> None:
-    if name not in NAMES["dtype"]():
-        raise unknown_name("dtype", name, NAMES["dtype"]())
-
-
 def _check_file(path: Path) -> None:
     if not Path(path).is_file():
         raise TrisectError(f"There is no file {path}; give one that exists.")
@@ -216,12 +220,12 @@ def _check_file(path: Path) -> None:
 CHECKS: dict[str, Callable[[Any], None]] = {
     "json": check_writable,
     "model": _check_model,
-    "dtype": _check_dtype,
+    "dtype": lambda name: check_names("dtype", [name], NAMES["dtype"]()),
     "device": check_device,
     "moments": _check_file,
     "curves": check_writable,  # read, or measured and written
     "heatmap": check_writable,
-    **dict.fromkeys(("data", "calibration", "evaluate", "eval_data"), _check_texts),
+    **dict.fromkeys(TEXTS, _check_texts),
 }
 """What can be refused in a second, by the name of the option and in this order: no torch, no weights, no text read."""
 
@@ -311,12 +315,8 @@ def _unknown(path: Path, key: str, context: typer.Context) -> TrisectError:
     others = [name for name, command in verbs.items() if key in by_key(command.params)]
     if not others:
         return unknown_name(f"option in {path}:", key, own)
-    near = get_close_matches(key, own)
-    guess = f" Did you mean {' or '.join(near)}?" if near else ""
-    return TrisectError(
-        f"{path}: {key} is an option of {', '.join(others)}, not of {context.info_name}; a file has the "
-        f"options of one verb.{guess}"
-    )
+    known = f"{path}: {key} is an option of {', '.join(others)}, not of {context.info_name}"
+    return TrisectError(f"{known}; a file has the options of one verb.{near_names(key, own)}")
 
 
 def _as_typed(where: str, parameter: Any, value: Any) -> Any:

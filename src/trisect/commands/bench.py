@@ -7,22 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import Device, Json, Model, TrustRemoteCode, option
+from trisect.commands._options import Device, Json, Model, TrustRemoteCode, option, verb
 from trisect.config.settings import RUNNING
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:
     from trisect.bench.sweep import Sweep
 
-PANEL = "Measure"
-EXAMPLES = (
-    ("A compressed model beside its dense one", "trisect bench small --json speed.json"),
-    ("Decoding by CUDA graphs, at two batch sizes", "trisect bench small --device cuda --graphs --batch 1,8"),
-    ("Times for --budget latency", "trisect bench small --latency-table times.json --phase decode"),
-)
 FAILED_ROWS = 1
 
 
+@verb("Measure")
 def run(
     model: Model,
     phase: Annotated[str, option("Of prefill, decode.", "LIST")] = "prefill,decode",
@@ -48,7 +43,12 @@ def run(
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Time a model beside the dense one that it was made from, with the limits beside each figure."""
+    """Time a model beside the dense one that it was made from, with the limits beside each figure.
+
+    A compressed model beside its dense one: trisect bench small --json speed.json
+    Decoding by CUDA graphs, at two batch sizes: trisect bench small --device cuda --graphs --batch 1,8
+    Times for --budget latency: trisect bench small --latency-table times.json --phase decode
+    """
     from trisect.bench.measure import Effort
     from trisect.bench.rows import failures, notes_for, related
     from trisect.bench.sweep import Sweep, described, prompt_length, time_beside_dense

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Annotated
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import LoadOptions, Model, Verb, option
+from trisect.commands._options import LoadOptions, Model, option, verb
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.config.verbs import SampleConfig
 
 
+@verb("Compress")
 def calibrate(
     model: Model,
     settings: CalibrationConfig,
@@ -17,7 +18,14 @@ def calibrate(
     loading: LoadOptions,
     method: Annotated[str, option("Whose moments: `trisect ls methods`.", "NAME")] = "a3",
 ) -> None:
-    """Run the calibration tokens through a model and save its moments."""
+    """Run the calibration tokens through a model and save its moments.
+
+    Collect once: trisect calibrate smollm2-135m -o moments.safetensors
+    ... and cut at any ratio:
+        trisect compress smollm2-135m -o small --ratio 0.3 --method a3 --moments moments.safetensors
+    With your own text and fewer windows:
+        trisect calibrate models/llama -o moments.safetensors --calibration text.txt --samples 32
+    """
     from trisect.calibrate.texts import prepare
     from trisect.methods import get_method
     from trisect.pipeline import statistics
@@ -38,13 +46,20 @@ def calibrate(
     screen.say_next(f"{cut} --method {method} --moments {screen.quoted(out)}")
 
 
+@verb("Compress")
 def sample(
     model: Model,
     out: Annotated[Path, option("New file, e.g. own.jsonl.", "FILE")],
     settings: SampleConfig,
     loading: LoadOptions,
 ) -> None:
-    """Let a model write synthetic text to calibrate on."""
+    """Let a model write synthetic text to calibrate on.
+
+    Synthetic text: trisect sample smollm2-135m -o own.jsonl --device cuda
+    ... alone, or beside yours:
+        trisect compress smollm2-135m -o small --ratio 0.25 --calibration text.txt:0.5+own.jsonl:0.5
+    Less, for a CPU: trisect sample smollm2-135m -o own.jsonl --samples 32 --length 512
+    """
     from trisect.calibrate.synthetic import check_output, write_synthetic
 
     check_output(out)
@@ -56,34 +71,3 @@ def sample(
     screen.say(f"{settings.samples} texts, {count:,} tokens, saved to {out}")
     cut = f"trisect compress {screen.quoted(model)} -o OUT --ratio 0.25"
     screen.say_next(f"{cut} --calibration {screen.quoted(out)}")
-
-
-VERBS = {
-    "calibrate": Verb(
-        calibrate,
-        "Compress",
-        (
-            ("Collect once", "trisect calibrate smollm2-135m -o moments.safetensors"),
-            (
-                "... and cut at any ratio",
-                "trisect compress smollm2-135m -o small --ratio 0.3 --method a3 --moments moments.safetensors",
-            ),
-            (
-                "With your own text and fewer windows",
-                "trisect calibrate models/llama -o moments.safetensors --calibration text.txt --samples 32",
-            ),
-        ),
-    ),
-    "sample": Verb(
-        sample,
-        "Compress",
-        (
-            ("Synthetic text", "trisect sample smollm2-135m -o own.jsonl --device cuda"),
-            (
-                "... alone, or beside yours",
-                "trisect compress smollm2-135m -o small --ratio 0.25 --calibration text.txt:0.5+own.jsonl:0.5",
-            ),
-            ("Less, for a CPU", "trisect sample smollm2-135m -o own.jsonl --samples 32 --length 512"),
-        ),
-    ),
-}

@@ -6,17 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import Device, Json, argument, option
+from trisect.commands._options import Device, Json, argument, option, verb
 
 if TYPE_CHECKING:
     from trisect.compare import Folder, Recipe
 
-PANEL = "Measure"
-EXAMPLES = (
-    ("A recipe to start from", "trisect init compare -o recipe.yaml"),
-    ("What a recipe would run", "trisect compare experiments/recipes/main-stories15m.yaml --dry-run"),
-    ("Run what is missing, on a GPU", "trisect compare recipe.yaml -o results --device cuda"),
-)
 FAILED_CELLS = 1
 RECIPE = """# A recipe of `trisect compare`: every method at every ratio on every model, in one table.
 # Run it with: trisect compare {name}
@@ -33,6 +27,7 @@ evaluation:
 """
 
 
+@verb("Measure")
 def run(
     recipe: Annotated[Path, argument("YAML; see docs/comparison.md.", "RECIPE")],
     out: Annotated[Path | None, option("Folder of results. (default: ../results/NAME)", "DIR")] = None,
@@ -44,7 +39,12 @@ def run(
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
-    """Run every cell of a recipe that has no receipt yet, and write one table and figures."""
+    """Run every cell of a recipe that has no receipt yet, and write one table and figures.
+
+    A recipe to start from: trisect init compare -o recipe.yaml
+    What a recipe would run: trisect compare experiments/recipes/main-stories15m.yaml --dry-run
+    Run what is missing, on a GPU: trisect compare recipe.yaml -o results --device cuda
+    """
     from trisect.compare import Folder, load_recipe, run_recipe, write_results
     from trisect.compare.results import measurements, outcomes_of
     from trisect.compare.runner import check_only

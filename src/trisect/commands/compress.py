@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import NEW_FOLDER, CurvesFile, Json, LoadOptions, Model, option
+from trisect.commands._options import NEW_FOLDER, CurvesFile, Json, LoadOptions, Model, option, verb
 from trisect.commands.plan import plan
 from trisect.config import CompressConfig
 from trisect.config.settings import CUT, RUNNING
@@ -15,22 +15,11 @@ from trisect.errors import TrisectError
 if TYPE_CHECKING:
     from trisect.pipeline.job import Result
 
-PANEL = "Compress"
-EXAMPLES = (
-    ("Remove a quarter of the decoder", "trisect compress smollm2-135m -o small --ratio 0.25"),
-    (
-        "As small as 5% more perplexity allows, on your own text",
-        "trisect compress models/llama -o small --max-ppl-increase 5% --calibration text.txt",
-    ),
-    (
-        "Halve the KV cache of a large model, on a GPU",
-        "trisect compress meta-llama/Llama-3.1-8B -o small --kv-ratio 0.5 --device cuda",
-    ),
-)
 UNREMARKABLE = ("full width", "folded")
 """Notes that a receipt keeps but nobody needs to read layer by layer."""
 
 
+@verb("Compress")
 def run(
     model: Model,
     settings: CompressConfig,
@@ -59,7 +48,14 @@ def run(
     dry_run: Annotated[bool, option("Show the plan and stop.")] = False,
     json: Json = None,
 ) -> None:
-    """Narrow a model to a goal, usually --ratio, and save it as a Hugging Face folder."""
+    """Narrow a model to a goal, usually --ratio, and save it as a Hugging Face folder.
+
+    Remove a quarter of the decoder: trisect compress smollm2-135m -o small --ratio 0.25
+    As small as 5% more perplexity allows, on your own text:
+        trisect compress models/llama -o small --max-ppl-increase 5% --calibration text.txt
+    Halve the KV cache of a large model, on a GPU:
+        trisect compress meta-llama/Llama-3.1-8B -o small --kv-ratio 0.5 --device cuda
+    """
     settings = at_pace(settings, fast=fast, best=best)
     if dry_run:
         plan(model, settings, loading, curves=curves, json=json)

@@ -13,15 +13,10 @@ from typing import Any, NamedTuple
 import typer
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import Json
+from trisect.commands._options import Json, verb
 from trisect.errors import TrisectError
 from trisect.support.receipt import package_version, usable_cores
 
-PANEL = "Start here"
-EXAMPLES = (
-    ("Check everything", "trisect doctor"),
-    ("Only what needs a hand, and all of it as a file", "trisect doctor --quiet --json doctor.json"),
-)
 UNFIT = 1
 """The exit code where there is a problem."""
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
@@ -46,8 +41,13 @@ def note(subject: str, says: str, fix: str = "", *, state: str = "note") -> Find
 problem = partial(note, state="problem")
 
 
+@verb("Start here")
 def run(json: Json = None) -> None:
-    """Check Python, packages, devices, folders, the hub and one tiny run; say what to fix."""
+    """Check Python, packages, devices, folders, the hub and one tiny run; say what to fix.
+
+    Check everything: trisect doctor
+    Only what needs a hand, and all of it as a file: trisect doctor --quiet --json doctor.json
+    """
     checks = (check_python, check_packages, check_devices, check_folders, check_hub, check_run)
     findings: list[Finding] = []
     with screen.quiet_libraries(), screen.progress() as report:

@@ -5,22 +5,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import Json, Length, LoadOptions, Model, option
+from trisect.commands._options import Json, Length, LoadOptions, Model, option, verb
 from trisect.config.settings import RUNNING
 from trisect.errors import TrisectError, unknown_name
 
 if TYPE_CHECKING:
     from trisect.evaluate.tasks import TaskResults
 
-PANEL = "Measure"
 BACKENDS = ("transformers", "vllm")
-EXAMPLES = (
-    ("Perplexity on the text that is always there", "trisect eval small"),
-    ("On your own text, kept as a file", "trisect eval small --data text.txt --length 1024 --json eval.json"),
-    ("The paper's tasks, 100 questions of each", "trisect eval small --tasks paper --limit 100"),
-)
 
 
+@verb("Measure")
 def run(
     model: Model,
     loading: LoadOptions,
@@ -46,7 +41,12 @@ def run(
     backend: Annotated[str, option("What runs the model.", "transformers|vllm", panel=RUNNING)] = "transformers",
     json: Json = None,
 ) -> None:
-    """Measure the perplexity of a model on a text, its scores on tasks, or both."""
+    """Measure the perplexity of a model on a text, its scores on tasks, or both.
+
+    Perplexity on the text that is always there: trisect eval small
+    On your own text, kept as a file: trisect eval small --data text.txt --length 1024 --json eval.json
+    The paper's tasks, 100 questions of each: trisect eval small --tasks paper --limit 100
+    """
     from trisect.calibrate.texts import usual_length
     from trisect.data import load_tokens
     from trisect.evaluate.perplexity import perplexity

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, Verb, argument, option
+from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, argument, option, verb
 from trisect.errors import TrisectError, unknown_name
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 FORMATS = ("hf", "gguf", "arena")
 
 
+@verb("Use")
 def run(
     folder: Annotated[str, argument("A folder that `trisect compress` wrote.", "DIR")],
     out: Annotated[Path, option("The new folder, or the GGUF file (NAME.gguf, or a folder for it).", "DIR|FILE")],
@@ -33,7 +34,11 @@ def run(
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Write a compressed model for transformers (vLLM, SGLang, MLX-LM) or llama.cpp, checked against the original."""
+    """Write a compressed model for transformers (vLLM, SGLang, MLX-LM) or llama.cpp, checked against the original.
+
+    A stock checkpoint, for transformers, vLLM and MLX-LM: trisect export small -o small-hf
+    A file for llama.cpp: trisect export small -o small.gguf --to gguf --dtype q8_0
+    """
     from trisect.export import NotPortable, export_arena, export_gguf, export_hf, portable_command
     from trisect.support.files import check_new_folder
     from trisect.support.receipt import read_receipt
@@ -99,23 +104,17 @@ def _show(done: "Exported", to: str, *, tokenizer: bool) -> None:
         screen.say("Load it without trisect:", *(f"  {line}" for line in lines))
 
 
+@verb("Use")
 def push(
     folder: Annotated[Path, argument("A folder that `trisect compress` or `trisect export` wrote.", "DIR")],
     repo: Annotated[str, argument("Where on the hub: NAME, or OWNER/NAME.", "REPO")],
     public: Annotated[bool, option("Let everybody see it; a new repository is private otherwise.")] = False,
 ) -> None:
-    """Upload a folder to the Hugging Face hub, private unless asked. Needs `hf auth login`."""
+    """Upload a folder to the Hugging Face hub, private unless asked. Needs `hf auth login`.
+
+    A private repository of yours: trisect push small-hf small-llama
+    One that everybody sees: trisect push small-hf my-team/small-llama --public
+    """
     from trisect.export import upload
 
     screen.say(f"Uploaded to {upload(folder, repo, private=not public)}")
-
-
-EXPORT = (
-    ("A stock checkpoint, for transformers, vLLM and MLX-LM", "trisect export small -o small-hf"),
-    ("A file for llama.cpp", "trisect export small -o small.gguf --to gguf --dtype q8_0"),
-)
-PUSH = (
-    ("A private repository of yours", "trisect push small-hf small-llama"),
-    ("One that everybody sees", "trisect push small-hf my-team/small-llama --public"),
-)
-VERBS = {"export": Verb(run, "Use", EXPORT), "push": Verb(push, "Use", PUSH)}

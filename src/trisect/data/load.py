@@ -7,23 +7,14 @@ import torch
 from torch import Tensor
 
 from trisect.data import catalogue
-from trisect.data.catalogue import (
-    BUILTIN,
-    DATASETS,
-    DEFAULT_MIXTURE,
-    STOPGAP,
-    SYNTHETIC,
-    Ingredient,
-    existing_file,
-    parse_mixture,
-)
+from trisect.data.catalogue import BUILTIN, DATASETS, SYNTHETIC, Ingredient, parse_mixture
 from trisect.data.read import dataset_text, is_local, read_file
 from trisect.data.tokens import Tokens, check_request, rows, started, tokens_from_tensor, windows
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.support.checks import explained
 
 SPLITS = ("calibration", "evaluation")
-SYNTHETIC_DESCRIPTION = "synthetic text, written by the model itself before anything else (docs/sample.md)"
+NO_TOKENIZER = "is text, and the model came without a tokenizer: put the tokenizer's files into the model's folder"
 
 
 def count_windows(shares: list[float], *, samples: int) -> list[int]:
@@ -38,16 +29,19 @@ def count_windows(shares: list[float], *, samples: int) -> list[int]:
 
 def list_sources() -> list[tuple[str, str]]:
     """Every source by name, with what it is, its licence and where it is; a path is a source too."""
+    written = "synthetic text, written by the model itself before anything else (docs/sample.md)"
     found = {
-        BUILTIN: f"{catalogue.DESCRIPTION}; {catalogue.LICENCE}; always here",
-        SYNTHETIC: f"{SYNTHETIC_DESCRIPTION}; the model's licence",
+        BUILTIN: "Python's language reference (pydoc topics), from the standard library; PSF licence; always here",
+        SYNTHETIC: f"{written}; the model's licence",
     }
     for name, record in DATASETS.items():
+        most = record.calibration.max_characters
+        amount = "read whole" if most is None else f"{most // 1_000_000} million characters read"
         place = "local copy" if is_local(name) else "from the hub"
-        found[name] = f"{record.description}; {record.licence}; {record.amount}; {place}"
-    for name in DEFAULT_MIXTURE:
+        found[name] = f"{record.description}; {record.licence}; {amount}; {place}"
+    for name in catalogue.DEFAULT_MIXTURE:
         found[name] += "; in the default mixture"
-    for name in STOPGAP.split("+"):
+    for name in catalogue.STOPGAP.split("+"):
         found[name] += "; the default where no other can be read"
     return list(found.items())
 
@@ -62,19 +56,15 @@ def read_source(name: str, *, split: str) -> str | Tensor:
 
     A file is read whole, whatever the split: two files keep calibration and evaluation apart.
     """
-    if split not in SPLITS:
-        raise unknown_name("split", split, SPLITS)
+    check_names("split", [split], SPLITS)
     if name == BUILTIN:
         return "\n\n".join(catalogue.builtin_documents(split=split))
     if name in DATASETS:
         return dataset_text(name, split=split)
     if name == SYNTHETIC:
-        raise TrisectError(
-            f"{SYNTHETIC} text is written by the model that is compressed, and only calibrated on; "
-            "`trisect sample MODEL -o own.jsonl` writes it to a file."
-        )
-    path = existing_file(name)
-    content = read_file(path)
+        why = f"{SYNTHETIC} text is written by the model that is compressed, and only calibrated on"
+        raise TrisectError(f"{why}; `trisect sample MODEL -o own.jsonl` writes it to a file.")
+    content = read_file(catalogue.existing_file(name))
     return content if isinstance(content, Tensor) else "\n\n".join(content)
 
 
@@ -100,9 +90,8 @@ def load_tokens(
     check_request(samples=samples, length=length, sampling=sampling)
     mixture = parse_mixture(source)
     if samples is None and len(mixture) > 1:
-        raise TrisectError(
-            f"The mixture {source!r} needs a number of windows to share out: give --samples N (eval: --windows N)."
-        )
+        needs = f"The mixture {source!r} needs a number of windows to share out"
+        raise TrisectError(f"{needs}: give --samples N (eval: --windows N).")
     counts: list[Any] = [None] if samples is None else share_out(mixture, samples=samples, name=source)
     pieces, sizes = [], []
     for index, (part, count) in enumerate(zip(mixture, counts, strict=True)):
@@ -129,10 +118,7 @@ def bos_of(tokenizer: Any) -> int | None:
 def tokenize(text: str, tokenizer: Any, *, source: str) -> Tensor:
     """One stream of token ids, (num_tokens,): the whole text, without special tokens."""
     if tokenizer is None:
-        raise TrisectError(
-            f"{source} is text, and the model came without a tokenizer: put the tokenizer's files "
-            "into the model's folder, or give token ids in a .safetensors file (input_ids)."
-        )
+        raise TrisectError(f"{source} {NO_TOKENIZER}, or give token ids in a .safetensors file (input_ids).")
     # verbose=False: the warning that the text exceeds the context is beside the point, it is cut.
     with explained(f"The model's tokenizer fails on {source}"):
         encoded = tokenizer(text, add_special_tokens=False, verbose=False)
@@ -153,10 +139,7 @@ def decoded_bytes(ids: Tensor, tokenizer: Any) -> int:
 def share_out(mixture: list[Ingredient], *, samples: int, name: str) -> list[int]:
     """How many of the windows each source of a mixture gives."""
     counts = count_windows([ingredient.share for ingredient in mixture], samples=samples)
-    for ingredient, count in zip(mixture, counts, strict=True):
-        if count == 0:
-            raise TrisectError(
-                f"{ingredient.source} gets none of the {samples} windows of {name!r}: give more "
-                "--samples (eval: --windows), a larger weight, or leave it out."
-            )
+    if 0 in counts:
+        none = f"{mixture[counts.index(0)].source} gets none of the {samples} windows of {name!r}"
+        raise TrisectError(f"{none}: give more --samples (eval: --windows), a larger weight, or leave it out.")
     return counts

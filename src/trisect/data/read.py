@@ -19,11 +19,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trisect.data.catalogue import DATASETS, KNOWN, DatasetRecord, Split
+from trisect.data.catalogue import DATASETS, DatasetRecord, Split
 from trisect.errors import TrisectError
+from trisect.support.checks import explained, read_text
 
 TEXT_FIELDS = ("text", "content", "story", "sentence")
-ID_SUFFIXES = (".safetensors", ".npy")
 ID_KEYS = ("input_ids", "tokens")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
@@ -32,14 +32,9 @@ def read_file(path: Path) -> list[str] | Tensor:
     """Documents of a text file, or token ids, (n,) or (n, length), of a .safetensors or .npy."""
     suffix = path.suffix.lower()
     if suffix in PICKLES:
-        raise TrisectError(
-            f"{path} is a pickle, which can run code when opened, so trisect does not open it: "
-            "save the ids with safetensors.torch.save_file({'input_ids': ids}, 'ids.safetensors')."
-        )
-    try:
-        return read_ids(path) if suffix in ID_SUFFIXES else read_documents(path)
-    except OSError as error:
-        raise TrisectError(f"{path} cannot be read ({error.strerror or error}).") from error
+        instead = "save the ids with safetensors.torch.save_file({'input_ids': ids}, 'ids.safetensors')"
+        raise TrisectError(f"{path} is a pickle, which can run code when opened, so trisect does not: {instead}.")
+    return read_ids(path) if suffix in (".safetensors", ".npy") else read_documents(path)
 
 
 def read_documents(path: Path, *, fields: Sequence[str] = TEXT_FIELDS) -> list[str]:
@@ -48,30 +43,37 @@ def read_documents(path: Path, *, fields: Sequence[str] = TEXT_FIELDS) -> list[s
         case ".jsonl" | ".json":
             return [_text_of(entry, where=where, fields=fields) for where, entry in json_entries(path)]
         case ".parquet":
-            return _parquet(path, fields=fields)
+            import pyarrow.parquet
+
+            with explained(f"{path} is not a Parquet file"), pyarrow.parquet.ParquetFile(path) as file:
+                field = _field(file.schema_arrow.names, where=str(path), fields=fields)
+                column = file.read([field])[field].to_pylist()
+            return [_text_of(text, where=str(path), fields=fields) for text in column]
         case _:
             return [read_text(path)]
 
 
 def read_ids(path: Path) -> Tensor:
     """Token ids, (n,) or (n, length), from a .safetensors (input_ids or tokens) or .npy file."""
-    ids = _npy(path) if path.suffix.lower() == ".npy" else _safetensors(path)
+    if path.suffix.lower() == ".npy":
+        import numpy
+
+        with explained(f"{path} is not a plain array of integers, as numpy.save(path, ids) writes it"):
+            ids = torch.from_numpy(numpy.load(path, allow_pickle=False))
+    else:
+        from safetensors import safe_open
+
+        with explained(f"{path} is not a safetensors file"), safe_open(path, framework="pt") as file:
+            names = sorted(file.keys())
+            key = next((key for key in ID_KEYS if key in names), None)
+            if key is None:
+                wanted = f"token ids are looked for under {' or '.join(ID_KEYS)}"
+                raise TrisectError(f"{path} has the tensors {', '.join(names) or 'none'}; {wanted}.")
+            ids = file.get_tensor(key)
     if ids.ndim not in (1, 2) or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise TrisectError(
-            f"{path} holds {ids.dtype} of shape {tuple(ids.shape)}; token ids are integers of "
-            "shape (tokens,) or (windows, length)."
-        )
+        wanted = "token ids are integers of shape (tokens,) or (windows, length)"
+        raise TrisectError(f"{path} holds {ids.dtype} of shape {tuple(ids.shape)}; {wanted}.")
     return ids.to(torch.int64)
-
-
-def read_text(path: Path) -> str:
-    """A file as UTF-8 text."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise TrisectError(f"{path} is not UTF-8 text (byte {error.start}). trisect reads {KNOWN}.") from error
-    except OSError as error:
-        raise TrisectError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
 def json_entries(path: Path) -> Iterator[tuple[str, Any]]:
@@ -81,8 +83,8 @@ def json_entries(path: Path) -> Iterator[tuple[str, Any]]:
     """
     text = read_text(path)
     if text.lstrip().startswith("["):
-        entries = _parsed(text, where=str(path), lines=True)
-        yield from ((f"{path}, entry {number}", entry) for number, entry in enumerate(entries, start=1))
+        entries = enumerate(_parsed(text, where=str(path), lines=True), start=1)
+        yield from ((f"{path}, entry {number}", entry) for number, entry in entries)
         return
     # Not splitlines(): JSON strings may hold U+2028 and its kin raw, which splitlines() would cut.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -96,31 +98,22 @@ def _parsed(text: str, *, where: str, lines: bool = False) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         place = f"{where}, line {error.lineno}" if lines else where
-        raise TrisectError(
-            f"{place}: not JSON ({error.msg}, column {error.colno}). A .jsonl file has one object per "
-            'line, such as {"text": "..."}; rename plain text to .txt.'
-        ) from error
+        form = 'A .jsonl file has one object per line, such as {"text": "..."}; rename plain text to .txt'
+        raise TrisectError(f"{place}: not JSON ({error.msg}, column {error.colno}). {form}.") from error
     except (ValueError, RecursionError) as error:
         raise TrisectError(f"{where}: JSON that cannot be read ({str(error)[:100]}).") from error
 
 
-def _parquet(path: Path, *, fields: Sequence[str]) -> list[str]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, ValueError) as error:
-        raise TrisectError(f"{path} is not a Parquet file ({error}).") from error
-    with file:
-        field = _field(file.schema_arrow.names, where=str(path), fields=fields)
-        return [_string(text, where=str(path)) for text in file.read([field])[field].to_pylist()]
-
-
 def _text_of(entry: Any, *, where: str, fields: Sequence[str]) -> str:
-    if not isinstance(entry, dict):
-        return _string(entry, where=where)
-    return _string(entry[_field(entry, where=where, fields=fields)], where=where)
+    """An entry that is text, or the field of it that is."""
+    if isinstance(entry, dict):
+        entry = entry[_field(entry, where=where, fields=fields)]
+    if not isinstance(entry, str):
+        form = f"Give objects with one of the fields {', '.join(TEXT_FIELDS)}, or plain strings"
+        raise TrisectError(f"{where}: the text is {type(entry).__name__}, not a string. {form}.")
+    if any("\ud800" <= letter <= "\udfff" for letter in entry):
+        raise TrisectError(f"{where}: the text holds half a letter (a lone surrogate); mend the file.")
+    return entry
 
 
 def _field(present: Iterable[str], *, where: str, fields: Sequence[str]) -> str:
@@ -128,47 +121,9 @@ def _field(present: Iterable[str], *, where: str, fields: Sequence[str]) -> str:
     for field in fields:
         if field in names:
             return field
-    raise TrisectError(
-        f"{where}: no field with text; found {', '.join(map(str, names)) or 'none'}, "
-        f"need one of {', '.join(fields)}. Rename the field, or write plain text to a .txt file."
-    )
-
-
-def _string(value: Any, *, where: str) -> str:
-    if isinstance(value, str):
-        if any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise TrisectError(f"{where}: the text holds half a letter (a lone surrogate); mend the file.")
-        return value
-    raise TrisectError(
-        f"{where}: the text is {type(value).__name__}, not a string. "
-        f"Give objects with one of the fields {', '.join(TEXT_FIELDS)}, or plain strings."
-    )
-
-
-def _npy(path: Path) -> Tensor:
-    import numpy
-
-    try:
-        return torch.from_numpy(numpy.load(path, allow_pickle=False))
-    except Exception as error:  # its reader of headers raises what it runs into
-        raise TrisectError(
-            f"{path} is not a plain array of integers ({error}). Write it with "
-            "numpy.save(path, ids) from an int64 array."
-        ) from error
-
-
-def _safetensors(path: Path) -> Tensor:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            for key in ID_KEYS:
-                if key in file.keys():  # noqa: SIM118, safe_open is no mapping
-                    return file.get_tensor(key)
-            found = ", ".join(sorted(file.keys())) or "none"
-    except SafetensorError as error:
-        raise TrisectError(f"{path} is not a safetensors file ({error}).") from error
-    raise TrisectError(f"{path} has the tensors {found}; token ids are looked for under {' or '.join(ID_KEYS)}.")
+    found = f"{where}: no field with text; found {', '.join(map(str, names)) or 'none'}"
+    instead = "Rename the field, or write plain text to a .txt file"
+    raise TrisectError(f"{found}, need one of {', '.join(fields)}. {instead}.")
 
 
 CONNECT_SECONDS = 5.0
@@ -248,27 +203,17 @@ def hub_documents(record: DatasetRecord, *, name: str, split: str) -> list[str]:
     import datasets
 
     part: Split = getattr(record, split)
-    try:
+    local = f"{name}/{split}.txt or .jsonl"
+    what = f"The dataset {name} ({record.path}) could not be loaded; pass a text file instead, set TRISECT_DATA to a "
+    with explained(f"{what}folder that holds {local}, or, where it is gated, say who you are by `hf auth login`"):
         with short_patience(hub="/" in record.path):
-            loaded = datasets.load_dataset(
-                record.path,
-                record.config,
-                data_files=part.data_files,
-                split=part.name,
-                revision=record.revision,
-                # Do not fetch gigabytes to read their beginning.
-                streaming=part.max_documents is not None or part.max_characters is not None,
-            )
+            # Do not fetch gigabytes to read their beginning.
+            some = part.max_documents is not None or part.max_characters is not None
+            where: Any = {"data_files": part.data_files, "split": part.name, "revision": record.revision}
+            loaded = datasets.load_dataset(record.path, record.config, streaming=some, **where)
             rows = cast(Iterable[dict[str, str]], loaded)
             texts = islice((row[record.field] for row in rows), part.skip_documents, None)
             return list(_limit(texts, part))
-    except Exception as error:  # from every library between here and the wire
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        login = " `hf auth login` says who you are." if "gated" in reason else ""
-        raise TrisectError(
-            f"The dataset {name} ({record.path}) could not be loaded: {reason}.{login} Pass a text file "
-            f"instead, or set TRISECT_DATA to a folder that holds {name}/{split}.txt or .jsonl."
-        ) from error
 
 
 def _limit(documents: Iterable[str], part: Split) -> Iterator[str]:
@@ -288,10 +233,8 @@ def _local_file(name: str, *, split: str) -> Path | None:
         return None
     root = Path(setting).expanduser()
     if not root.is_dir():
-        raise TrisectError(
-            f"TRISECT_DATA is {setting!r}, which is not a folder: point it at one that holds "
-            f"{name}/{split}.txt or .jsonl, or unset it."
-        )
+        instead = f"point it at one that holds {name}/{split}.txt or .jsonl, or unset it"
+        raise TrisectError(f"TRISECT_DATA is {setting!r}, which is not a folder: {instead}.")
     candidates = (root / name / f"{split}.{suffix}" for suffix in LOCAL_SUFFIXES)
     return next((path for path in candidates if path.is_file()), None)
 

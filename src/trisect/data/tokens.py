@@ -7,9 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from trisect.errors import TrisectError, unknown_name
-
-SAMPLINGS = ("random", "first")
+from trisect.errors import TrisectError, check_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +25,15 @@ class Tokens:
 
 def tokens_from_tensor(ids: Tensor, source: str = "tensor", *, text_bytes: int | None = None) -> Tokens:
     """Tokens that own a copy of `ids`, (n, length) non-negative integers."""
+    came = f"Token ids from {source}"
     if ids.ndim != 2 or ids.numel() == 0:
-        raise TrisectError(
-            f"Token ids from {source} have shape {tuple(ids.shape)}; trisect needs "
-            "(windows, length), neither of them 0. Give one sequence as ids.unsqueeze(0)."
-        )
-    _check_integers(ids, source=source)
+        needed = "trisect needs (windows, length), neither of them 0. Give one sequence as ids.unsqueeze(0)"
+        raise TrisectError(f"{came} have shape {tuple(ids.shape)}; {needed}.")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TrisectError(f"{came} are {ids.dtype}; trisect needs integers, e.g. torch.int64.")
+    if (lowest := int(ids.min())) < 0:
+        instead = "Replace padding or label masks (such as -100) by real tokens"
+        raise TrisectError(f"{came} hold {lowest}; ids start at 0. {instead}.")
     # A copy, so that the hash stays true when the caller goes on to write into its tensor.
     owned = ids.detach().to(device="cpu", dtype=torch.int64, copy=True).contiguous()
     return Tokens(ids=owned, source=source, hash=content_hash(owned), text_bytes=text_bytes)
@@ -75,10 +76,8 @@ def rows(ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: 
     check_request(samples=samples, length=length, sampling=sampling)
     found, width = ids.shape
     if width < length:
-        raise TrisectError(
-            f"{source} holds windows of {width} tokens, and {length} were asked for: "
-            f"give --length {width} or less, or another file."
-        )
+        short = f"{source} holds windows of {width} tokens, and {length} were asked for"
+        raise TrisectError(f"{short}: give --length {width} or less, or another file.")
     wanted = _enough(found, samples, source=source, length=length)
     if sampling == "first":
         return ids[:wanted, :length]
@@ -93,38 +92,23 @@ def started(ids: Tensor, bos: int | None) -> Tensor:
 
 def check_request(*, samples: int | None, length: int, sampling: str) -> None:
     """Refuse what no text could satisfy, before anything is read or downloaded."""
-    if sampling not in SAMPLINGS:
-        raise unknown_name("sampling", sampling, SAMPLINGS)
+    check_names("sampling", [sampling], ("random", "first"))
     if length < 1:
         raise TrisectError(f"--length is {length}; a window needs at least 1 token.")
     if samples is not None and samples < 1:
         raise TrisectError(f"{samples} windows were asked for; give --samples 1 or more.")
     if samples is None and sampling == "random":
-        raise TrisectError(
-            "Random sampling needs a number of windows: give --samples N (eval: --windows N), "
-            "or --sampling first for all consecutive windows."
-        )
+        instead = "give --samples N (eval: --windows N), or --sampling first for all consecutive windows"
+        raise TrisectError(f"Random sampling needs a number of windows: {instead}.")
 
 
 def _enough(found: int, samples: int | None, *, source: str, length: int) -> int:
     """The number of windows to take: all that were found, or `samples` if there are so many."""
     if samples is not None and found < samples:
-        raise TrisectError(
-            f"{source} has {found} windows of {length} tokens, and {samples} were asked for: give "
-            f"--samples {found} (eval: --windows {found}), a smaller --length, or a longer text."
-        )
+        few = f"{source} has {found} windows of {length} tokens, and {samples} were asked for"
+        less = f"--samples {found} (eval: --windows {found}), a smaller --length, or a longer text"
+        raise TrisectError(f"{few}: give {less}.")
     return found if samples is None else samples
-
-
-def _check_integers(ids: Tensor, *, source: str) -> None:
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TrisectError(f"Token ids from {source} are {ids.dtype}; trisect needs integers, e.g. torch.int64.")
-    lowest = int(ids.min())
-    if lowest < 0:
-        raise TrisectError(
-            f"Token ids from {source} hold {lowest}; ids start at 0. "
-            "Replace padding or label masks (such as -100) by real tokens."
-        )
 
 
 HELD_OUT = 10

@@ -75,15 +75,15 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def read_text(path: str | Path, *, largest: int) -> str:
-    """A UTF-8 file of a size that a person or a program would have written."""
+def read_text(path: str | Path, *, largest: int | None = None) -> str:
+    """A UTF-8 file, of at most so many bytes where it should be one that we or a person wrote."""
     path = Path(path)
     try:
         if not path.is_file():
             raise TrisectError(f"Cannot read {path}: there is no such file.")
         with path.open("rb") as file:
-            content = file.read(largest + 1)
-        if len(content) > largest:
+            content = file.read(-1 if largest is None else largest + 1)
+        if largest is not None and len(content) > largest:
             raise TrisectError(f"Cannot read {path}: it has more than {largest:,} bytes, so it is not ours.")
         return content.decode("utf-8")
     except OSError as error:
