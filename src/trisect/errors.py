@@ -21,11 +21,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     return TrisectError(f"Unknown {kind} {name!r}.{near_names(name, names)} Known: {', '.join(names)}.{tail}")
 
 
-def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+def check_names(kind: str, names: Iterable[str], known: Collection[str], hint: str = "") -> None:
     """Refuse a name that is not in a table."""
     for name in names:
         if name not in known:
-            raise unknown_name(kind, name, known)
+            raise unknown_name(kind, name, known, hint)
 
 
 def option_name(name: str) -> str:

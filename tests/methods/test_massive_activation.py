@@ -19,7 +19,7 @@ from trisect.data import tokens_from_tensor
 from trisect.methods import a3plus
 from trisect.methods.a3plus import regressions
 from trisect.pipeline.run import compress
-from trisect.solve import Regression
+from trisect.solve.ridge import Regression
 
 FIRST = 1  # the token that every window begins with
 RARE = 80  # tokens from here on wake the heads, and are not in the calibration text

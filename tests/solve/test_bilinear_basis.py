@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from solve_problems import SEEDS, few, moment, samples
 from torch import Tensor
 
-from trisect.solve import shared_basis
+from trisect.solve.lowrank import shared_basis
 
 SPREADS = st.sampled_from([1.0, 1e4, 1e8])
 

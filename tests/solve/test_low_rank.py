@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trisect.solve import InputWeight, LowRank, diagonal_weight, gram_weight, low_rank
+from trisect.solve.lowrank import InputWeight, LowRank, diagonal_weight, gram_weight, low_rank
 
 few = settings(deadline=None, max_examples=40)
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 9))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solve_problems import SEEDS, few
 
-from trisect.solve import denominator
+from trisect.solve.select import denominator
 
 
 @few

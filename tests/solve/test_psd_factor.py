@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solve_problems import SEEDS, few, moment, samples
 
-from trisect.solve import factor
+from trisect.solve.lowrank import factor
 
 
 @few

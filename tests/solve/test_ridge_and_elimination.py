@@ -13,8 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trisect.solve import Regression, eliminate_pairs, eliminate_rows, held_out_ridge, ridge, stacked, value_bases
-from trisect.solve.ridge import STRENGTHS, inverse_positive, steady_choice, unit_system
+from trisect.solve.lowrank import stacked, value_bases
+from trisect.solve.ridge import (
+    STRENGTHS,
+    Regression,
+    eliminate_pairs,
+    eliminate_rows,
+    held_out_ridge,
+    inverse_positive,
+    ridge,
+    steady_choice,
+    unit_system,
+)
 
 seeds = st.integers(0, 10_000)
 

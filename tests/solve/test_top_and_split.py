@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from solve_problems import SEEDS, few
 from torch import Tensor
 
-from trisect.solve import neuron_scores, pair_scores, split_width, top
+from trisect.solve.select import neuron_scores, pair_scores, split_width, top
 
 # Whole numbers: sums are exact and ties are common.
 ENERGIES = st.integers(0, 9).map(float)

@@ -17,7 +17,7 @@ from trisect.calibrate.scores import QuerySampler
 from trisect.errors import TrisectError
 from trisect.models.experts import ExpertView
 from trisect.models.view import LayerView
-from trisect.records.parts import INNER, MLP
+from trisect.records.parts import INNER, MLP, REGRESSED
 from trisect.solve.ridge import products
 from trisect.support.clock import stage
 from trisect.support.distributed import all_reduce
@@ -100,7 +100,6 @@ READINGS: dict[str, Reading] = {
 # NAME_tokens over the fitting tokens, and the same with _held over the held-out ones. Rows count by the
 # weights that come with the target.
 REGRESSIONS = {"a": "a", "mlp": "down"}
-REGRESSED = ("gram", "target", "energy", "tokens")
 VALUES = "a_values"
 """Second moment (k, d, d) of the value heads in the metric of the regression "a", over all tokens: what a
 head's output could be if it attended to any one token."""

@@ -7,36 +7,16 @@ weights. No d_model- or d_inter-sized root, inverse or SVD appears; math.md, sec
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.methods.fold import (
-    NEURONS,
-    SINGULAR_VALUES,
-    head_maps,
-    head_spectrum,
-    keep_neurons,
-    like,
-    map_heads,
-    map_rows,
-    spectrum,
-)
-from trisect.methods.method import ComponentMethod, Method, Options, need
-from trisect.records.parts import MLP, OV, QK, Moments, Shrunk
-from trisect.solve import (
-    SOLVE_DTYPE,
-    Basis,
-    Channels,
-    denominator,
-    neuron_scores,
-    pair_scores,
-    shared_basis,
-    split_width,
-    top,
-)
+from trisect.methods import fold
+from trisect.methods.method import ComponentMethod, Method, Options, need, reads
+from trisect.records.parts import MLP, OV, QK, Moments, Shrunk, Spectrum
+from trisect.solve.lowrank import SOLVE_DTYPE, Basis, shared_basis
+from trisect.solve.select import Channels, denominator, neuron_scores, pair_scores, split_width, top
 
 # h = query heads, k = key heads, g = query heads per key head, D = d_model, d = head width, r = new width,
 # P = rotation pairs, p = pairs kept
@@ -52,19 +32,32 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, second
     there are no other channels and it is the paper's pair selection.
     """
     C_q, C_k = second_moments(part, moments)  # (k, d, d) each
-    P = part.num_pairs
-    scores = pair_energy(C_q, C_k, P)  # (k, P)
-    rest = unrotated(part, C_q, C_k)
-    p = split_width(scores, rest.values, width)
+    scores, rest = pair_energy(C_q, C_k, part.num_pairs), unrotated(part, C_q, C_k)
+    carried = fold.head_spectrum(scores, rest.values)
+    return keep_pairs(part, scores, rest, moments, width, options, spectrum=carried)
+
+
+def keep_pairs(
+    part: QK,
+    scores: Tensor,
+    rest: Basis | Channels,
+    moments: Moments,
+    width: int,
+    options: Options,
+    *,
+    spectrum: Spectrum | None = None,
+) -> Shrunk:
+    """The rotation pairs with the largest scores (k, P), as they are, and the best of the other channels."""
+    P, p = part.num_pairs, split_width(scores, rest.values, width)
     kept, lost = top(scores, p)  # (k, p)
     k_rest, q_rest = rest.maps(width - 2 * p)
-    q_map = head_maps(kept, P, q_rest).repeat_interleave(part.group, dim=0)  # (k, d, r) -> (h, d, r)
+    q_map = fold.head_maps(kept, P, q_rest).repeat_interleave(part.group, dim=0)  # (k, d, r) -> (h, d, r)
     solution = Shrunk(
-        part=map_heads(part, q_map=q_map, k_map=head_maps(kept, P, k_rest), kept=kept),
+        part=fold.map_heads(part, q_map=q_map, k_map=fold.head_maps(kept, P, k_rest), kept=kept),
         loss=(lost.sum() + rest.loss(width - 2 * p).sum()).item(),
         total=(scores.sum() + rest.total.sum()).item(),
         clipped=rest.clipped,
-        spectrum=head_spectrum(scores, rest.values),
+        spectrum=spectrum,
     )
     return renormalise(part, solution, kept, rest, moments, options)
 
@@ -88,17 +81,11 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, second
         basis = gated_channels(part, _diagonal(moments["a"]) if "a" in moments else None, _diagonal(C))
     v_map, o_map = basis.maps(width)  # (k, d, r)
     return Shrunk(
-        part=replace(
-            part,
-            W_v=like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ v_map),
-            b_v=map_rows(part.b_v, v_map),
-            W_o=like(part.W_o, o_map.repeat_interleave(part.group, dim=0).mT @ W_o),
-            **gate_behind(part, v_map),
-        ),
+        part=fold.map_values(part, v_map, o_map.repeat_interleave(part.group, dim=0).mT @ W_o),
         loss=basis.loss(width).sum().item(),
         total=basis.total.sum().item(),
         clipped=basis.clipped,
-        spectrum=spectrum(SINGULAR_VALUES, basis.values),
+        spectrum=fold.spectrum(fold.SINGULAR_VALUES, basis.values),
     )
 
 
@@ -110,14 +97,6 @@ def gated_channels(part: OV, put_out: Tensor | None, values: Tensor) -> Channels
     put_out = values.repeat_interleave(part.group, dim=0) if put_out is None else put_out
     rows = part.W_o.to(SOLVE_DTYPE).square().sum(dim=-1)  # (h, d)
     return Channels(values=sum_groups(put_out.to(SOLVE_DTYPE) * rows, part.group))
-
-
-def gate_behind(part: OV, maps: Tensor) -> dict[str, Any]:
-    """Weight and bias of the gate behind maps (k, d, r) that choose value channels; nothing without a gate."""
-    if part.W_g is None:
-        return {}
-    of_head = maps.repeat_interleave(part.group, dim=0)
-    return {"W_g": like(part.W_g, part.W_g.to(SOLVE_DTYPE) @ of_head), "b_g": map_rows(part.b_g, of_head)}
 
 
 def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -> Shrunk:
@@ -139,14 +118,8 @@ def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -
     W_o = part.W_o.to(SOLVE_DTYPE).flatten(0, 1)  # (h, d, D) -> (h d, D)
     basis = shared_basis(need(moments, "a_gram"), W_o @ W_o.mT)
     v_map, o_map = basis.maps(rank)  # (h d, r)
-    v_map = v_map.unflatten(0, (h, d))
     return Shrunk(
-        part=replace(
-            part,
-            W_v=like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ v_map),
-            b_v=map_rows(part.b_v, v_map),
-            W_o=like(part.W_o, (o_map.mT @ W_o).unsqueeze(0)),
-        ),
+        part=fold.map_values(part, v_map.unflatten(0, (h, d)), (o_map.mT @ W_o).unsqueeze(0)),
         loss=basis.loss(rank).item(),
         total=basis.total.item(),
         clipped=basis.clipped,
@@ -159,7 +132,10 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     scores = neuron_scores(need(moments, "mlp"), part.W_down)
     kept, lost = top(scores, width)
     return Shrunk(
-        part=keep_neurons(part, kept), loss=lost.item(), total=scores.sum().item(), spectrum=spectrum(NEURONS, scores)
+        part=fold.keep_neurons(part, kept),
+        loss=lost.item(),
+        total=scores.sum().item(),
+        spectrum=fold.spectrum(fold.NEURONS, scores),
     )
 
 
@@ -203,37 +179,21 @@ def renormalise(
     assert isinstance(rest, Channels)
     single = rest.kept(solution.part.width - 2 * kept.shape[-1])
     channels = torch.cat([kept, kept + part.num_pairs, single + 2 * part.num_pairs], dim=-1)  # (k, r)
-    q = denominator(*_as_normed(need(moments, "q_squares"), channels.repeat_interleave(part.group, dim=0), part.width))
-    k = denominator(*_as_normed(need(moments, "k_squares"), channels, part.width))
-    error = torch.cat([q.error, k.error]).clamp(min=0).mean().sqrt().item()
+    kept_of = {"q": channels.repeat_interleave(part.group, dim=0), "k": channels}
+    found, norms = {}, {}
+    for side, theirs in kept_of.items():
+        squares = need(moments, f"{side}_squares")
+        if len(squares) != len(theirs):  # the norm sees one head of all channels
+            starts = part.width * torch.arange(len(theirs), device=theirs.device)
+            theirs = (theirs + starts.unsqueeze(-1)).flatten().unsqueeze(0)
+        found[side], norm = denominator(squares, theirs), getattr(solution.part, f"norm_{side}")
+        norms[f"norm_{side}"] = fold.like(norm, norm / found[side].factor.sqrt().unsqueeze(-1))
+    error = torch.cat([found["q"].error, found["k"].error]).clamp(min=0).mean().sqrt().item()
     if error > options.qk_norm_tolerance:
-        return Shrunk(
-            part=part,
-            loss=0.0,
-            total=solution.total,
-            note=f"QK left whole: its norm would be off by {error:.1%} (qk_norm_tolerance "
-            f"{options.qk_norm_tolerance:.1%})",
-        )
-    narrow = solution.part
-    assert narrow.norm_q is not None
-    assert narrow.norm_k is not None
-    return replace(
-        solution,
-        part=replace(
-            narrow,
-            norm_q=like(narrow.norm_q, narrow.norm_q / q.factor.sqrt().unsqueeze(-1)),
-            norm_k=like(narrow.norm_k, narrow.norm_k / k.factor.sqrt().unsqueeze(-1)),
-        ),
-        note=f"norm corrected, off by {error:.1%}",
-    )
-
-
-def _as_normed(squares: Tensor, channels: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Squares and kept channels as the norm sees heads: one by one, or as one head of all channels."""
-    if len(squares) == len(channels):
-        return squares, channels
-    starts = width * torch.arange(len(channels), device=channels.device)
-    return squares, (channels + starts.unsqueeze(-1)).flatten().unsqueeze(0)
+        limit = f"qk_norm_tolerance {options.qk_norm_tolerance:.1%}"
+        note = f"QK left whole: its norm would be off by {error:.1%} ({limit})"
+        return Shrunk(part=part, loss=0.0, total=solution.total, note=note)
+    return replace(solution, part=replace(solution.part, **norms), note=f"norm corrected, off by {error:.1%}")
 
 
 def refuse_shared_output(part: OV) -> None:
@@ -247,12 +207,8 @@ def refuse_shared_output(part: OV) -> None:
 
 def weight_moment(W: Tensor, b: Tensor | None) -> Tensor:
     """E[y^T y] of y = x W + b when x has the identity as second moment and no mean."""
-    W = W.to(SOLVE_DTYPE)
-    moment = W.mT @ W
-    if b is None:
-        return moment
-    b = b.to(SOLVE_DTYPE)
-    return moment + b.unsqueeze(-1) * b.unsqueeze(-2)
+    W, b = W.to(SOLVE_DTYPE), None if b is None else b.to(SOLVE_DTYPE)
+    return W.mT @ W if b is None else W.mT @ W + b.unsqueeze(-1) * b.unsqueeze(-2)
 
 
 def sum_groups(per_head: Tensor, group: int) -> Tensor:
@@ -274,11 +230,7 @@ def _a3(name: str, summary: str, *, qk: QKMoments = activation_moments, ov: OVMo
             "ov": partial(solve_ov, second_moment=ov),
             "mlp": solve_mlp,
         },
-        reads={
-            "qk": frozenset({"q", "k", "q_squares", "k_squares"}),
-            "ov": frozenset({"a", "v"}),
-            "mlp": frozenset({"mlp"}),
-        },
+        reads=reads(qk="q k q_squares k_squares", ov="a v", mlp="mlp"),
     )
 
 
@@ -291,5 +243,5 @@ A3_OV_OVERALL = replace(
     name="a3-ov-overall",
     summary="Study: the appendix's stacked OV solution (MHA only; grows the KV cache).",
     solvers={**A3.solvers, "ov": solve_ov_overall},
-    reads={**A3.reads, "ov": frozenset({"a_gram"})},
+    reads={**A3.reads, **reads(ov="a_gram")},
 )

@@ -9,55 +9,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trisect.errors import unknown_name
-from trisect.methods import a3
-from trisect.methods.fold import (
-    NEURONS,
-    SINGULAR_VALUES,
-    head_maps,
-    head_spectrum,
-    keep_neurons,
-    like,
-    map_heads,
-    map_rows,
-    spectrum,
-)
-from trisect.methods.method import ComponentMethod, Options, need
+from trisect.methods import a3, fold
+from trisect.methods.method import ComponentMethod, Options, need, reads
 from trisect.methods.slots import PAIR_RIDGES, candidates, choose_pairs, share_rates
-from trisect.records.parts import INNER, MLP, OV, QK, Moments, Shrunk, Slots
-from trisect.solve import (
-    SOLVE_DTYPE,
-    STRENGTHS,
-    Basis,
-    Pairs,
-    Regression,
-    SlotScores,
-    compensate,
-    eliminate_rows,
-    held_out_ridge,
-    neuron_scores,
-    pooled_basis,
-    real_map,
-    ridge,
-    split_width,
-    stacked,
-    top,
-    value_bases,
-)
+from trisect.records.parts import INNER, MLP, OV, QK, REGRESSED, Moments, Shrunk, Slots, Spectrum
+from trisect.solve.lowrank import SOLVE_DTYPE, Basis, pooled_basis, stacked, value_bases
+from trisect.solve.ridge import STRENGTHS, Pairs, Regression, eliminate_rows, held_out_ridge, ridge
+from trisect.solve.select import neuron_scores, split_width, top
+from trisect.solve.slots import SlotScores, compensate, real_map
 
 
 def regressions(moments: Moments, name: str) -> tuple[Regression, Regression]:
     """The fitting problem and its held-out twin."""
-
-    def problem(suffix: str) -> Regression:
-        return Regression(
-            gram=need(moments, f"{name}_gram{suffix}"),
-            cross=need(moments, f"{name}_target{suffix}"),
-            energy=need(moments, f"{name}_energy{suffix}"),
-            tokens=need(moments, f"{name}_tokens{suffix}").item(),
-        )
-
-    return problem(""), problem("_held")
+    found = []
+    for suffix in ("", "_held"):
+        gram, cross, energy, tokens = (need(moments, f"{name}_{what}{suffix}") for what in REGRESSED)
+        found.append(Regression(gram=gram, cross=cross, energy=energy, tokens=tokens.item()))
+    return found[0], found[1]
 
 
 def output_regressions(part: OV, moments: Moments) -> tuple[Regression, Regression, Regression]:
@@ -110,13 +78,6 @@ PIECES = {
 """What a3+ adds to a3, by the names `without` takes."""
 
 
-def check_pieces(names: tuple[str, ...]) -> None:
-    """Refuse what is not a piece of a3+."""
-    for name in names:
-        if name not in PIECES:
-            raise unknown_name("piece of a3+", name, PIECES, "Use e.g. --without fold,values.")
-
-
 def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
     """Pairs or slots by what softmax sees, compensated; unrotated channels by SVD.     [math.md E-2, QK-1]"""
     P = part.num_pairs
@@ -128,7 +89,7 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
     C_q, C_k = a3.activation_moments(part, moments)
     rest = a3.unrotated(part, C_q, C_k)
     energy = a3.pair_energy(C_q, C_k, P)
-    carried = head_spectrum(energy, rest.values)
+    carried = fold.head_spectrum(energy, rest.values)
     if "slots0_gram" in moments:
         assert isinstance(rest, Basis)
         return replace(from_slots(part, moments, width, options, rest), spectrum=carried)
@@ -136,10 +97,10 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
     pairs = choose_pairs(part, moments, p, options)
     k_rest, q_rest = rest.maps(width - 2 * p)
     solution = Shrunk(
-        part=map_heads(
+        part=fold.map_heads(
             part,
-            q_map=compensated(head_maps(pairs.kept, P, q_rest), pairs, P),
-            k_map=head_maps(pairs.kept, P, k_rest),
+            q_map=compensated(fold.head_maps(pairs.kept, P, q_rest), pairs, P),
+            k_map=fold.head_maps(pairs.kept, P, k_rest),
             kept=pairs.kept,
         ),
         loss=pairs.loss.sum().item() + rest.loss(width - 2 * p).sum().item(),
@@ -157,10 +118,9 @@ def from_slots(part: QK, moments: Moments, width: int, options: Options, rest: B
     ridges = () if "compensate" in options.without else SLOT_RIDGES
     tried = []
     for number in range(sum(name.startswith("slots") and name.endswith("k_map") for name in moments)):
-        fit, held = (slot_scores(moments, number, suffix) for suffix in ("", "_held"))
+        fit, held = (_slot_scores(moments, number, suffix) for suffix in ("", "_held"))
         tried.append((compensate(fit, held, share=share, ridges=ridges), fit.joined(held, share)))
-    errors = torch.stack([e.unflatten(0, (-1, part.group)).sum(dim=-1) for (_, e), _ in tried])  # (n, k)
-    best = errors.argmin(dim=0)  # (k,)
+    best = torch.stack([a3.sum_groups(e, part.group) for (_, e), _ in tried]).argmin(dim=0)  # (n, k) -> (k,)
     best_h = best.repeat_interleave(part.group)
     c = _pick([c for (c, _), _ in tried], best_h)  # (h, 2p)
     loss = _pick([scores.error(c) for (c, _), scores in tried], best_h)
@@ -191,7 +151,7 @@ def _through_slots(
     number = torch.complex(c[:, :p], c[:, p:]).unsqueeze(-2)  # (h, 1, p)
     q_slots = slots.q_map.repeat_interleave(part.group, dim=0) * number
     nearest = (need(moments, "rates").unsqueeze(-1) - slots.rates.unsqueeze(-2)).abs().argmin(dim=-2)  # (k, p)
-    narrow = map_heads(
+    narrow = fold.map_heads(
         part,
         q_map=_block_diagonal(scaling * real_map(q_slots), q_rest.repeat_interleave(part.group, dim=0)),
         k_map=_block_diagonal(scaling * real_map(slots.k_map), k_rest),
@@ -200,7 +160,7 @@ def _through_slots(
     return replace(narrow, rates=slots.rates) if folded else narrow
 
 
-def slot_scores(moments: Moments, number: int, suffix: str) -> SlotScores:
+def _slot_scores(moments: Moments, number: int, suffix: str) -> SlotScores:
     gram, cross, energy = (need(moments, f"slots{number}_{name}{suffix}") for name in ("gram", "cross", "energy"))
     return SlotScores(gram=gram, cross=cross, energy=energy)
 
@@ -241,7 +201,7 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
     a3.refuse_shared_output(part)
     fit, held, both = output_regressions(part, moments)
     prior = part.W_o.to(SOLVE_DTYPE).flatten(0, 1)  # (h d, D)
-    T, carried = None, None
+    narrow, carried = part, None
     if width != part.width:
         assert both.penalty is not None
         heads = ridge(both, prior, CHOICE_STRENGTH).unflatten(0, (part.heads, -1))
@@ -253,24 +213,13 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
         else:
             energies = awake.diagonal().unflatten(0, (part.heads, -1))
             T = a3.gated_channels(replace(part, W_o=heads), energies, energies).maps(width)[0]
-        carried = spectrum(SINGULAR_VALUES, pooled_basis(both.gram, heads, kv_heads=kv_heads).values)
-        features = stacked(T, part.heads)
+        carried = fold.spectrum(fold.SINGULAR_VALUES, pooled_basis(both.gram, heads, kv_heads=kv_heads).values)
+        narrow, features = fold.map_values(part, T, part.W_o), stacked(T, part.heads)
         prior = projected(both.penalty, features, prior)
         fit, held, both = (problem.mapped(features) for problem in (fit, held, both))
     wanted = prior if "refit-o" in options.without else _refit(fit, held, prior, options)
-    W_o = wanted.unflatten(0, (part.heads, -1))
-    return Shrunk(
-        part=replace(
-            part,
-            W_v=part.W_v if T is None else like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ T),
-            b_v=part.b_v if T is None else map_rows(part.b_v, T),
-            W_o=like(part.W_o, W_o),
-            **({} if T is None else a3.gate_behind(part, T)),
-        ),
-        loss=max(0.0, both.error(wanted).item()),
-        total=both.energy.item(),
-        spectrum=carried,
-    )
+    W_o = fold.like(part.W_o, wanted.unflatten(0, (part.heads, -1)))
+    return _fitted(replace(narrow, W_o=W_o), both, wanted, carried)
 
 
 def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
@@ -282,21 +231,15 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     prior = part.W_down.to(SOLVE_DTYPE)
     narrow, carried = part, None
     if width != part.width:
-        carried = spectrum(NEURONS, neuron_scores(fit.energies(held), prior))
+        carried = fold.spectrum(fold.NEURONS, neuron_scores(fit.energies(held), prior))
         kept = choose_neurons(fit, held, prior, width, options)
-        narrow, prior = keep_neurons(part, kept), prior[kept]
+        narrow, prior = fold.keep_neurons(part, kept), prior[kept]
         fit, held = fit.chosen(kept), held.chosen(kept)
     else:
         fit, held = fit.whole(), held.whole()
     last = "refit-up" in options.without
     wanted = prior if "refit-down" in options.without else _refit(fit, held, prior, options, all_tokens=last)
-    both = fit.joined(held)
-    return Shrunk(
-        part=replace(narrow, W_down=like(part.W_down, wanted)),
-        loss=max(0.0, both.error(wanted).item()),
-        total=both.energy.item(),
-        spectrum=carried,
-    )
+    return _fitted(replace(narrow, W_down=fold.like(part.W_down, wanted)), fit.joined(held), wanted, carried)
 
 
 def choose_neurons(fit: Regression, held: Regression, W: Tensor, width: int, options: Options) -> Tensor:
@@ -317,19 +260,19 @@ def refit_up(part: MLP, moments: Moments, width: int, options: Options) -> Shrun
     steps = _refit(fit, held, torch.zeros_like(fit.cross), options)  # (K, 1)
     change = torch.tensordot(steps.squeeze(-1).to(vectors), vectors, dims=1).split(part.width, dim=-1)
     maps = {name: getattr(part, name) for name in ("W_up", "W_gate") if getattr(part, name) is not None}
-    both = fit.joined(held)
-    return Shrunk(
-        part=replace(
-            part, **{name: like(W, W.to(delta) + delta) for (name, W), delta in zip(maps.items(), change, strict=True)}
-        ),
-        loss=max(0.0, both.error(steps).item()),
-        total=both.energy.item(),
-    )
+    changed = {name: fold.like(W, W.to(delta) + delta) for (name, W), delta in zip(maps.items(), change, strict=True)}
+    return _fitted(replace(part, **changed), fit.joined(held), steps)
 
 
 def refit_down(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
     """W_down behind refitted neurons, from all tokens."""
     return solve_mlp(part, moments, part.width, replace(options, without=(*options.without, "refit-up")))
+
+
+def _fitted(part: OV | MLP, both: Regression, W: Tensor, spectrum: Spectrum | None = None) -> Shrunk:
+    """A part with fitted weights, and what they miss over all tokens."""
+    loss = max(0.0, both.error(W).item())
+    return Shrunk(part=part, loss=loss, total=both.energy.item(), spectrum=spectrum)
 
 
 def _refit(fit: Regression, held: Regression, prior: Tensor, options: Options, *, all_tokens: bool = True) -> Tensor:
@@ -339,17 +282,14 @@ def _refit(fit: Regression, held: Regression, prior: Tensor, options: Options, *
     return held_out_ridge(fit, held, prior, all_tokens=all_tokens)[0]
 
 
-MLP_READS = frozenset({"mlp_gram", "mlp_target", "mlp_energy", "mlp_tokens"})
+MLP_READS = "mlp_gram mlp_target mlp_energy mlp_tokens"
 A3_PLUS = ComponentMethod(
     name="a3+",
     summary="Refitted, compensated, repaired: the paper's components on two streams.",
     solvers={"qk": solve_qk, "ov": solve_ov, "mlp": solve_mlp, "refit-up": refit_up, "refit-down": refit_down},
     reads={
-        "qk": frozenset({"q", "k", "scores", "q_squares", "k_squares"}),
-        "ov": frozenset({"a_gram", "a_target", "a_energy", "a_tokens", "a_values"}),
-        "mlp": MLP_READS,
-        "refit-up": frozenset({INNER}),
-        "refit-down": MLP_READS,
+        **reads(qk="q k scores q_squares k_squares", ov="a_gram a_target a_energy a_tokens a_values", mlp=MLP_READS),
+        **reads(**{"refit-up": INNER, "refit-down": MLP_READS}),
     },
     streams="narrow",
     slot_reads=frozenset({"q", "k", "scores", "keys"}),

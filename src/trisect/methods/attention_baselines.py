@@ -9,7 +9,7 @@ from trisect.methods.a3 import solve_ov, solve_qk, sum_groups, weight_moment
 from trisect.methods.fold import like
 from trisect.methods.method import ComponentMethod, LinearMethod, Options, need
 from trisect.records.parts import OV, QK, Factored, Linear, Moments, Shrunk
-from trisect.solve import gram_weight, low_rank
+from trisect.solve.lowrank import gram_weight, low_rank
 
 # CLOVER is A3's problems for QK and OV with the identity in place of every input moment. Without RoPE this is the
 # truncated SVD of each head's W_q W_k^T and W_v W_o. Rotation stands between query and key, so with RoPE there is

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from trisect.methods.fold import keep_neurons
 from trisect.records.parts import MLP, Experts, Moments, Shrunk
-from trisect.solve import SOLVE_DTYPE, neuron_scores, top
+from trisect.solve.lowrank import SOLVE_DTYPE
+from trisect.solve.select import neuron_scores, top
 
 EXPERTS = "experts"
 """The step in front of a mixture's MLPs, which may drop some of them."""

@@ -1,16 +1,14 @@
-"""Spectra: what a cut is made on, in few enough numbers for a receipt.
-
-Energies, not their roots: what lies behind the cut is then the share of the objective that is lost.
-"""
+"""Maps folded into weights, neurons that stay, and spectra: what a cut is made on, in few numbers for a receipt."""
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trisect.records.parts import MLP, QK, Spectrum, even_ranks
-from trisect.solve import SOLVE_DTYPE
+from trisect.records.parts import MLP, OV, QK, Spectrum, even_ranks
+from trisect.solve.lowrank import SOLVE_DTYPE
 
 
 def map_heads(part: QK, *, q_map: Tensor, k_map: Tensor, kept: Tensor) -> QK:
@@ -27,12 +25,24 @@ def map_heads(part: QK, *, q_map: Tensor, k_map: Tensor, kept: Tensor) -> QK:
     )
 
 
+def map_values(part: OV, v_map: Tensor, W_o: Tensor) -> OV:
+    """OV behind the value map v_map (k, d, r), the gate's channels with it, and with new output weights."""
+    of_head = v_map.repeat_interleave(part.group, dim=0)
+    return replace(
+        part,
+        W_v=like(part.W_v, part.W_v.to(SOLVE_DTYPE) @ v_map),
+        b_v=map_rows(part.b_v, v_map),
+        W_o=like(part.W_o, W_o),
+        W_g=None if part.W_g is None else like(part.W_g, part.W_g.to(SOLVE_DTYPE) @ of_head),
+        b_g=map_rows(part.b_g, of_head),
+    )
+
+
 def head_maps(kept: Tensor, num_pairs: int, rest: Tensor) -> Tensor:
     """The whole head's map (k, d, r): ones for the kept pairs' channels, `rest` for the unrotated ones."""
-    k, p = kept.shape
-    s, r = rest.shape[-2:]
+    (k, p), (s, r) = kept.shape, rest.shape[-2:]
     whole = rest.new_zeros(k, 2 * num_pairs + s, 2 * p + r)
-    heads, slots = (torch.arange(k, device=kept.device).unsqueeze(-1), torch.arange(p, device=kept.device))
+    heads, slots = torch.arange(k, device=kept.device).unsqueeze(-1), torch.arange(p, device=kept.device)
     whole[heads, kept, slots] = 1.0
     whole[heads, kept + num_pairs, slots + p] = 1.0
     whole[:, 2 * num_pairs :, 2 * p :] = rest
@@ -49,14 +59,9 @@ def map_rows(bias: Tensor | None, maps: Tensor) -> Tensor | None:
 def keep_neurons(part: MLP, kept: Tensor) -> MLP:
     """The MLP with only the neurons at `kept`."""
     index = kept.to(part.W_down.device)
-    return replace(
-        part,
-        W_up=part.W_up[:, index],
-        W_gate=None if part.W_gate is None else part.W_gate[:, index],
-        W_down=part.W_down[index],
-        b_up=None if part.b_up is None else part.b_up[index],
-        b_gate=None if part.b_gate is None else part.b_gate[index],
-    )
+    inner: dict[str, Any] = {name: getattr(part, name) for name in ("W_up", "W_gate", "b_up", "b_gate")}
+    inner = {name: None if x is None else x[..., index] for name, x in inner.items()}
+    return replace(part, W_down=part.W_down[index], **inner)
 
 
 def like(old: Tensor, new: Tensor) -> Tensor:
@@ -64,9 +69,9 @@ def like(old: Tensor, new: Tensor) -> Tensor:
     return new.to(dtype=old.dtype, device=old.device).contiguous()
 
 
+# Energies, not their roots: what lies behind the cut is then the share of the objective that is lost.
 PAIRS, SINGULAR_VALUES, NEURONS = "rotation pairs", "squared singular values", "neuron scores"
-POINTS = 64
-DIGITS = 4
+POINTS, DIGITS = 64, 4
 
 # k = key or value heads, P = rotation pairs, s = unrotated slots
 
@@ -84,7 +89,6 @@ def spectrum(of: str, energies: Tensor) -> Spectrum | None:
     total = ranked.sum().item()
     if not 0 < total < math.inf:
         return None
-    length = len(ranked)
-    few = torch.tensor(even_ranks(length, min(length, POINTS)), device=ranked.device)
+    few = torch.tensor(even_ranks(len(ranked), min(len(ranked), POINTS)), device=ranked.device)
     shares = (ranked[few] / total).tolist()
-    return Spectrum(of=of, length=length, values=tuple(float(f"{share:.{DIGITS}g}") for share in shares))
+    return Spectrum(of=of, length=len(ranked), values=tuple(float(f"{share:.{DIGITS}g}") for share in shares))

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from trisect.methods.method import MaskMethod, Method, Options, Solver, need
 from trisect.records.parts import INPUTS, Linear, Masked, Moments
-from trisect.solve import SOLVE_DTYPE
+from trisect.solve.lowrank import SOLVE_DTYPE
 
 Choose = Callable[[Tensor, int], Tensor]
 """(scores (in, out), weights kept per output) -> which stay, (in, out) of bool."""

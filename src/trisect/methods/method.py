@@ -140,6 +140,11 @@ def solve(method: Method, component: str, part: Part, moments: Moments, *, width
     return solver(part, moments, width, options)
 
 
+def reads(**names: str) -> dict[str, frozenset[str]]:
+    """What the solvers of components read, from the moments' names: reads(qk="q k", mlp="mlp")."""
+    return {part: frozenset(text.split()) for part, text in names.items()}
+
+
 def need(moments: Moments, name: str) -> Tensor:
     """A moment by name, or the command that collects it."""
     if name not in moments:

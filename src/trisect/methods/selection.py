@@ -9,12 +9,13 @@ from functools import partial
 
 from torch import Tensor
 
-from trisect.methods.a3 import renormalise, sum_groups
+from trisect.methods.a3 import keep_pairs, sum_groups
 from trisect.methods.experts import drop_experts
-from trisect.methods.fold import head_maps, keep_neurons, map_heads
-from trisect.methods.method import ComponentMethod, Method, Options, need
+from trisect.methods.fold import keep_neurons
+from trisect.methods.method import ComponentMethod, Method, Options, need, reads
 from trisect.records.parts import MLP, QK, Moments, Shrunk
-from trisect.solve import SOLVE_DTYPE, Channels, pair_scores, split_width, top
+from trisect.solve.lowrank import SOLVE_DTYPE
+from trisect.solve.select import Channels, pair_scores, top
 
 # h = query heads, k = key heads, d = head width, P = rotation pairs, p = pairs kept, s = unrotated channels
 
@@ -27,18 +28,8 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, loudne
     x = loudness(moments, "x")
     q = sum_groups(channel_sizes(part.W_q, part.b_q, part.norm_q, x), part.group)  # (h, d) -> (k, d)
     k = channel_sizes(part.W_k, part.b_k, part.norm_k, x)
-    P = part.num_pairs
-    pairs, others = pair_scores(q, k, P), (q * k)[:, 2 * P :]  # (k, P), (k, s)
-    p = split_width(pairs, others, width)
-    kept, lost = top(pairs, p)
-    rest = Channels(values=others)
-    maps = head_maps(kept, P, rest.maps(width - 2 * p)[0])
-    solution = Shrunk(
-        part=map_heads(part, q_map=maps.repeat_interleave(part.group, dim=0), k_map=maps, kept=kept),
-        loss=(lost.sum() + rest.loss(width - 2 * p).sum()).item(),
-        total=(pairs.sum() + others.sum()).item(),
-    )
-    return renormalise(part, solution, kept, rest, moments, options)
+    rest = Channels(values=(q * k)[:, 2 * part.num_pairs :])  # (k, s)
+    return keep_pairs(part, pair_scores(q, k, part.num_pairs), rest, moments, width, options)
 
 
 def solve_mlp(part: MLP, moments: Moments, width: int, options: Options, *, loudness: Loudness) -> Shrunk:
@@ -72,27 +63,25 @@ def root_mean_square(moments: Moments, source: str) -> Tensor:
     return need(moments, f"{source}_energy").sqrt()
 
 
-def _selection(name: str, summary: str, loudness: Loudness, reads: Callable[[str], set[str]]) -> Method:
+def _selection(name: str, summary: str, loudness: Loudness, *, qk: str = "", mlp: str = "") -> Method:
     return ComponentMethod(
         name=name,
         summary=summary,
         solvers={"qk": partial(solve_qk, loudness=loudness), "mlp": partial(solve_mlp, loudness=loudness)},
         # The squares are only there, and only read, where a norm stands between projection and rotation.
-        reads={"qk": frozenset({"q_squares", "k_squares"} | reads("x")), "mlp": frozenset(reads("down"))},
+        reads=reads(qk=f"q_squares k_squares {qk}", mlp=mlp),
     )
 
 
 MAGNITUDE = _selection(
-    "magnitude",
-    "Baseline: pairs and neurons with the largest weights, the paper's abs(w).",
-    all_alike,
-    lambda source: set(),
+    "magnitude", "Baseline: pairs and neurons with the largest weights, the paper's abs(w).", all_alike
 )
 WANDA = _selection(
     "wanda",
     "Baseline: pairs and neurons by weight size times input loudness.",
     root_mean_square,
-    lambda source: {f"{source}_energy"},
+    qk="x_energy",
+    mlp="down_energy",
 )
 
 
@@ -105,6 +94,6 @@ REAP = ComponentMethod(
     name="reap",
     summary="Baseline: drops experts by their router-weighted output; nothing else changes.",
     solvers={"mlp": leave},
-    reads={"mlp": frozenset({"out_norm"})},
+    reads=reads(mlp="out_norm"),
     mixture=drop_experts,
 )

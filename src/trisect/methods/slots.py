@@ -13,17 +13,10 @@ from trisect.errors import TrisectError
 from trisect.methods import a3
 from trisect.methods.method import Options, need
 from trisect.records.parts import QK, Moments, Slots
-from trisect.solve import (
-    Pairs,
-    band_slots,
-    bands,
-    bilinear_energies,
-    complex_moment,
-    eliminate_pairs,
-    shared_basis,
-    split_width,
-    top,
-)
+from trisect.solve.lowrank import shared_basis
+from trisect.solve.ridge import Pairs, eliminate_pairs
+from trisect.solve.select import split_width, top
+from trisect.solve.slots import band_slots, bands, bilinear_energies, complex_moment
 
 PAIR_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 

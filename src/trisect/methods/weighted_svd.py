@@ -13,7 +13,8 @@ from torch import Tensor
 from trisect.methods.fold import like
 from trisect.methods.method import LinearMethod, Method, Options, Solver, need
 from trisect.records.parts import INPUTS, Factored, Linear, Moments
-from trisect.solve import SOLVE_DTYPE, InputWeight, Regression, diagonal_weight, gram_weight, low_rank, ridge
+from trisect.solve.lowrank import SOLVE_DTYPE, InputWeight, diagonal_weight, gram_weight, low_rank
+from trisect.solve.ridge import Regression, ridge
 
 ASVD_ALPHA = 0.5
 """The exponent of ASVD's paper."""

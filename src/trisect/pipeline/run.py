@@ -12,10 +12,10 @@ from trisect.calibrate import Progress, read_info
 from trisect.calibrate.texts import with_tokens
 from trisect.config import CalibrationConfig, CompressConfig, Increase
 from trisect.data import Tokens, tokens_from_tensor
-from trisect.errors import TrisectError
+from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method, solve
-from trisect.methods.a3plus import check_pieces
+from trisect.methods.a3plus import PIECES
 from trisect.methods.experts import EXPERTS, REFITS, STEPS
 from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
 from trisect.models import layer_views, left_whole, mark_compressed, original_widths, round_as_stored, shape_of
@@ -335,7 +335,7 @@ def with_receipt(
 def with_method_defaults(config: CompressConfig) -> CompressConfig:
     """The config with the method's allocation where the user named none; what it cannot do is refused."""
     method = get_method(config.method)
-    check_pieces(config.without)
+    check_names("piece of a3+", config.without, PIECES, "Use e.g. --without fold,values.")
     slots = isinstance(method, ComponentMethod) and method.slots is not None
     if not slots and (config.without or config.rope_scope != "head"):
         raise TrisectError(f"--without and --rope-scope are for a3+, not for {method.name}; leave them out.")

@@ -138,6 +138,8 @@ Part = QK | OV | MLP | Experts | Linear
 
 INNER = "inner"
 """Prefix of the regression of what an MLP lacks on what directions of its input weights change."""
+REGRESSED = ("gram", "target", "energy", "tokens")
+"""What a regression is made of, as NAME_gram and so on."""
 
 
 @dataclass(frozen=True, kw_only=True)
