@@ -34,17 +34,3 @@ def collect(
         with recording(view, Accumulator(reads(view.index), shared=windows.shared)) as accumulator:
             stream.advance(view, progress=progress)
         yield view, accumulator.means(view.index)
-
-
-__all__ = [
-    "READINGS",
-    "MomentsInfo",
-    "Progress",
-    "Stream",
-    "TwoStreams",
-    "collect",
-    "fisher_information",
-    "load_moments",
-    "read_info",
-    "save_moments",
-]

@@ -30,9 +30,8 @@ class DrawnAnswers:
         self, model: nn.Module, views: list[LayerView], ids: Tensor, *, draws: int, batch_size: int | None, seed: int
     ):
         self.model, self.ids, self.draws = model, ids, draws
-        self.stream = Stream.embed(
-            model, views, in_batches(ids, batch_size=batch_size).batches, copies=len(views) * draws
-        )
+        batches = in_batches(ids, batch_size=batch_size).batches
+        self.stream = Stream.embed(model, views, batches, copies=len(views) * draws)
         """The dense model's states in front of the layer whose turn it is."""
         self._generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         onward, inputs = self.stream.copy(), []
@@ -80,10 +79,8 @@ class DrawnAnswers:
             with stage("backward"), torch.enable_grad():
                 output = onward.through(view, number, states)
                 for draw, gradients in enumerate(behind):
-                    last = draw + 1 == len(behind)
-                    found[draw].append(
-                        torch.autograd.grad(output, states, gradients[number], retain_graph=not last)[0]
-                    )
+                    more = draw + 1 < len(behind)
+                    found[draw].append(torch.autograd.grad(output, states, gradients[number], retain_graph=more)[0])
         return found
 
     def begin(self, view: LayerView) -> None:
@@ -125,33 +122,25 @@ def fisher_information(
     sums: list[dict[str, Tensor]] = [{} for _ in views]
     device = next(model.parameters()).device
     with _differentiating(model, views):
-        for number, window in enumerate(ids):
-            _backward(model, window.unsqueeze(0).to(device))
+        for number, window in enumerate(ids.to(device)):
+            logits = model(input_ids=window.unsqueeze(0), use_cache=False).logits
+            loss = nn.functional.cross_entropy(logits[0, :-1].float(), window[1:])
+            if not loss.isfinite():
+                raise TrisectError(
+                    "The loss on the calibration text is not finite, so it has no gradient; load the model in a "
+                    "wider dtype (--dtype float32), or check the checkpoint."
+                )
+            loss.backward()
             for view, total in zip(views, sums, strict=True):
-                _add_squares(view, total)
+                for name in view.linears():
+                    gradient = view.gradient(name)
+                    assert gradient is not None
+                    key, rows = f"{name}_fisher", gradient.double().square().sum(dim=1)  # (in, out) -> (in,)
+                    total[key] = total[key] + rows if key in total else rows
             model.zero_grad(set_to_none=True)
             if progress is not None:
                 progress("fisher", number + 1, len(ids))
     return [{name: total / len(ids) for name, total in layer.items()} for layer in sums]
-
-
-def _backward(model: nn.Module, window: Tensor) -> None:
-    logits = model(input_ids=window, use_cache=False).logits
-    loss = nn.functional.cross_entropy(logits[0, :-1].float(), window[0, 1:])
-    if not loss.isfinite():
-        raise TrisectError(
-            "The loss on the calibration text is not finite, so it has no gradient; load the model in a "
-            "wider dtype (--dtype float32), or check the checkpoint."
-        )
-    loss.backward()
-
-
-def _add_squares(view: LayerView, total: dict[str, Tensor]) -> None:
-    for name in view.linears():
-        gradient = view.gradient(name)
-        assert gradient is not None
-        key, rows = f"{name}_fisher", gradient.double().square().sum(dim=1)  # (in, out) -> (in,)
-        total[key] = total[key] + rows if key in total else rows
 
 
 @contextmanager
@@ -159,10 +148,9 @@ def _differentiating(model: nn.Module, views: list[LayerView]) -> Iterator[None]
     """Only the linear maps' weights take gradients; every parameter gets its own flag back."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     model.requires_grad_(False)
-    for view in views:
-        for module in view.projections():
-            for parameter in module.parameters():
-                parameter.requires_grad_(parameter.ndim > 1)
+    for module in (module for view in views for module in view.projections()):
+        for parameter in module.parameters():
+            parameter.requires_grad_(parameter.ndim > 1)
     try:
         with torch.enable_grad():
             yield

@@ -1,6 +1,6 @@
 """An MLP to first order in W_up and W_gate, over the calibration tokens.   [math.md F-8]"""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,7 +57,11 @@ class Linearised:
         tokens = {held: self._sum(held, lambda x, s, r: torch.tensor(float(len(x)))).item() for held in (False, True)}
         n = max(1.0, tokens[False])
         right = self._sum(False, lambda x, s, r: self.pull(r, x, s)) / n
-        found = krylov(right, lambda v: self._product(v) / n, self._metric(n), DIRECTIONS)
+
+        def normal(v: Tensor) -> Tensor:
+            return self._sum(False, lambda x, s, r: self.pull(self.change(v, x, s), x, s)) / n
+
+        found = krylov(right, normal, self._metric(n), DIRECTIONS)
         energy = {held: self._sum(held, lambda x, s, r: r.double().square().sum()) for held in tokens}
         apart = self._sum(True, lambda x, s, r: self._projected(found.vectors, x, s, r)) / max(1.0, tokens[True])
         named = {
@@ -73,20 +77,14 @@ class Linearised:
             named[f"{INNER}_energy{suffix}"] = energy[held] / max(1.0, tokens[held])
         return named
 
-    def _rows(self, held: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        every = zip(self.x, self.slopes, self.missing, self.held, strict=True)
-        return ((x, slopes, missing) for x, slopes, missing, apart in every if apart == held)
-
     def _sum(self, held: bool, of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         """Over all batches of one set, in all processes."""
         # Of no tokens first: a process that has none adds zeros of the right shape.
         total = of(self.x[0][:0], self.slopes[0][:0], self.missing[0][:0])
-        for rows in self._rows(held):
-            total = total + of(*rows)
+        for *rows, apart in zip(self.x, self.slopes, self.missing, self.held, strict=True):
+            if apart == held:
+                total = total + of(*rows)
         return all_reduce({"sum": total})["sum"] if self.shared else total
-
-    def _product(self, v: Tensor) -> Tensor:
-        return self._sum(False, lambda x, s, r: self.pull(self.change(v, x, s), x, s))
 
     def _metric(self, tokens: float) -> Metric:
         """What J^T J would be of neurons that have nothing to do with each other, nor slopes with inputs."""
@@ -118,9 +116,8 @@ def lift(modules: dict[str, nn.Module], down: nn.Module, tell: Callable[..., Non
     def end(module: Any, args: Any) -> tuple[Tensor]:
         torch.set_grad_enabled(False)
         neurons: Tensor = args[0]
-        slopes = dict(
-            zip(leaves, torch.autograd.grad(neurons, list(leaves.values()), torch.ones_like(neurons)), strict=True)
-        )
+        found = torch.autograd.grad(neurons, list(leaves.values()), torch.ones_like(neurons))
+        slopes = dict(zip(leaves, found, strict=True))
         leaves.clear()
         tell(seen.pop("x"), {name: columns(name, slopes[at]) for name, at in modules.items()}, neurons.detach())
         return (neurons.detach(),)

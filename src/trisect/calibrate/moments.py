@@ -17,7 +17,7 @@ from trisect.calibrate.scores import QuerySampler
 from trisect.errors import TrisectError
 from trisect.models.experts import ExpertView
 from trisect.models.view import LayerView
-from trisect.records.parts import INNER, MLP, REGRESSED
+from trisect.records.parts import INNER, INPUTS, MLP, REGRESSED
 from trisect.solve.ridge import products
 from trisect.support.clock import stage
 from trisect.support.distributed import all_reduce
@@ -47,24 +47,13 @@ def channel_energy(x: Tensor) -> Tensor:
     return rows(x).double().square().sum(dim=0)
 
 
-def channel_size(x: Tensor) -> Tensor:
-    """Magnitudes, (..., I) -> (I,)."""
-    return rows(x).double().abs().sum(dim=0)
-
-
-def row_norms(x: Tensor) -> Tensor:
-    """(..., D) -> (1,): the rows' lengths."""
-    return rows(x).double().norm(dim=-1).sum().reshape(1)
-
-
 def input_gram(x: Tensor) -> Tensor:
     """(..., I) -> (I, I): products of one batch in float32 at least, the running sum in float64.
 
     Float64 products of an MLP's width would take most of the run, and the numerical floor of whoever reads
     this is far above the rounding of a batch.
     """
-    x = rows(x)
-    return products(x, x)
+    return products(rows(x), rows(x))
 
 
 def rows(x: Tensor) -> Tensor:
@@ -90,10 +79,10 @@ READINGS: dict[str, Reading] = {
     "q_squares": Reading(tap="q_raw", sum=square_grams),
     "k_squares": Reading(tap="k_raw", sum=square_grams),
     "mlp": Reading(tap="down", sum=channel_energy),
-    "out_norm": Reading(tap="out", sum=row_norms),
+    "out_norm": Reading(tap="out", sum=lambda x: rows(x).double().norm(dim=-1).sum().reshape(1)),
     **{f"{tap}_gram": Reading(tap=tap, sum=input_gram) for tap in ("x", "up", "down")},
-    **{f"{tap}_abs": Reading(tap=tap, sum=channel_size) for tap in ("x", "a", "up", "down")},
-    **{f"{tap}_energy": Reading(tap=tap, sum=channel_energy) for tap in ("x", "a", "up", "down")},
+    **{f"{tap}_abs": Reading(tap=tap, sum=lambda x: rows(x).double().abs().sum(dim=0)) for tap in INPUTS.values()},
+    **{f"{tap}_energy": Reading(tap=tap, sum=channel_energy) for tap in INPUTS.values()},
 }
 
 # Regressions of a target on what is observed: name -> tap. Each gives NAME_gram, NAME_target, NAME_energy and
@@ -132,22 +121,24 @@ class Accumulator:
         shared: bool = False,
         place: str = "device",
     ):
-        regressed = {name for name in REGRESSIONS if f"{name}_target" in names}
-        covered = {f"{name}_{what}" for name in regressed for what in REGRESSED}
-        self.readings = sorted(names - covered - SAMPLED - {VALUES, INNER})
-        self.values = VALUES in names
-        self.regressed = sorted(regressed)
-        self.sampler = sampler
+        self.names, self.place, self.sampler = names, place, sampler
         self.shared = shared
         """Other processes have sums of other windows, to be added up."""
+        self.regressed = sorted(name for name in REGRESSIONS if f"{name}_target" in names)
+        covered = {f"{name}_{what}" for name in self.regressed for what in REGRESSED}
+        self.readings = sorted(names - covered - SAMPLED - {VALUES, INNER})
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = {}
         self.held = False
         self.goal: Goal | None = None
-        self.names, self.place = names, place
         self.linearised = Linearised(place=place, shared=shared) if INNER in names else None
         self.experts: dict[str, Accumulator] = {}
         """By expert, what its own tokens add up to."""
+
+    @property
+    def suffix(self) -> str:
+        """Of names that fitting and held-out tokens have apart."""
+        return "_held" if self.held else ""
 
     @property
     def wants_mlp(self) -> bool:
@@ -161,25 +152,21 @@ class Accumulator:
         found.held = self.held
         return found
 
+    @stage("grams")
     def __call__(self, tap: str, *observed: Any) -> None:
-        with stage("grams"):
-            self._observe(tap, *observed)
-
-    def _observe(self, tap: str, *observed: Any) -> None:
         if tap == "rotated":
             if self.sampler is not None:
                 found, count = self.sampler(*observed)
-                suffix = "_held" if self.held else ""
                 for name, total in found.items():
-                    self._add(f"{name}{suffix}", total, count)
-                self._add(f"scores_tokens{suffix}", torch.tensor(float(count), dtype=torch.float64), 0)
+                    self._add(f"{name}{self.suffix}", total, count)
+                self.count(count, f"scores_tokens{self.suffix}")
             return
         x: Tensor = observed[0]
         tokens = x.shape[0] * x.shape[1] if x.ndim == 4 else x.numel() // x.shape[-1]
         for name in self.readings:
             if READINGS[name].tap == tap:
                 self._add(name, READINGS[name].sum(x), tokens)
-        if tap == "v" and self.values:
+        if tap == "v" and VALUES in self.names:
             self._add(VALUES, head_grams(x * self._root("a").reshape(*x.shape[:2], 1, 1)), tokens)
         for name in self.regressed:
             if REGRESSIONS[name] == tap:
@@ -192,14 +179,12 @@ class Accumulator:
 
     def _regress(self, name: str, x: Tensor, tokens: int) -> None:
         assert self.goal is not None
-        tap = REGRESSIONS[name]
-        root = self._root(tap)
-        x, y = (x * root).to(x.dtype), rows(self.goal.target(tap)) * root
-        suffix = "_held" if self.held else ""
-        self._add(f"{name}_gram{suffix}", input_gram(x), tokens)
-        self._add(f"{name}_target{suffix}", products(x, y), tokens)
-        self._add(f"{name}_energy{suffix}", y.double().square().sum(), tokens)
-        self._add(f"{name}_tokens{suffix}", torch.tensor(float(tokens), dtype=torch.float64), 0)
+        root = self._root(REGRESSIONS[name])
+        x, y = (x * root).to(x.dtype), rows(self.goal.target(REGRESSIONS[name])) * root
+        self._add(f"{name}_gram{self.suffix}", input_gram(x), tokens)
+        self._add(f"{name}_target{self.suffix}", products(x, y), tokens)
+        self._add(f"{name}_energy{self.suffix}", y.double().square().sum(), tokens)
+        self.count(tokens, f"{name}_tokens{self.suffix}")
 
     def goal_of(self, tokens: Any, target: Tensor, weight: str | None = None) -> Goal:
         """The goal of one expert: its own target for some tokens of the batch, with their weights."""
@@ -216,9 +201,9 @@ class Accumulator:
         each = torch.cat([rows(slopes[name]) for name in MAPS if name in slopes], dim=-1) * root  # (n, N)
         self.linearised.append(rows(x), each.to(x.dtype), missing.to(x.dtype), W_down, held=self.held)
 
-    def count(self, tokens: int) -> None:
+    def count(self, tokens: int, name: str = OBSERVED) -> None:
         """Note how many tokens were observed."""
-        self._add(OBSERVED, torch.tensor(float(tokens), dtype=torch.float64), 0)
+        self._add(name, torch.tensor(float(tokens), dtype=torch.float64), 0)
 
     def _add(self, name: str, value: Tensor, count: int) -> None:
         if name in self.sums:
@@ -229,8 +214,12 @@ class Accumulator:
 
     def means(self, layer: int) -> dict[str, Tensor]:
         """Second moments per token, in the place of the sums; a non-finite one names layer and tensor."""
-        if self.shared:
-            self._add_up()
+        if self.shared:  # other processes' sums, and how many tokens are in them
+            counts = torch.tensor([self.counts[name] for name in sorted(self.sums)], dtype=torch.int64)
+            with stage("share"):
+                self.sums = all_reduce(self.sums)
+                totals = all_reduce({"counts": counts})["counts"].tolist()
+            self.counts = dict(zip(sorted(self.sums), totals, strict=True))
         found = {}
         for name in list(self.sums):
             total = self.sums.pop(name)
@@ -254,14 +243,6 @@ class Accumulator:
             return in_main_memory(mean.float())
         return mean
 
-    def _add_up(self) -> None:
-        """With those of the other processes."""
-        counts = torch.tensor([self.counts[name] for name in sorted(self.sums)], dtype=torch.int64)
-        with stage("share"):
-            self.sums = all_reduce(self.sums)
-            totals = all_reduce({"counts": counts})["counts"].tolist()
-        self.counts = dict(zip(sorted(self.sums), totals, strict=True))
-
 
 @contextmanager
 def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator]:
@@ -276,7 +257,16 @@ def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
         names = ("up", "down") if "mlp" in view.components else ()
         handles = [view.module(name).register_forward_pre_hook(hook(name)) for name in names]
         if names and accumulator.linearised is not None:
-            handles += linearise(view, accumulator)
+            part = view.part("mlp")
+            assert isinstance(part, MLP)
+            W_down = part.W_down
+            maps = {name: view.module(name) for name in view.linears() if name in MAPS}
+            handles += lift(
+                maps,
+                view.module("down"),
+                lambda x, slopes, features: accumulator.linearise(x, slopes, rows(features), W_down),
+                view.columns,
+            )
     attention = view.own()
     if attention is not None:
         attention.tap = accumulator
@@ -290,62 +280,38 @@ def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
             handle.remove()
 
 
-def linearise(view: LayerView, accumulator: Accumulator) -> list[Any]:
-    """Hooks that note how the layer's MLP answers to a change of its input maps."""
-    part = view.part("mlp")
-    assert isinstance(part, MLP)
-
-    def tell(x: Tensor, slopes: dict[str, Tensor], features: Tensor) -> None:
-        accumulator.linearise(x, slopes, rows(features), part.W_down)
-
-    maps = {name: view.module(name) for name in view.linears() if name in MAPS}
-    return lift(maps, view.module("down"), tell, view.columns)
-
-
 # E = experts, k = experts per token
 
 
 def observe_experts(view: ExpertView, accumulator: Accumulator) -> list[Any]:
     """Hooks that show every expert's own accumulator what its tokens make of it.          [math.md G-1, G-2]"""
     noted: dict[str, Any] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        return lambda module, args: noted.update({name: args})
+    down = None if view.shared is None else view.shared.down_proj
 
     def add(module: Any, args: Any, output: Any) -> None:
-        missing = _missing(accumulator, output)
+        missing = None  # what all experts together lack of their target, (n, D)
+        if accumulator.goal is not None and (accumulator.regressed or accumulator.linearised):
+            target = accumulator.goal.target("down")
+            output = output[0] if isinstance(output, tuple) else output
+            missing = (target - output.reshape(target.shape)).flatten(0, -2)
         _add_routed(view, accumulator, noted["routed"], missing=missing)
-        if view.shared is not None:
+        if down is not None:
             _add_shared(view, accumulator, noted["shared"], args[0], missing=missing)
 
-    handles = [view.module.register_forward_pre_hook(note("routed")), view.block.register_forward_hook(add)]
-    if view.shared is not None and accumulator.linearised is not None:
+    handles = [
+        view.module.register_forward_pre_hook(lambda module, args: noted.update(routed=args)),
+        view.block.register_forward_hook(add),
+    ]
+    if down is not None and accumulator.linearised is not None:
         maps = {name: getattr(view.shared, f"{name}_proj") for name in MAPS}
-        lifted = lift(
-            maps, view.shared.down_proj, lambda *seen: noted.update(shared=seen), lambda name, slopes: slopes
-        )
-        handles += lifted
-    elif view.shared is not None:
-        handles.append(
-            view.shared.down_proj.register_forward_pre_hook(
-                lambda module, args: noted.update(shared=(None, {}, args[0]))
-            )
-        )
+        handles += lift(maps, down, lambda *seen: noted.update(shared=seen), lambda name, slopes: slopes)
+    elif down is not None:
+        note = down.register_forward_pre_hook(lambda module, args: noted.update(shared=(None, {}, args[0])))
+        handles.append(note)
     return handles
 
 
-def _missing(accumulator: Accumulator, output: Any) -> Tensor | None:
-    """What all experts together lack of their target, (n, D); None where nothing is regressed."""
-    if accumulator.goal is None or not (accumulator.regressed or accumulator.linearised):
-        return None
-    output = output[0] if isinstance(output, tuple) else output
-    target = accumulator.goal.target("down")
-    return (target - output.reshape(target.shape)).flatten(0, -2)
-
-
-def _add_routed(
-    view: ExpertView, accumulator: Accumulator, call: tuple[Tensor, ...], *, missing: Tensor | None
-) -> None:
+def _add_routed(view: ExpertView, accumulator: Accumulator, call: Any, *, missing: Tensor | None) -> None:
     """What the routed experts were called with, seen by each."""
     for number, (tokens, inputs, gate, share) in enumerate(view.routes(*call)):
         features = view.features(number, inputs) * gate
@@ -362,22 +328,20 @@ def _add_routed(
         mine.count(len(tokens))
 
 
-def _add_shared(
-    view: ExpertView, accumulator: Accumulator, seen: tuple[Any, ...], x: Tensor, *, missing: Tensor | None
-) -> None:
+def _add_shared(view: ExpertView, accumulator: Accumulator, seen: Any, x: Tensor, *, missing: Tensor | None) -> None:
     """The expert that every token passes, and half of what is missing with it."""
     inputs, slopes, features = seen
-    given = view.shared_gate(rows(x))
+    given, W_down = view.shared_gate(rows(x)), view.shared.down_proj.weight.mT
     gate: Tensor | float = 1.0 if given is None else given
     features = rows(features) * gate
     mine = accumulator.expert("shared")
-    if missing is not None:
-        mine.goal = accumulator.goal_of(slice(None), features @ view.shared.down_proj.weight.mT + missing / 2)
     if missing is not None and view.paths.apart:
         assert accumulator.goal is not None
         mine.goal = accumulator.goal_of(slice(None), rows(accumulator.goal.target("shared")), "shared")
+    elif missing is not None:
+        mine.goal = accumulator.goal_of(slice(None), features @ W_down + missing / 2)
     if mine.linearised is not None:
         slopes = {name: rows(slope) * gate for name, slope in slopes.items()}
-        mine.linearise(inputs, slopes, features, view.shared.down_proj.weight.mT)
+        mine.linearise(inputs, slopes, features, W_down)
     mine("down", features)
     mine.count(len(features))

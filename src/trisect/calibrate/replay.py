@@ -9,11 +9,12 @@ import tempfile
 import weakref
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -74,10 +75,6 @@ def choose_place(asked: str, *, device: torch.device, needed: int) -> str:
     return "disk"
 
 
-def _beside(tensor: Tensor) -> Fetch:
-    return lambda: tensor
-
-
 def in_main_memory(x: Tensor) -> Tensor:
     """The tensor there, in pages that stay: a GPU fetches from those many times as fast as from others."""
     if not x.is_cuda:
@@ -106,7 +103,11 @@ def _on_disk(tensor: Tensor) -> Fetch:
     return fetch
 
 
-_KEEPERS: dict[str, Callable[[Tensor], Fetch]] = {"device": _beside, "host": _in_main_memory, "disk": _on_disk}
+_KEEPERS: dict[str, Callable[[Tensor], Fetch]] = {
+    "device": lambda tensor: lambda: tensor,
+    "host": _in_main_memory,
+    "disk": _on_disk,
+}
 
 
 # Tokens per forward pass when the caller does not say: enough to keep the matrix units busy.
@@ -142,24 +143,22 @@ def in_batches(ids: Tensor, *, batch_size: int | None = None, hold_out: bool = F
     sets = torch.arange(len(ids)).split([len(ids) - num_held, num_held])
     shared = split and distributed.world_size() > 1
     if shared:
-        sets = tuple(numbers.tensor_split(distributed.world_size())[distributed.rank()] for numbers in sets)
+        processes = distributed.world_size()
+        sets = tuple(numbers.tensor_split(processes)[distributed.rank()] for numbers in sets)
         if not len(sets[0]) or (hold_out and not len(sets[1])):
-            needed = distributed.world_size() * (HELD_SHARE if hold_out else 1)
             raise TrisectError(
-                f"{len(ids)} calibration windows are too few for {distributed.world_size()} processes; "
-                f"use --samples {needed} or more."
+                f"{len(ids)} calibration windows are too few for {processes} processes; "
+                f"use --samples {processes * (HELD_SHARE if hold_out else 1)} or more."
             )
-    batches = [[numbers[start : start + size] for start in range(0, len(numbers), size)] for numbers in sets]
-    numbers = [batch for batches_of_set in batches for batch in batches_of_set]
-    return Windows(batches=[ids[batch] for batch in numbers], numbers=numbers, num_held=len(batches[1]), shared=shared)
+    fit, held = ([batch for batch in numbers.split(size) if len(batch)] for numbers in sets)
+    return Windows(batches=[ids[batch] for batch in fit + held], numbers=fit + held, num_held=len(held), shared=shared)
 
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, total)."""
 
 
-@dataclass(frozen=True)
-class LayerCall:
+class LayerCall(NamedTuple):
     """Everything a layer is called with besides the hidden states."""
 
     args: tuple[Any, ...]
@@ -265,35 +264,33 @@ def _take_notes(
     """The first layer's hidden states, and each layer's other arguments (only the first's, if so asked)."""
     notes: list[LayerCall] = []
     first: list[Tensor] = []
-    recorded = views if all_layers else views[:1]
-    device = next(model.parameters()).device
-    with _noting(recorded, notes, first):
-        try:
-            model(input_ids=batch.to(device), use_cache=False)
-        except _LastNoteTaken:
-            pass
+    views = views if all_layers else views[:1]
+
+    def note(view: LayerView, *args: Any, **kwargs: Any) -> Tensor:
+        """Pass the hidden states on; the last layer leaves the forward."""
+        states, args = (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
+        notes.append(LayerCall(args, kwargs))
+        first.append(states)
+        if view is views[-1]:
+            raise _LastNoteTaken
+        return states
+
+    with _forwards(views, note), suppress(_LastNoteTaken):
+        model(input_ids=batch.to(next(model.parameters()).device), use_cache=False)
     return first[0], notes
 
 
 @contextmanager
-def _noting(views: list[LayerView], notes: list[LayerCall], first: list[Tensor]) -> Iterator[None]:
-    """Layers note their arguments and pass the hidden states on; the last one leaves the forward."""
+def _forwards(views: list[LayerView], forward: Callable[..., Tensor]) -> Iterator[None]:
+    """Layers whose forward is another one, called with the view first; it gives hidden states."""
 
-    def note(view: LayerView) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            states, args, kwargs = _without_states(args, kwargs)
-            notes.append(LayerCall(args, kwargs))
-            if not first:
-                first.append(states)
-            if view is views[-1]:
-                raise _LastNoteTaken
-            return (states, None) if view.family.tuple_output else states
-
-        return forward
+    def instead(view: LayerView, *args: Any, **kwargs: Any) -> Any:
+        states = forward(view, *args, **kwargs)
+        return (states, None) if view.family.tuple_output else states
 
     try:
         for view in views:
-            view.layer.forward = note(view)
+            view.layer.forward = partial(instead, view)
         yield
     finally:
         for view in views:
@@ -308,19 +305,8 @@ def answering(model: Any, views: list[LayerView], states: Tensor) -> Iterator[No
     try:
         if store is not None:  # nobody's weights are read for this
             store.present_now.update(range(len(views)))
-        for view in views:
-            answer = (states, None) if view.family.tuple_output else states
-            view.layer.forward = lambda *_, answer=answer, **__: answer
-        yield
+        with _forwards(views, lambda *_, **__: states):
+            yield
     finally:
-        for view in views:
-            del view.layer.forward
         if store is not None:
             store.present_now = present
-
-
-def _without_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
-    if args:
-        return args[0], args[1:], kwargs
-    rest = dict(kwargs)
-    return rest.pop("hidden_states"), args, rest

@@ -1,6 +1,6 @@
-"""The norm in front of the head, scaled so that the head reads what comes closest to the dense model's."""
+"""Two streams of hidden states, the dense model's and the narrow one's, and the last norm that joins them again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -73,13 +73,10 @@ class TwoStreams:
             readings.append(KeyCovariances(rates))
         self.before = self.dense.hidden.copy()
         accumulator = self._accumulator(view, names, readings)
-        self.attention_out = States(place=self.before.place)
-        self.mlp_out = States(place=self.before.place)
-        self.beside_out = States(place=self.before.place)
-        self.shared_out = States(place=self.before.place)
-        both = _keeping(view.mixer, self.attention_out), _keeping(view.mlp_output, self.mlp_out)
-        more = _keeping(view.beside, self.beside_out), _keeping(view.mlp_beside, self.shared_out)
-        with recording(view, accumulator), both[0], both[1], more[0], more[1]:
+        kept = {module: States(place=self.before.place) for module in ("mixer", "mlp_output", "beside", "mlp_beside")}
+        self.attention_out, self.mlp_out, self.beside_out, self.shared_out = kept.values()
+        hooks = [(getattr(view, module), _keep(outputs)) for module, outputs in kept.items()]
+        with recording(view, accumulator), _hooked(*hooks):
             self.dense.advance(view, progress=progress, before=partial(self._announce, accumulator))
         found = accumulator.means(view.index)
         if "keys" in found and rates is not None and self.rotation is not None:
@@ -104,9 +101,10 @@ class TwoStreams:
             readings.append(PairGrams(view.pairs))
         accumulator = self._accumulator(view, names, readings)
         attended, beside = States(), States()
-        attention_only = component in ("qk", "ov")
-        kept = _keeping(view.mixer, attended), _keeping(view.beside, beside)
-        with recording(view, accumulator), kept[0], kept[1], _stopping(view, attention_only):
+        # Behind attention the MLP has nothing to say yet.
+        last = view.attention if component in ("qk", "ov") else None
+        hooks = (view.mixer, _keep(attended)), (view.beside, _keep(beside)), (last, _stop)
+        with recording(view, accumulator), _hooked(*hooks):
             for number, states in enumerate(self.narrow.hidden):
                 self._announce(accumulator, number)
                 attended.clear()
@@ -143,9 +141,9 @@ class TwoStreams:
         None also where layers are not told positions, without which pairs cannot turn at rates of their own.
         """
         told = all(calls[view.index].kwargs.get("position_ids") is not None for calls in self.dense.calls.values())
-        part = view.part("qk") if view.pairs and self.rotation is not None and told else None
-        if part is None or self.rotation is None:
+        if not view.pairs or self.rotation is None or not told:
             return None
+        part = view.part("qk")
         assert isinstance(part, QK)
         return part.rates if part.rates is not None else self.rotation.rates[part.frequencies]
 
@@ -193,21 +191,30 @@ class TwoStreams:
 
 
 @contextmanager
-def _keeping(projection: nn.Module | None, outputs: States) -> Iterator[None]:
-    """Keep a projection's outputs without their bias, which narrow and dense model share."""
+def _hooked(*hooks: tuple[nn.Module | None, Callable[..., None]]) -> Iterator[None]:
+    """Modules with forward hooks, which are taken off again."""
+    handles = [module.register_forward_hook(hook) for module, hook in hooks if module is not None]
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _keep(outputs: States) -> Callable[..., None]:
+    """A hook that keeps outputs without their bias, which narrow and dense model share."""
 
     def keep(module: Any, args: Any, output: Any) -> None:
         output, bias = output[0] if isinstance(output, tuple) else output, getattr(module, "bias", None)
         # A copy: some layers add to the output where it lies.
         outputs.append(output - bias if isinstance(bias, Tensor) else output.clone())
 
-    handle = None if projection is None else projection.register_forward_hook(keep)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        if handle is not None:
-            handle.remove()
+    return keep
+
+
+def _stop(module: Any, args: Any, output: Any) -> None:
+    raise _Enough
 
 
 def _kept(outputs: States, number: int, like: Tensor) -> Tensor:
@@ -218,21 +225,6 @@ def _kept(outputs: States, number: int, like: Tensor) -> Tensor:
 def _plus(stream: Tensor, view: LayerView, beside: Any, number: int) -> Tensor:
     """The stream with what is added to it beside attention, where anything is."""
     return stream + view.beside_scale * _kept(beside, number, stream) if len(beside) else stream
-
-
-@contextmanager
-def _stopping(view: LayerView, wanted: bool) -> Iterator[None]:
-    """Leave the layer behind its attention: the MLP has nothing to say yet."""
-
-    def stop(module: Any, args: Any, output: Any) -> None:
-        raise _Enough
-
-    handle = view.attention.register_forward_hook(stop) if wanted else None
-    try:
-        yield
-    finally:
-        if handle is not None:
-            handle.remove()
 
 
 def wide(x: Tensor) -> Tensor:
@@ -268,12 +260,7 @@ def last_norm(model: nn.Module, family: Family) -> nn.Module | None:
     """The norm between the last layer and the head; None in a model that goes without."""
     decoder = model.get_submodule(family.layers.rpartition(".")[0])
     if not hasattr(decoder, family.last_norm):
-        near = [name for name, _ in decoder.named_children()]
-        raise unknown_name(
-            f"last norm of family {family.name}",
-            family.last_norm,
-            near,
-            "Give the family its last_norm=..., or add --without tail.",
-        )
+        near, hint = dict(decoder.named_children()), "Give the family its last_norm=..., or add --without tail."
+        raise unknown_name(f"last norm of family {family.name}", family.last_norm, near, hint)
     norm: nn.Module | None = getattr(decoder, family.last_norm)
     return norm
