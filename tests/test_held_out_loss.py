@@ -15,5 +15,5 @@ def test_the_judged_loss_is_the_models_own(name: str) -> None:
     with torch.no_grad():
         expected = model(ids, labels=ids).loss.item()
     assert held_out_loss.loss(0) == pytest.approx(expected, rel=1e-5)
-    held_out_loss.advance(layer_views(model)[0])
+    held_out_loss.stream.advance(layer_views(model)[0])
     assert held_out_loss.loss(1) == pytest.approx(expected, rel=1e-5)

@@ -1,7 +1,6 @@
 """Measure loss curves: narrow one component of one layer at a time and see what the whole model loses."""
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -35,29 +34,19 @@ class HeldOutLoss:
         batches = in_batches(ids, batch_size=batch_size).batches
         self.stream = Stream.embed(model, views, batches, copies=2)
 
-    def advance(self, view: LayerView) -> None:
-        self.stream.advance(view)
-
-    def perplexity(self, first: int) -> float:
-        return math.exp(self.loss(first))
-
     @torch.no_grad()
     def loss(self, first: int) -> float:
         """Mean loss in nats per predicted token when layers `first` and later run as they now are."""
         onward = self.stream.copy()
         for view in self.views[first:]:
             onward.advance(view)
-        device = next(self.model.parameters()).device
         total, start = 0.0, 0
         for states in onward.hidden:
-            ids = self.ids[start : start + len(states)].to(device)
-            start += len(states)
+            ids, start = self.ids[start : start + len(states)].to(states.device), start + len(states)
             with answering(self.model, self.views, states):
                 logits = self.model(input_ids=ids, use_cache=False).logits
-            losses = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="sum"
-            )
-            total += losses.double().item()
+            scores, answers = logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()
+            total += nn.functional.cross_entropy(scores, answers, reduction="sum").double().item()
         return total / (self.ids.shape[0] * (self.ids.shape[1] - 1))
 
 
@@ -108,39 +97,28 @@ def measure_curves(
         answers.begin(view)
         for part in present:
             moments = dense if part == "qk" else streams.statistics(view, part, method.reads_for(part))
-            points[view.index, part] = _curve(
-                answers, view, part, partial(solve, method, part, moments=moments, options=options)
-            )
+            solved = partial(solve, method, part, moments=moments, options=options)
+            points[view.index, part] = _curve(answers, view, part, solved)
             if progress is not None:
                 done = view.index * len(parts) + parts.index(part) + 1
                 progress("curves", done, len(views) * len(parts))
         streams.narrow = streams.dense.copy()
         answers.finish(view)
-    return Curves(
-        points=points,
-        fingerprint=fingerprint(model),
-        token_hash=tokens.hash,
-        method=method.name,
-        dense_loss=answers.loss,
-    )
+    made_of = {"fingerprint": fingerprint(model), "token_hash": tokens.hash, "method": method.name}
+    return Curves(points=points, dense_loss=answers.loss, **made_of)
 
 
 def _curve(answers: DrawnAnswers, view: LayerView, part: str, solved: Callable[..., Solution]) -> dict[int, float]:
     """Width -> rise, with one component that narrow; it is put back every time."""
     full = view.shape().width(part)
+    step = 8 if part != "mlp" and full >= 32 else 2
+    widths = {max(MINIMUM_HEAD, round(full * share) // step * step) for share in SHARES[part]}
     curve = {full: 0.0}
-    for width in _widths(full, part):
+    for width in sorted((width for width in widths if width < full), reverse=True):
         with view.trial():
             view.apply(solved(part=view.part(part), width=width))
             curve[width] = answers.rise(view)
     return curve
-
-
-def _widths(full: int, part: str) -> list[int]:
-    """Widths at shares of the full one, the widest first."""
-    step = 8 if part != "mlp" and full >= 32 else 2
-    widths = {max(MINIMUM_HEAD, round(full * share) // step * step) for share in SHARES[part]}
-    return sorted((width for width in widths if width < full), reverse=True)
 
 
 def held_out(ids: Tensor) -> tuple[Tensor, Tensor]:

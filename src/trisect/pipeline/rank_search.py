@@ -1,5 +1,6 @@
 """Ranks for methods on single linear maps: the same everywhere, or spread as the method's paper does it."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -248,9 +249,8 @@ def _by_sensitivity(problem: Problem) -> dict[Key, int]:
 def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
     ids, method = problem.ids, problem.method
     few = max(1, min(TEST_WINDOWS, TEST_TOKENS // ids.shape[1]))
-    held_out_loss = HeldOutLoss(
-        problem.model, layer_views(problem.model, own=True), ids[:few], batch_size=problem.batch_size
-    )
+    views = layer_views(problem.model, own=True)
+    held_out = HeldOutLoss(problem.model, views, ids[:few], batch_size=problem.batch_size)
     names = frozenset().union(*method.reads.values())
     curves: dict[Key, dict[float, float]] = {}
     for view, statistics in collect(problem.model, ids, lambda layer: names, batch_size=problem.batch_size):
@@ -264,10 +264,10 @@ def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
             for share, width in widths.items():
                 with view.trial():
                     view.apply(leading(widest, width))
-                    curves[key][share] = held_out_loss.perplexity(view.index)
+                    curves[key][share] = math.exp(held_out.loss(view.index))
             if problem.progress is not None:
                 problem.progress("sensitivity", len(curves), len(problem.sizes))
-        held_out_loss.advance(view)
+        held_out.stream.advance(view)
     return curves
 
 

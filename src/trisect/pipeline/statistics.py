@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trisect.calibrate import (
-    MomentsInfo,
-    Progress,
-    Stream,
-    TwoStreams,
-    collect,
-    fisher_information,
-    load_moments,
-    save_moments,
-)
+from trisect.calibrate import Progress, Stream, TwoStreams, collect, fisher_information
 from trisect.calibrate.linearised import sets_of_states
 from trisect.calibrate.moments import Accumulator, recording
 from trisect.calibrate.replay import in_batches
+from trisect.calibrate.store import MomentsInfo, load_moments, save_moments
 from trisect.calibrate.streams import last_norm, scale_last_norm
 from trisect.calibrate.texts import with_tokens
 from trisect.config import CompressConfig
@@ -31,7 +23,7 @@ from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.methods import get_method
 from trisect.methods.experts import REFITS
-from trisect.methods.method import ComponentMethod, Method, Options
+from trisect.methods.method import ComponentMethod, Method
 from trisect.models import LayerView, fingerprint, layer_views
 from trisect.models.looking import check_finite
 from trisect.models.streamed import walk
@@ -82,19 +74,17 @@ class Dense(Statistics):
     def layers(self) -> Iterator[LayerView]:
         run, fisher = self.run, None
         assert run.tokens is not None
+        ids = run.tokens.ids
         if any(name.endswith("_fisher") for layer in range(len(run.shape.layers)) for name in self.reads(layer)):
-            fisher = fisher_information(
-                run.model, layer_views(run.model, own=True), run.tokens.ids, progress=run.progress
-            )
-        found = collect(
-            run.model, run.tokens.ids, self._collected, split=True, progress=run.progress, **run.how_to_run
-        )
+            fisher = fisher_information(run.model, layer_views(run.model, own=True), ids, progress=run.progress)
+
+        def collected(layer: int) -> frozenset[str]:
+            return frozenset(name for name in self.reads(layer) if not name.endswith("_fisher"))
+
+        found = collect(run.model, ids, collected, split=True, progress=run.progress, **run.how_to_run)
         for view, statistics in found:
             self.current = {**statistics, **(fisher[view.index] if fisher else {})}
             yield view
-
-    def _collected(self, layer: int) -> frozenset[str]:
-        return frozenset(name for name in self.reads(layer) if not name.endswith("_fisher"))
 
 
 class Stored(Statistics):
@@ -103,7 +93,6 @@ class Stored(Statistics):
     def layers(self) -> Iterator[LayerView]:
         run = self.run
         assert run.moments is not None
-        refuse_stored_moments(run.method)
         stored = load_moments(run.moments, fingerprint=fingerprint(run.model), layers=run.shape.layers)
         for view, (_, statistics) in zip(walk(run.model), stored, strict=True):
             device = next(view.layer.parameters()).device
@@ -117,11 +106,9 @@ class Sequential(Statistics):
     def layers(self) -> Iterator[LayerView]:
         run = self.run
         assert run.tokens is not None
-        calibration = run.config.calibration
+        calibration, views = run.config.calibration, layer_views(run.model, own=True)
         windows = in_batches(run.tokens.ids, batch_size=calibration.batch_size, split=True)
-        dense = Stream.embed(
-            run.model, layer_views(run.model, own=True), windows.batches, place=calibration.states, copies=3
-        )
+        dense = Stream.embed(run.model, views, windows.batches, place=calibration.states, copies=3)
         self.narrow = dense.copy()
         for view in walk(run.model):
             names = frozenset(name for name in self.reads(view.index) if not name.startswith(NARROW))
@@ -144,8 +131,7 @@ class Repaired(Statistics):
     def layers(self) -> Iterator[LayerView]:
         run = self.run
         assert run.tokens is not None
-        method = run.method
-        assert isinstance(method, ComponentMethod)
+        assert isinstance(run.method, ComponentMethod)
         self.shared = shared_rotation(run)
         views = layer_views(run.model, own=True)
         self.norm = None if "tail" in run.options.without else last_norm(run.model, views[0].family)
@@ -161,15 +147,18 @@ class Repaired(Statistics):
         )
         for view in walk(run.model):
             narrowed = "qk" in run.components(view.index) and self._width(view) != view.shape().qk
-            names = method.slot_reads if narrowed and not run.ledger.has(view.index) else frozenset()
+            names = run.method.slot_reads if narrowed and not run.ledger.has(view.index) else frozenset()
             self.current = self.streams.begin(view, names, progress=run.progress)
             yield view
 
     def moments(self, view: LayerView, component: str) -> dict[str, Tensor]:
-        run = self.run
-        return narrow_moments(
-            self.streams, view, component, run.method, self.current, self._width(view), run.options, self.shared
-        )
+        """For QK with those of the slots that a narrower head might rotate at; none where it is not cut."""
+        method, dense = self.run.method, self.current
+        slots: tuple[Slots, ...] = ()
+        if component == "qk" and dense and isinstance(method, ComponentMethod) and method.slots is not None:
+            slots = method.slots(view.part("qk"), dense, self._width(view), self.run.options, self.shared)
+        statistics = self.streams.statistics(view, component, method.reads_for(component), slots=slots)
+        return {**{name: dense[name] for name in ROTATION if name in dense}, **statistics}
 
     def finish(self, view: LayerView) -> None:
         self.streams.finish(view)
@@ -191,27 +180,6 @@ def statistics_for(run: "Run") -> Statistics:
     if run.moments is not None:
         return Stored(run)
     return {"dense": Dense, "narrow": Repaired, "both": Sequential}[run.method.streams](run)
-
-
-def narrow_moments(
-    streams: TwoStreams,
-    view: LayerView,
-    part: str,
-    method: Method,
-    dense: dict[str, Tensor],
-    width: int,
-    options: Options,
-    shared: Any = None,
-) -> dict[str, Tensor]:
-    """Moments on the narrow stream; for QK with those of the slots that a head of `width` might rotate at.
-
-    `dense` are moments of the dense layer, empty where QK is not cut.
-    """
-    slots: tuple[Slots, ...] = ()
-    if part == "qk" and dense and isinstance(method, ComponentMethod) and method.slots is not None:
-        slots = method.slots(view.part("qk"), dense, width, options, shared)
-    statistics = streams.statistics(view, part, method.reads_for(part), slots=slots)
-    return {**{name: dense[name] for name in ROTATION if name in dense}, **statistics}
 
 
 def shared_rotation(run: "Run") -> Any:
@@ -259,7 +227,8 @@ def calibrate(
     refuse_stored_moments(method)
     check_finite(model)
     config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
-    names = frozenset().union(*(reads for name, reads in method.reads.items() if _within(name, config.parts)))
+    asked = {name for part in config.parts for name in (part, *LINEARS[part])}
+    names = frozenset().union(*(reads for name, reads in method.reads.items() if name in asked))
     if any(name.endswith("_fisher") for name in names):
         raise TrisectError(
             f"{method.name} reads gradients, which stored moments do not hold; compress without --moments."
@@ -280,8 +249,3 @@ def calibrate(
 def calibrated_as(config: CompressConfig, info: MomentsInfo) -> CompressConfig:
     """The config with the text that stored moments are of."""
     return replace(config, calibration=replace(config.calibration, source=info.source))
-
-
-def _within(name: str, parts: tuple[str, ...]) -> bool:
-    """Whether a component or linear map belongs to the parts asked for."""
-    return any(name == part or name in LINEARS[part] for part in parts)
