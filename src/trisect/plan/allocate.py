@@ -33,7 +33,7 @@ class Choice:
 C = TypeVar("C", bound=Choice)
 
 
-def least_cost(items: Sequence[Sequence[Choice]]) -> int:
+def least_cost(items: Iterable[Sequence[Choice]]) -> int:
     """The cost of the cheapest choices."""
     return sum(map(min, _costs(items)))
 
@@ -150,26 +150,28 @@ FINEST_ALIGN = 8
 
 def balanced_planner(problem: Problem, curves: Curves) -> Planner:
     """The least loss that any budget can buy."""
-    curves.check(problem.shape, problem.keys)
-    items = [choices_of(problem, curves, key) for key in problem.keys]
+    choices = choices_of(problem, curves)
+    items = list(choices.values())
 
     def at(budget: int) -> Plan:
-        widths = [choice.width for choice in spend(items, budget=budget, at_least=problem.at_least)]
-        return problem.plan(dict(zip(problem.keys, widths, strict=True)))
+        picked = spend(items, budget=budget, at_least=problem.at_least)
+        return problem.plan({key: choice.width for key, choice in zip(choices, picked, strict=True)})
 
     return Planner(least=least_cost(items), smallest=smallest_step(_costs(items)), at=at, curved=True)
 
 
-def choices_of(problem: Problem, curves: Curves, key: Key) -> list[Choice]:
-    """Every width of the grid that the curve and the floors reach, and the width as it is."""
-    layer, part = key
-    shape = problem.shape.layers[layer]
-    grid = grid_of(shape, part, align=problem.align or FINEST_ALIGN)
-    first = max(grid.at_least(problem.config.floor_of(part)), grid.up(curves.floor(layer, part)))
-    return [
-        Choice(width=width, cost=problem.costs.of(layer, part, width), loss=curves.loss_at(layer, part, width))
-        for width in [*range(first, grid.width, grid.step), grid.width]
-    ]
+def choices_of(problem: Problem, curves: Curves) -> dict[Key, list[Choice]]:
+    """By component, every width of the grid that the curve and the floors reach, and the width as it is."""
+    curves.check(problem.shape, problem.keys)
+    found = {}
+    for layer, part in problem.keys:
+        grid = grid_of(problem.shape.layers[layer], part, align=problem.align or FINEST_ALIGN)
+        first = max(grid.at_least(problem.config.floor_of(part)), grid.up(curves.floor(layer, part)))
+        found[layer, part] = [
+            Choice(width=width, cost=problem.costs.of(layer, part, width), loss=curves.loss_at(layer, part, width))
+            for width in [*range(first, grid.width, grid.step), grid.width]
+        ]
+    return found
 
 
 RATIO_STEP = 0.01
@@ -184,10 +186,8 @@ class LayerChoice(Choice):
 
 def search_planner(problem: Problem, curves: Curves) -> Planner:
     """The layer ratios that lose least within any budget."""
-    curves.check(problem.shape, problem.keys)
-    layers = sorted({layer for layer, _ in problem.keys})
-    items = [_choices(problem, curves, layer) for layer in layers]
-    single = {key: choices_of(problem, curves, key) for key in problem.keys}
+    single = choices_of(problem, curves)
+    items = [_choices(problem, curves, layer) for layer in sorted({layer for layer, _ in problem.keys})]
 
     def at(budget: int) -> Plan:
         picked = spend(items, budget=budget)
@@ -237,7 +237,11 @@ def plan_for(shape: ModelShape, config: CompressConfig, curves: Curves | None = 
     """The widths a config asks for; an allocation that was not named is the uniform one."""
     check_plannable(config)
     problem = problem_for(shape, config)
-    return planner_for(problem, config.allocate, curves).solve(problem)
+    planner = planner_for(problem, config.allocate, curves)
+    problem.check_reach(planner.least, curved=planner.curved)
+    plan = planner.at(problem.budget)
+    problem.check_removal(plan, planner.smallest)
+    return plan
 
 
 def check_plannable(config: CompressConfig) -> None:
@@ -346,7 +350,13 @@ def groups_of(problem: Problem) -> list[Group]:
     for unit in _units(problem):
         sort = [(keys[0][1], _span(problem, keys), problem.costs.full(*keys[0])) for keys in unit]
         alike.setdefault(tuple(sort), []).append(unit)
-    return [_group(problem, units) for units in alike.values()]
+    groups = []
+    for units in alike.values():
+        grid, lowest = _span(problem, units[0][0])
+        widths = (grid.width, *range((grid.width - 1) // grid.step * grid.step, lowest - 1, -grid.step))
+        costs = tuple(tuple(problem.cost(dict.fromkeys(keys, width)) for width in widths) for keys in units[0])
+        groups.append(Group(units=tuple(units), widths=widths, costs=costs))
+    return groups
 
 
 def _units(problem: Problem) -> list[Unit]:
@@ -366,13 +376,6 @@ def _units(problem: Problem) -> list[Unit]:
 def _span(problem: Problem, keys: tuple[Key, ...]) -> tuple[Grid, int]:
     """The widths that keys of one grid may all have."""
     return problem.grid(keys[0]), max(map(problem.lowest, keys))
-
-
-def _group(problem: Problem, units: list[Unit]) -> Group:
-    grid, lowest = _span(problem, units[0][0])
-    widths = (grid.width, *range((grid.width - 1) // grid.step * grid.step, lowest - 1, -grid.step))
-    costs = tuple(tuple(problem.cost(dict.fromkeys(keys, width)) for width in widths) for keys in units[0])
-    return Group(units=tuple(units), widths=widths, costs=costs)
 
 
 BISECTIONS = 40

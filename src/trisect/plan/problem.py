@@ -208,13 +208,6 @@ class Planner:
     curved: bool
     """Whether it goes by loss curves, which end somewhere."""
 
-    def solve(self, problem: Problem) -> Plan:
-        """The plan for the problem's own budget."""
-        problem.check_reach(self.least, curved=self.curved)
-        plan = self.at(problem.budget)
-        problem.check_removal(plan, self.smallest)
-        return plan
-
 
 def problem_for(shape: ModelShape, config: CompressConfig) -> Problem:
     """The planning problem that a config poses for a model."""

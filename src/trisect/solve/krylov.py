@@ -73,13 +73,10 @@ def krylov(right: Tensor, product: Callable[[Tensor], Tensor], metric: Metric, c
         vectors.append(v / size)
         w = product(vectors[-1])
         pushed.append(w)
-    V, W = _stacked(vectors, right), _stacked(pushed, right)
-    gram = V.flatten(1) @ W.flatten(1).mT
-    lowered = torch.stack([metric.lower(v) for v in V]).flatten(1) if len(V) else V.flatten(1)
+    found = (vectors, pushed, [metric.lower(v) for v in vectors])
+    V, W, lowered = (torch.stack(each) if each else right.new_zeros(0, *right.shape) for each in found)
+    rows = V.flatten(1)
+    gram = rows @ W.flatten(1).mT
     return Directions(
-        vectors=V, gram=(gram + gram.mT) / 2, cross=V.flatten(1) @ right.flatten(), penalty=V.flatten(1) @ lowered.mT
+        vectors=V, gram=(gram + gram.mT) / 2, cross=rows @ right.flatten(), penalty=rows @ lowered.flatten(1).mT
     )
-
-
-def _stacked(tensors: list[Tensor], like: Tensor) -> Tensor:
-    return torch.stack(tensors) if tensors else like.new_zeros(0, *like.shape)

@@ -1,4 +1,4 @@
-"""Backward elimination with compensation: what goes is what the rest can stand in for.
+"""Regressions with a ridge, and backward elimination: what goes is what the rest can stand in for.
 
 The optimal-brain-surgeon step in two forms: rows of a regression (MLP neurons), and small blocks of features
 of several regressions at once (rotation pairs, shared by the query heads of a group).
@@ -33,15 +33,10 @@ def products(x: Tensor, y: Tensor) -> Tensor:
     if not (x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)):
         return (x.float().mT @ y.float()).double()
     total = torch.zeros(x.shape[1], y.shape[1], dtype=torch.float64, device=x.device)
-    for part in (y,) if y.dtype == x.dtype else _halves(y, x.dtype):
+    coarse = y.to(x.dtype)
+    for part in (y,) if y.dtype == x.dtype else (coarse, (y - coarse.to(y.dtype)).to(x.dtype)):
         total += torch.mm(x.mT, part, out_dtype=torch.float32)
     return total
-
-
-def _halves(y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Numbers as the sum of two shorter ones."""
-    coarse = y.to(dtype)
-    return coarse, (y - coarse.to(y.dtype)).to(dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,9 +214,7 @@ class Pairs:
     def spread_over(self, key_heads: int) -> "Pairs":
         """Pairs that all heads chose together, as every key head's own."""
         real, quadrature = (x.reshape(key_heads, -1, x.shape[-1]) for x in (self.real, self.quadrature))
-        return Pairs(
-            kept=self.kept.expand(key_heads, -1), real=real, quadrature=quadrature, loss=self.loss, total=self.total
-        )
+        return replace(self, kept=self.kept.expand(key_heads, -1), real=real, quadrature=quadrature)
 
     def untouched(self) -> "Pairs":
         """The same pairs, multiplied with nothing."""
@@ -263,12 +256,13 @@ def eliminate_pairs(G: Tensor, keep: int, *, ridge: float, quadrature: bool = Tr
         cost = _block_costs(H, c, n, B)  # (k, n)
         least, gone = cost.min(dim=-1)
         loss = loss + least
-        stay = _others(gone, n)  # (k, n - 1)
+        others = torch.arange(n - 1, device=G.device).expand(k, -1)
+        stay = others + (others >= gone.unsqueeze(-1))  # (k, n - 1): every index but one, in order
         H, c = _without(H, c, _features(gone.unsqueeze(-1), n, B), _features(stay, n, B))
         ids = ids.gather(-1, stay)
     real = c[..., :keep]
-    zero = torch.zeros_like(real)
-    return Pairs(kept=ids, real=real, quadrature=c[..., keep:] if quadrature else zero, loss=loss, total=total)
+    turned = c[..., keep:] if quadrature else torch.zeros_like(real)
+    return Pairs(kept=ids, real=real, quadrature=turned, loss=loss, total=total)
 
 
 def _block_costs(H: Tensor, c: Tensor, n: int, B: int) -> Tensor:
@@ -278,12 +272,6 @@ def _block_costs(H: Tensor, c: Tensor, n: int, B: int) -> Tensor:
     shares = c.unflatten(-1, (B, n)).mT  # (k, g, n, B)
     solved = torch.linalg.solve(blocks, shares.unsqueeze(-1)).squeeze(-1)
     return (shares * solved).sum(dim=-1).sum(dim=1)
-
-
-def _others(gone: Tensor, n: int) -> Tensor:
-    """(k,) -> (k, n - 1): every index but one, in order."""
-    index = torch.arange(n - 1, device=gone.device).expand(len(gone), -1)
-    return index + (index >= gone.unsqueeze(-1))
 
 
 def _features(pairs: Tensor, n: int, B: int) -> Tensor:
