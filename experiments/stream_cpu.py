@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from trisect.data import tokens_from_tensor
-from trisect.models.streamed import Shards
+from trisect.models.streamed import Place, Shards
 from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt
 
@@ -80,7 +80,8 @@ def differences(one: Path, other: Path) -> int:
     a, b = Shards(one), Shards(other)
     if a.files.keys() != b.files.keys():
         raise SystemExit("the two folders hold different tensors")
-    return sum(not torch.equal(a.read(name), b.read(name)) for name in a.files)
+    places = [Place({"": [name]}) for name in a.files]
+    return sum(not torch.equal(a.read(place), b.read(place)) for place in places)
 
 
 def main() -> None:

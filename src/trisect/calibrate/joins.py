@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trisect.models.linear import bias_of
-from trisect.models.units import QUIET, gain, post_norm
+from trisect.models.norms import QUIET, gain, post_norm
 from trisect.models.view import LayerView
 
 

@@ -13,16 +13,8 @@ from transformers.activations import ACT2FN
 from trisect.kernels.gate import gated
 from trisect.models import LayerView, layer_views
 from trisect.models.linear import FusedMaps, fused_maps
-from trisect.models.owned import mixed_class
-from trisect.models.rotary import eps_of
-
-
-def mix_in(mixin: Any, module: Any) -> None:
-    """Make a module one of `mixin`, whose forward comes first; `isinstance` checks of others still hold."""
-    stock: Any = type(module)
-    if not isinstance(module, mixin):
-        module.__class__ = mixed_class("Fused", mixin, stock)
-
+from trisect.models.norms import eps_of
+from trisect.models.owned import mix_in
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """In float64 stock norms still compute in float32, and torch's does not."""
@@ -46,7 +38,7 @@ class FusedNorm(nn.Module):
 def fuse_norm(module: nn.Module) -> None:
     """Let a module run as torch's RMS norm, if that is what it computes."""
     if not isinstance(module, FusedNorm) and is_rms_norm(module):
-        mix_in(FusedNorm, module)
+        mix_in(FusedNorm, module, "Fused")
 
 
 def is_rms_norm(module: nn.Module) -> bool:
@@ -135,7 +127,7 @@ def fuse_gate(layer: nn.Module, family: Any) -> None:
     owner: Any = layer.get_submodule(path)
     if family.gate == family.up:
         if up == PACKED[0] and all(hasattr(owner, name) for name in PACKED):
-            mix_in(PackedGate, owner)
+            mix_in(PackedGate, owner, "Fused")
     elif up == SEPARATE[1] and all(hasattr(owner, name) for name in SEPARATE):
         _fuse_separate(owner)
 
@@ -147,7 +139,7 @@ def _fuse_separate(owner: Any) -> None:
         return  # a graph somebody recorded may read this very matrix
     fused = fused_maps(maps)
     if fused is not None:
-        mix_in(FusedGate, owner)
+        mix_in(FusedGate, owner, "Fused")
         owner.fused = fused
 
 

@@ -19,8 +19,8 @@ from trisect.errors import TrisectError, option_name
 from trisect.export.rotation import NotPortable, own_rotation, stock_rotation
 from trisect.models import FAMILIES, WRAPPERS, Family, LayerView, family_for, family_of, layer_views
 from trisect.models.families import LLAMA
+from trisect.models.norms import HeadNorm
 from trisect.models.quantized import QuantizedLinear
-from trisect.models.rotary import HeadNorm
 from trisect.records.parts import MLP, OV, QK
 
 LIKE_LLAMA = ("layers", "attention", "qkv", "o", "up", "gate", "down")

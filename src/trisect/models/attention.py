@@ -6,7 +6,8 @@ heads alike and derives its scale from that width. `own` (owned.py) turns a stoc
 b = batch, t = tokens, h = query heads, k = key/value heads, g = h / k
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,21 +17,59 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trisect.kernels import rotate_qk, wants_decode_kernel
 from trisect.models.attend import biased_mask, eager, function_name
 from trisect.models.families import Family
-from trisect.models.linear import QKV, FactoredLinear, FusedMaps, HeadLayout, SplitLinear, fused_maps
-from trisect.models.rotary import HeadNorm, rope_of, to_canonical
+from trisect.models.linear import QKV, FactoredLinear, FusedMaps, SplitLinear, fused_maps
+from trisect.models.norms import HeadNorm
+from trisect.models.rotary import rope_of, to_canonical
+
+Tap = Callable[..., None]
+"""Called with a name and one or more tensors (b, t, heads, width) while calibration records."""
+Maps = Mapping[str, FactoredLinear]
+Table = tuple[Tensor, Tensor]
+"""Cosines and sines of the model's rotations."""
 
 
 def clamped(x: Tensor, bound: float | None) -> Tensor:
     return x if bound is None else x.clamp(-bound, bound)
 
 
-Tap = Callable[..., None]
-"""Called with a name and one or more tensors (b, t, heads, width) while calibration records."""
+def named(owner: Any, name: str | None) -> Any:
+    """What a module has under a name of the family's record; None where the record names nothing."""
+    return None if name is None else getattr(owner, name)
 
 
-Maps = Mapping[str, FactoredLinear]
-Table = tuple[Tensor, Tensor]
-"""Cosines and sines of the model's rotations."""
+@dataclass(frozen=True, kw_only=True)
+class HeadLayout:
+    """Sizes of a layer's heads and how its projections hold them."""
+
+    heads: int
+    kv_heads: int
+    qk: int
+    vo: int
+    per_head: bool = False
+    """One projection with [queries | k | v] key head by key head."""
+    pairs: int = 0
+    """Rotation pairs of a query/key head."""
+    rotated: int = 0
+    """Channels of a query head beside those, all of them rotated, whose key is shared by all heads (MLA)."""
+
+    def split(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """(..., out) of one or three projections -> (..., h, qk), (..., k, qk), (..., k, vo)."""
+        if self.per_head:
+            group = self.heads // self.kv_heads
+            each = columns[0].unflatten(-1, (self.kv_heads, -1))
+            q, k, v = each.split([group * self.qk, self.qk, self.vo], dim=-1)
+            return q.unflatten(-1, (group, self.qk)).flatten(-3, -2), k, v
+        if len(columns) == 1:
+            sizes = [self.heads * self.qk, self.kv_heads * self.qk, self.kv_heads * self.vo]
+            columns = columns[0].split_with_sizes(sizes, dim=-1)
+        q, k, v = columns
+        rows = q.shape[:-1]
+        # Not unflatten and split, which are Python: a step of a small model on a CPU takes as long as its calls.
+        return (
+            q.view(*rows, self.heads, self.qk),
+            k.view(*rows, self.kv_heads, self.qk),
+            v.view(*rows, self.kv_heads, self.vo),
+        )
 
 
 class Attention(nn.Module):
@@ -41,20 +80,16 @@ class Attention(nn.Module):
     layer_idx: int
     layout: HeadLayout
     num_key_value_groups: int
-    shared_output: bool
     clips_qk: float | None
     clips_v: float | None
     rotary_index: Tensor | None
     rotary_rates: Tensor | None
-    tap: Tap | None
     is_causal: bool
-    attn_temperature_tuning: bool
-    use_rope: bool
-    floor_scale: float
-    attn_scale: float
-    fused: FusedMaps | None
-    prepared: bool
-    live: Any
+    shared_output = False
+    tap: Tap | None = None
+    fused: FusedMaps | None = None
+    prepared = False
+    live: Any = None
     """This layer's part of a decoder's LiveCache; an index into it would be compiled anew for every layer."""
 
     def forward(
@@ -73,8 +108,9 @@ class Attention(nn.Module):
         lent = kwargs.pop("shared_kv_states", None)
         if position_embeddings is not None:
             position_embeddings = whole_table(position_embeddings, short=self.family.short_table)
-        if self.family.position_scale == "unrotated":
-            position_ids = self._places(hidden_states, cache)
+        if self.family.position_scale == "unrotated":  # stock layers do not tell them; padding counts as text
+            seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+            position_ids = (torch.arange(hidden_states.shape[1], device=hidden_states.device) + seen).unsqueeze(0)
         latent = self._latent_maps(cache)
         q, k, v, gate = self._project(hidden_states, latent)
         if position_bias is None and not latent and self._decodes(cache, q):
@@ -84,7 +120,9 @@ class Attention(nn.Module):
         if position_bias is not None:
             attention_mask = biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
         # vLLM reads these lines: it looks for the registry's name, and for `scaling` as an attribute of self.
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self._attends_by(q.device), eager)
+        asked = self.config._attn_implementation
+        name = function_name(asked, device=q.device, capped=self.softcap is not None)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
         settings = {**self._settings(), "position_ids": position_ids, **kwargs}
         out, weights = attend(self, q, k, v, attention_mask, scaling=self.score_scale, **settings)
         return self._put_out(out[..., : self.layout.vo], gate), weights
@@ -93,35 +131,26 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, table: Table | None, positions: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys (b, t, heads, qk) as they are compared: rotated, normalised, scaled by position."""
-        if self.num_pairs:
-            assert table is not None
-            assert self.family.rotary is not None
-            q, k = rotate_qk(
-                q,
-                k,
-                pairs=self.num_pairs,
-                layout=self.family.rotary,
-                table=self._table(table),
-                index=self.rotary_index,
-                rates=self.rotary_rates,
-                positions=positions,
-                in_place=self.prepared and self.tap is None,
-            )
+        if self.layout.pairs:
+            angles: Any = {"table": self._table(table), "index": self.rotary_index, "rates": self.rotary_rates}
+            kind: Any = {"layout": self.family.rotary, "in_place": self.prepared and self.tap is None}
+            q, k = rotate_qk(q, k, pairs=self.layout.pairs, positions=positions, **angles, **kind)
         if self.norm_last:
             q, k = self._normalise(q, k)
             if self.tap is not None:
                 self.tap("q", self._canonical(q))
                 self.tap("k", self._canonical(k))
         q = self._tempered(q, positions)
-        if self.tap is not None and self.num_pairs:
+        if self.tap is not None and self.layout.pairs:
             scaled = self._canonical(q * self.score_scale)
             self.tap("rotated", scaled, self._canonical(k), mask, self.sink_logits)
         return q, k
 
     def _remembered(self, q: Tensor, k: Tensor, v: Tensor, cache: Any, latent: Maps) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, and all keys and values that the cache then has, (b, heads, t, width)."""
-        if latent:
-            k, v = self._cache_latents(cache, k, v, latent)
+        if latent:  # as one head, (b, 1, t, columns): a static cache has as many for values as for keys
+            k, v = cache.update(k.flatten(2).unsqueeze(1), v.flatten(2).unsqueeze(1), self.layer_idx)
+            k, v = self._as_heads("k", k.squeeze(1), latent), self._as_heads("v", v.squeeze(1), latent)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         return (q, k, v) if latent else (q, *self._cached(cache, k, v))
 
@@ -133,16 +162,12 @@ class Attention(nn.Module):
         found: tuple[Tensor, Tensor] = self.live.update(k, v) if live else cache.update(k, v, self.layer_idx)
         return found
 
-    def _attends_by(self, device: torch.device) -> str:
-        """The name of the attention function to use."""
-        return function_name(self.config._attn_implementation, device=device, capped=self.softcap is not None)
-
     def _settings(self) -> dict[str, Any]:
         """What the attention function is told about this module, beside its scale."""
-        dropout = 0.0 if self.family.dropout is None else getattr(self, self.family.dropout)
+        dropout = named(self, self.family.dropout) or 0.0
         settings = {"dropout": getattr(dropout, "p", dropout) if self.training else 0.0, "sliding_window": self.window}
-        settings |= {} if self.sink_logits is None else {"s_aux": self.sink_logits}
-        return settings if self.softcap is None else {**settings, "softcap": self.softcap}
+        more = {"s_aux": self.sink_logits, "softcap": self.softcap}
+        return settings | {name: value for name, value in more.items() if value is not None}
 
     def _put_out(self, out: Tensor, gate: Tensor | None = None) -> Tensor:
         """Head outputs (b, t, h, vo) through their gate and the output projection."""
@@ -179,7 +204,8 @@ class Attention(nn.Module):
         q = clamped(q, self.clips_qk)
         k = k if "k" in latent else clamped(k, self.clips_qk)
         v = v if "v" in latent else clamped(v, self.clips_v)
-        v = v if self.family.value_norm is None else getattr(self, self.family.value_norm)(v)
+        norm = named(self, self.family.value_norm)
+        v = v if norm is None else norm(v)
         if not self.norm_last:
             q, k = self._normalise(q, k)
         if self.tap is not None:
@@ -218,7 +244,7 @@ class Attention(nn.Module):
 
     def _latent_maps(self, cache: Any) -> Maps:
         """The maps whose narrow side the cache holds: not keys behind a norm or a rotation."""
-        plain_keys = not self.num_pairs and not norms_of(self, self.family)
+        plain_keys = not self.layout.pairs and not norms_of(self, self.family)
         none = cache is None or self.family.output_gate
         names = () if none else ("k", "v") if plain_keys else ("v",)
         maps = {name: self._map(name) for name in names}
@@ -229,14 +255,6 @@ class Attention(nn.Module):
         if name in latent:
             columns = clamped(latent[name].wide(columns), self.clips_qk if name == "k" else self.clips_v)
         return columns.unflatten(-1, (self.layout.kv_heads, -1))
-
-    def _cache_latents(self, cache: Any, k: Tensor, v: Tensor, latent: Maps) -> tuple[Tensor, Tensor]:
-        """Put keys and values (b, t, ...) into the cache, and make heads of all that it holds.
-
-        Both lie there as one head, (b, 1, t, columns): a static cache has as many for values as for keys.
-        """
-        k, v = cache.update(k.flatten(2).unsqueeze(1), v.flatten(2).unsqueeze(1), self.layer_idx)
-        return self._as_heads("k", k.squeeze(1), latent), self._as_heads("v", v.squeeze(1), latent)
 
     def _decodes(self, cache: Any, q: Tensor) -> bool:
         """Whether queries (b, t, h, qk) are single tokens of a decoder, for which there is a kernel."""
@@ -249,19 +267,16 @@ class Attention(nn.Module):
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, table: Table | None, positions: Tensor | None) -> Tensor:
         """One new token per text (b, 1, heads, width): into the cache, and its attention (b, 1, h, vo)."""
         live, clock = self.live, self.live.clock
-        if self.num_pairs:
+        if self.layout.pairs:
             cos, sin = (None, None) if table is None or self.rotary_rates is not None else self._table(table)
             angles = cos, sin, self.rotary_index, self.rotary_rates, positions
-            adjacent = self.family.rotary == "adjacent"
-            torch.ops.trisect.rotate_write_(
-                q, k, v, live.keys, live.values, clock.slot, *angles, self.num_pairs, adjacent
-            )
+            how = self.layout.pairs, self.family.rotary == "adjacent"
+            torch.ops.trisect.rotate_write_(q, k, v, live.keys, live.values, clock.slot, *angles, *how)
         else:
             live.update(k.transpose(1, 2), v.transpose(1, 2))
-        q = self._tempered(q, positions)
-        out: Tensor = torch.ops.trisect.attend_one(
-            q.transpose(1, 2), live.keys, live.values, clock.start, clock.slot, float(self.score_scale), self.window
-        )
+        q = self._tempered(q, positions).transpose(1, 2)
+        seen = live.keys, live.values, clock.start, clock.slot
+        out: Tensor = torch.ops.trisect.attend_one(q, *seen, float(self.score_scale), self.window)
         return out
 
     def prepare(self) -> None:
@@ -285,11 +300,10 @@ class Attention(nn.Module):
         module: nn.Module = getattr(self, names[QKV.index(name) if len(names) > 1 else 0])
         return module.get_submodule(name) if isinstance(module, SplitLinear) else module
 
-    def _table(self, table: Table) -> Table:
+    def _table(self, table: Any) -> Table:
         """Cosines and sines with the columns [all frequencies | all again]."""
-        if not self.family.paired_table:
-            return table
-        cos, sin = (torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) for x in table)
+        paired = self.family.paired_table
+        cos, sin = (torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) if paired else x for x in table)
         return cos, sin
 
     @property
@@ -306,7 +320,7 @@ class Attention(nn.Module):
     @property
     def softcap(self) -> float | None:
         """The bound that scores have."""
-        return None if self.family.softcap is None else getattr(self, self.family.softcap)
+        return named(self, self.family.softcap)
 
     @property
     def has_kernel(self) -> bool:
@@ -317,7 +331,7 @@ class Attention(nn.Module):
     @property
     def sink_logits(self) -> Tensor | None:
         """(h,) what each head's softmax has beside its keys."""
-        return None if self.family.sinks is None else getattr(self, self.family.sinks)
+        return named(self, self.family.sinks)
 
     @property
     def window(self) -> int | None:
@@ -327,32 +341,21 @@ class Attention(nn.Module):
         owner = self if hasattr(self, "sliding_window") else self.config
         return getattr(owner, "sliding_window", None)
 
-    @property
-    def num_pairs(self) -> int:
-        """Rotation pairs of a query/key head."""
-        return self.layout.pairs
-
-    def _places(self, x: Tensor, cache: Any) -> Tensor:
-        """Positions (1, t) of hidden states, from a stock layer that does not tell them: padding counts as text."""
-        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
-        return (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
-
-    def _tempered(self, q: Tensor, positions: Tensor | None) -> Tensor:
+    def _tempered(self, q: Tensor, positions: Any) -> Tensor:
         """Queries (b, t, h, qk) times the temperature of their positions, where the layer has one."""
+        stock: Any = self
         if self.family.position_scale == "rotated":
             rope = self.config.rope_parameters
-            assert positions is not None
             steps = torch.floor(positions / rope.get("original_max_position_embeddings"))
             scale = 1 + rope.get("llama_4_scaling_beta") * torch.log(1 + steps)
-        elif self.family.position_scale == "unrotated" and self.attn_temperature_tuning and not self.use_rope:
-            assert positions is not None
-            scale = torch.log1p(torch.floor((positions + 1.0) / self.floor_scale)) * self.attn_scale + 1.0
+        elif self.family.position_scale == "unrotated" and stock.attn_temperature_tuning and not stock.use_rope:
+            scale = torch.log1p(torch.floor((positions + 1.0) / stock.floor_scale)) * stock.attn_scale + 1.0
         else:
             return q
         return q * scale[..., None, None].to(q.dtype)  # (b, t, 1, 1)
 
     def _canonical(self, x: Tensor) -> Tensor:
-        return to_canonical(x, self.num_pairs, self.family.rotary)
+        return to_canonical(x, self.layout.pairs, self.family.rotary)
 
 
 def whole_table(table: Any, *, short: bool = False) -> Table:
@@ -369,15 +372,8 @@ def layout_of(module: Any, family: Family, config: Any) -> HeadLayout:
         return module.layout
     heads = config.num_attention_heads
     if family.latent is not None:
-        return HeadLayout(
-            heads=heads,
-            kv_heads=heads,
-            qk=config.qk_nope_head_dim,
-            vo=config.v_head_dim,
-            per_head=False,
-            pairs=0,
-            rotated=config.qk_rope_head_dim,
-        )
+        widths = {"qk": config.qk_nope_head_dim, "vo": config.v_head_dim, "rotated": config.qk_rope_head_dim}
+        return HeadLayout(heads=heads, kv_heads=heads, **widths)
     if family.lends_keys:
         width, kv_heads = module.head_dim, 0 if module.is_kv_shared_layer else heads // module.num_key_value_groups
     else:
@@ -407,6 +403,6 @@ def _rotates(module: Any, family: Family, config: Any) -> bool:
 
 def norms_of(module: Any, family: Family) -> tuple[nn.Module, ...]:
     """The norms of queries and keys; none in a model that goes without."""
-    one = None if family.one_norm is None else getattr(module, family.one_norm, None)
+    one = getattr(module, family.one_norm or "", None)
     found: list[Any] = [getattr(module, name, one) for name in family.norms or ()]
     return tuple(norm for norm in found if norm is not None)

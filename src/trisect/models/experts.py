@@ -5,7 +5,6 @@ Routed experts lie in 3-D tensors of one module, whose forward is transformers' 
 E = routed experts, D = d_model, I = expert width, n = tokens, k = experts per token
 """
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,12 +14,10 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.models.families import ExpertPaths
-from trisect.models.linear import bias_of, built_from, weight_of
-from trisect.models.owned import mixed_class
-from trisect.records.parts import MLP, Experts
+from trisect.models.linear import as_maps, as_mlp, bias_of, built_from, resized, weight_of
+from trisect.models.owned import mix_in
+from trisect.records.parts import LINEARS, MLP, Experts
 
-SHARED = ("gate_proj", "up_proj", "down_proj")
-"""Maps of a shared expert."""
 GROUPED = "grouped_mm"
 """transformers' way to run all experts in two products, which wants rows of so many whole bytes:"""
 ROW_BYTES = 16
@@ -69,12 +66,9 @@ class ExpertView:
         return self.layer.get_submodule(self.paths.routed)
 
     @property
-    def block(self) -> nn.Module:
+    def block(self) -> Any:
         """The module that puts out what all experts together add to the residual stream."""
-        if self.paths.apart:
-            block: nn.Module = self.module
-            return block
-        return self.layer.get_submodule(self.paths.routed.rpartition(".")[0])
+        return self.module if self.paths.apart else self.layer.get_submodule(self.paths.routed.rpartition(".")[0])
 
     @property
     def router(self) -> Any:
@@ -140,28 +134,25 @@ class ExpertView:
 
     def read(self) -> Experts:
         """All experts as MLPs, in views of the stored tensors where that is possible."""
-        (W, W_down), (b, b_down) = self._tensors("_proj"), self._tensors("_proj_bias") if self.biased else (None, None)
+        maps: dict[str, Any] = {}
+        for name in ("gate_up" if self.gated else "up", "down"):
+            W = getattr(self.module, f"{name}_proj").detach()
+            b = getattr(self.module, f"{name}_proj_bias").detach() if self.biased else None
+            W = W if self.transposed else W.mT
+            if name == "gate_up":
+                biases = (None, None) if b is None else self._halves(b)
+                maps |= dict(zip(("gate", "up"), zip(self._halves(W), biases, strict=True), strict=True))
+            else:
+                maps[name] = W, b
         routed = tuple(
-            self._expert(W[n], W_down[n], *(None if x is None else x[n] for x in (b, b_down)))
+            as_mlp({name: (W[n], None if b is None else b[n]) for name, (W, b) in maps.items()})
             for n in range(self.count)
         )
-        shared = None if self.shared is None else _read_shared(self.shared)
+        shared = None
+        if self.shared is not None:
+            linears = {name: getattr(self.shared, f"{name}_proj") for name in LINEARS["mlp"]}
+            shared = as_mlp({name: (weight_of(module), bias_of(module)) for name, module in linears.items()})
         return Experts(routed=routed, numbers=self.numbers, top_k=self.top_k, shared=shared)
-
-    def _tensors(self, suffix: str) -> tuple[Any, Any]:
-        """The stored (E, ...) tensors of gate and up together, and of down."""
-        first, module = "gate_up" if self.gated else "up", self.module
-        tensors = (getattr(module, f"{name}{suffix}").detach() for name in (first, "down"))
-        if suffix == "_proj" and not self.transposed:
-            tensors = (x.mT for x in tensors)
-        up, down = tensors
-        return up, down
-
-    def _expert(self, W: Tensor, W_down: Tensor, b: Tensor | None, b_down: Tensor | None) -> MLP:
-        if not self.gated:
-            return MLP(W_up=W, W_down=W_down, b_up=b, b_down=b_down)
-        (W_gate, W_up), (b_gate, b_up) = self._halves(W), (None, None) if b is None else self._halves(b)
-        return MLP(W_up=W_up, W_gate=W_gate, W_down=W_down, b_up=b_up, b_gate=b_gate, b_down=b_down)
 
     def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gate and up (..., I) of (..., 2 I)."""
@@ -180,33 +171,36 @@ class ExpertView:
 
     def stored(self, part: Experts) -> dict[str, Tensor]:
         """Routed experts as the tensors of their module, by name, in its dtype."""
-        module, first = self.module, "gate_up" if self.gated else "up"
-        weights = {f"{first}_proj": [self._joined(mlp, "W") for mlp in part.routed]}
-        weights["down_proj"] = [mlp.W_down for mlp in part.routed]
+        first = "gate_up" if self.gated else "up"
+        found: dict[str, list[Any]] = {f"{first}_proj": [self._joined(mlp, "W") for mlp in part.routed]}
+        found["down_proj"] = [mlp.W_down for mlp in part.routed]
         if not self.transposed:
-            weights = {name: [W.mT for W in each] for name, each in weights.items()}
+            found = {name: [W.mT for W in each] for name, each in found.items()}
         if self.biased:
-            weights[f"{first}_proj_bias"] = [self._joined(mlp, "b") for mlp in part.routed]
-            weights["down_proj_bias"] = [_there(mlp.b_down) for mlp in part.routed]
-        return {name: torch.stack([x.to(getattr(module, name).dtype) for x in each]) for name, each in weights.items()}
+            found[f"{first}_proj_bias"] = [self._joined(mlp, "b") for mlp in part.routed]
+            found["down_proj_bias"] = [mlp.b_down for mlp in part.routed]
+        dtypes = {name: getattr(self.module, name).dtype for name in found}
+        return {name: torch.stack([x.to(dtypes[name]) for x in each]) for name, each in found.items()}
 
     def write(self, part: Experts) -> None:
         """Put a module with these experts in the place of the old one, and so for the shared one."""
         old = self.module
         new = copy(old)
-        if not isinstance(new, AnyWidth) and hasattr(old, "is_transposed"):
-            stock: Any = type(old)
-            new.__class__ = mixed_class("Narrow", AnyWidth, stock)
+        if hasattr(old, "is_transposed"):
+            mix_in(AnyWidth, new, "Narrow")
         new._parameters = dict(old._parameters)
         for name, value in self.stored(part).items():
             new._parameters[name] = nn.Parameter(value, requires_grad=getattr(old, name).requires_grad)
         if part.numbers != self.numbers:
             self._drop(new, part.numbers)
-        shared = self.shared
+        shared = self.shared  # asked of the old width
         self.layer.set_submodule(self.paths.routed, new)
         if shared is not None and part.shared is not None:
-            assert self.paths.shared is not None
-            self.layer.set_submodule(self.paths.shared, _written_shared(shared, part.shared))
+            new = copy(shared)
+            new._modules = dict(shared._modules)
+            for name, dense in as_maps(part.shared).items():
+                new._modules[f"{name}_proj"] = built_from(getattr(shared, f"{name}_proj"), *dense)
+            self.layer.set_submodule(str(self.paths.shared), new)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -255,9 +249,8 @@ class ExpertView:
         if dropped != self.dropped:
             kept = self.count - (dropped - self.dropped)
             part = replace(part, routed=part.routed[:kept], numbers=part.numbers[:kept])
-        factor = 0 if part.shared is None else part.shared.width // part.width
-        shared = None if part.shared is None else _blank_mlp(part.shared, factor * width)
-        return replace(part, routed=tuple(_blank_mlp(mlp, width) for mlp in part.routed), shared=shared)
+        shared = None if part.shared is None else resized(part.shared, part.shared.width // part.width * width)
+        return replace(part, routed=tuple(resized(mlp, width) for mlp in part.routed), shared=shared)
 
     def features(self, number: int, x: Tensor) -> Tensor:
         """What a routed expert's down projection reads of inputs (n, D): (n, I)."""
@@ -271,6 +264,7 @@ class ExpertView:
         return dict(zip(("gate", "up"), self._halves(slopes), strict=True)) if self.gated else {"up": slopes}
 
     def _mapped(self, number: int, x: Tensor) -> Tensor:
+        """What its activation reads of inputs (n, D): (n, 2 I), or (n, I) without a gate."""
         name = "gate_up_proj" if self.gated else "up_proj"
         W = getattr(self.module, name)[number]
         y = x @ (W if self.transposed else W.mT)
@@ -293,37 +287,3 @@ class ExpertView:
         """What the shared expert's output is multiplied with, (n, 1); None where it is put out as it is."""
         path = self.paths.shared_gate
         return None if path is None else torch.sigmoid(self.layer.get_submodule(path)(x))
-
-
-def _read_shared(module: Any) -> MLP:
-    gate, up, down = (getattr(module, name) for name in SHARED)
-    return MLP(
-        W_up=weight_of(up),
-        W_gate=weight_of(gate),
-        W_down=weight_of(down),
-        b_up=bias_of(up),
-        b_gate=bias_of(gate),
-        b_down=bias_of(down),
-    )
-
-
-def _written_shared(old: Any, part: MLP) -> nn.Module:
-    new = copy(old)
-    new._modules = dict(old._modules)
-    maps: Sequence[Any] = ((part.W_gate, part.b_gate), (part.W_up, part.b_up), (part.W_down, part.b_down))
-    for name, (W, b) in zip(SHARED, maps, strict=True):
-        new._modules[name] = built_from(getattr(old, name), W, b)
-    return new
-
-
-def _blank_mlp(mlp: MLP, width: int) -> MLP:
-    def columns(x: Tensor | None) -> Any:
-        return None if x is None else x.new_empty(*x.shape[:-1], width)
-
-    wide = {name: columns(getattr(mlp, name)) for name in ("W_up", "W_gate", "b_up", "b_gate")}
-    return replace(mlp, **wide, W_down=mlp.W_down.new_empty(width, mlp.W_down.shape[1]))
-
-
-def _there(x: Tensor | None) -> Tensor:
-    assert x is not None
-    return x

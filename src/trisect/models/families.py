@@ -148,334 +148,247 @@ class Wrapper:
     layers: str = "model.language_model.layers"
 
 
-_GRANITE = ("residual_multiplier", "residual_multiplier")
-WITH_SHARED = ExpertPaths(shared="mlp.shared_experts")
+FAMILIES: dict[str, Family] = {}
 LLAMA = Family(name="llama", model="LlamaForCausalLM")
+_NORMS = ("q_norm", "k_norm")
+_POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+_SHARED = ExpertPaths(shared="mlp.shared_experts")
+_GATED_SHARED = ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")
 
-_RECORDS = (
-    LLAMA,
-    replace(LLAMA, name="mistral", model="MistralForCausalLM"),
-    replace(LLAMA, name="ministral3", model="Ministral3ForCausalLM", position_scale="rotated"),
-    replace(LLAMA, name="qwen2", model="Qwen2ForCausalLM"),
-    replace(LLAMA, name="qwen3", model="Qwen3ForCausalLM", norms=("q_norm", "k_norm")),
-    replace(LLAMA, name="smollm3", model="SmolLM3ForCausalLM", rotates="use_rope"),
-    replace(LLAMA, name="helium", model="HeliumForCausalLM", rotary="adjacent"),
-    replace(
-        LLAMA, name="phi3", model="Phi3ForCausalLM", qkv=("qkv_proj",), up="mlp.gate_up_proj", gate="mlp.gate_up_proj"
-    ),
-    replace(LLAMA, name="mixtral", model="MixtralForCausalLM", experts=ExpertPaths(width="intermediate_size")),
-    replace(LLAMA, name="qwen3_moe", model="Qwen3MoeForCausalLM", norms=("q_norm", "k_norm"), experts=ExpertPaths()),
-    replace(
-        LLAMA,
-        name="qwen2_moe",
-        model="Qwen2MoeForCausalLM",
-        experts=ExpertPaths(
-            shared="mlp.shared_expert",
-            shared_gate="mlp.shared_expert_gate",
-            shared_width="shared_expert_intermediate_size",
-        ),
-    ),
-    Family(
-        name="mpt",
-        model="MptForCausalLM",
-        layers="transformer.blocks",
-        last_norm="norm_f",
-        attention="attn",
-        qkv=("Wqkv",),
-        o="out_proj",
-        up="ffn.up_proj",
-        gate=None,
-        down="ffn.down_proj",
-        rotary=None,
-        scale="softmax_scale",
-        dropout="attn_dropout_p",
-        clip="clip_qkv",
-        tuple_output=True,
-    ),
-    Family(
-        name="gpt2",
-        model="GPT2LMHeadModel",
-        layers="transformer.h",
-        last_norm="ln_f",
-        attention="attn",
-        qkv=("c_attn",),
-        o="c_proj",
-        up="mlp.c_fc",
-        gate=None,
-        down="mlp.c_proj",
-        rotary=None,
-        dropout="attn_dropout",
-        output_dropout="resid_dropout",
-    ),
-    Family(
-        name="opt",
-        model="OPTForCausalLM",
-        layers="model.decoder.layers",
-        last_norm="final_layer_norm",
-        o="out_proj",
-        up="fc1",
-        gate=None,
-        down="fc2",
-        rotary=None,
-        dropout="dropout",
-    ),
-    Family(
-        name="gpt_neox",
-        model="GPTNeoXForCausalLM",
-        layers="gpt_neox.layers",
-        last_norm="final_layer_norm",
-        attention="attention",
-        qkv=("query_key_value",),
-        per_head=True,
-        o="dense",
-        up="mlp.dense_h_to_4h",
-        gate=None,
-        down="mlp.dense_4h_to_h",
-    ),
-    replace(
-        LLAMA,
-        name="lfm2",
-        model="Lfm2ForCausalLM",
-        last_norm="embedding_norm",
-        mixer="conv",
-        norms=("q_layernorm", "k_layernorm"),
-        o="out_proj",
-        up="feed_forward.w3",
-        gate="feed_forward.w1",
-        down="feed_forward.w2",
-        dropout=None,
-    ),
-    replace(
-        LLAMA,
-        name="gpt_oss",
-        model="GptOssForCausalLM",
-        sinks="sinks",
-        short_table=True,
-        experts=ExpertPaths(router="mlp.router", interleaved=True, width="intermediate_size"),
-    ),
-    replace(
-        LLAMA,
-        name="deepseek_v2",
-        model="DeepseekV2ForCausalLM",
-        latent=Latent(),
-        rotary="adjacent",
-        experts=WITH_SHARED,
-    ),
-    replace(LLAMA, name="deepseek_v3", model="DeepseekV3ForCausalLM", latent=Latent(), experts=WITH_SHARED),
-    replace(LLAMA, name="glm4_moe_lite", model="Glm4MoeLiteForCausalLM", latent=Latent(), experts=WITH_SHARED),
+
+def _add(name: str, kind: str, like: str = "llama", **fields: Any) -> None:
+    """Add a family that differs from another one in some fields; `kind` is how the name of its class begins."""
+    base = FAMILIES.get(like, LLAMA)
+    FAMILIES[name] = replace(base, **{"name": name, "model": f"{kind}ForCausalLM", **fields})
+
+
+def _mlp(up: str, down: str, gate: str | None = None) -> dict[str, Any]:
+    return {"up": up, "down": down, "gate": gate}
+
+
+_FEED_FORWARD = _mlp("feed_forward.up_proj", "feed_forward.down_proj", "feed_forward.gate_proj")
+_FOUR_TIMES = _mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+
+_add("llama", "Llama")
+_add("mistral", "Mistral")
+_add("ministral3", "Ministral3", position_scale="rotated")
+_add("qwen2", "Qwen2")
+_add("qwen3", "Qwen3", norms=_NORMS)
+_add("smollm3", "SmolLM3", rotates="use_rope")
+_add("helium", "Helium", rotary="adjacent")
+_add("phi3", "Phi3", qkv=("qkv_proj",), up="mlp.gate_up_proj", gate="mlp.gate_up_proj")
+_add("mixtral", "Mixtral", experts=ExpertPaths(width="intermediate_size"))
+_add("qwen3_moe", "Qwen3Moe", norms=_NORMS, experts=ExpertPaths())
+_add("qwen2_moe", "Qwen2Moe", experts=replace(_GATED_SHARED, shared_width="shared_expert_intermediate_size"))
+_add(
+    "mpt",
+    "Mpt",
+    layers="transformer.blocks",
+    last_norm="norm_f",
+    attention="attn",
+    qkv=("Wqkv",),
+    o="out_proj",
+    rotary=None,
+    scale="softmax_scale",
+    dropout="attn_dropout_p",
+    clip="clip_qkv",
+    tuple_output=True,
+    **_mlp("ffn.up_proj", "ffn.down_proj"),
 )
-
-_SANDWICH = replace(LLAMA, post_norms=("post_attention_layernorm", "post_feedforward_layernorm"))
-_GEMMA2 = replace(
-    _SANDWICH,
-    name="gemma2",
-    model="Gemma2ForCausalLM",
+_add(
+    "gpt2",
+    "GPT2",
+    model="GPT2LMHeadModel",
+    layers="transformer.h",
+    last_norm="ln_f",
+    attention="attn",
+    qkv=("c_attn",),
+    o="c_proj",
+    rotary=None,
+    dropout="attn_dropout",
+    output_dropout="resid_dropout",
+    **_mlp("mlp.c_fc", "mlp.c_proj"),
+)
+_add(
+    "opt",
+    "OPT",
+    layers="model.decoder.layers",
+    last_norm="final_layer_norm",
+    o="out_proj",
+    rotary=None,
+    dropout="dropout",
+    **_mlp("fc1", "fc2"),
+)
+_add(
+    "gpt_neox",
+    "GPTNeoX",
+    layers="gpt_neox.layers",
+    last_norm="final_layer_norm",
+    attention="attention",
+    qkv=("query_key_value",),
+    per_head=True,
+    o="dense",
+    **_FOUR_TIMES,
+)
+_add(
+    "lfm2",
+    "Lfm2",
+    last_norm="embedding_norm",
+    mixer="conv",
+    norms=("q_layernorm", "k_layernorm"),
+    o="out_proj",
+    dropout=None,
+    **_mlp("feed_forward.w3", "feed_forward.w2", "feed_forward.w1"),
+)
+_add(
+    "gpt_oss",
+    "GptOss",
+    sinks="sinks",
+    short_table=True,
+    experts=ExpertPaths(router="mlp.router", interleaved=True, width="intermediate_size"),
+)
+_add("deepseek_v2", "DeepseekV2", latent=Latent(), rotary="adjacent", experts=_SHARED)
+_add("deepseek_v3", "DeepseekV3", latent=Latent(), experts=_SHARED)
+_add("glm4_moe_lite", "Glm4MoeLite", latent=Latent(), experts=_SHARED)
+_add("gemma", "Gemma", norm_offset=1.0, starts_with_bos=True)
+_add("gemma2", "Gemma2", "gemma", post_norms=_POST_NORMS, softcap="attn_logit_softcapping", states_scale=True)
+_add("gemma3_text", "Gemma3", "gemma2", norms=_NORMS, softcap=None)
+_add("olmo2", "Olmo2", post_norms=_POST_NORMS, norms=_NORMS, norm_over="heads")
+_add("olmo3", "Olmo3", "olmo2")
+_add("granite", "Granite", residual_scale=("residual_multiplier", "residual_multiplier"), states_scale=True)
+_add("exaone4", "Exaone4", post_norms=_POST_NORMS, norms=_NORMS, rotates_windows=True)
+_add("seed_oss", "SeedOss", output_dropout="residual_dropout")
+_add("ernie4_5", "Ernie4_5", rotary="adjacent")
+_add("hunyuan_v1_dense", "HunYuanDenseV1", norms=("query_layernorm", "key_layernorm"), norm_last=True)
+_add("nemotron", "Nemotron", gate=None, norm_offset=1.0)
+_add("starcoder2", "Starcoder2", output_dropout="residual_dropout", **_mlp("mlp.c_fc", "mlp.c_proj"))
+_add(
+    "stablelm",
+    "StableLm",
+    reads_head_dim=False,
+    norms=("q_layernorm", "k_layernorm"),
+    norm_over="stack",
+    norm_centred=True,
+)
+_add(
+    "phi",
+    "Phi",
+    o="dense",
+    last_norm="final_layernorm",
+    norms=("q_layernorm", "k_layernorm"),
+    norm_centred=True,
+    **_mlp("mlp.fc1", "mlp.fc2"),
+)
+_add("cohere", "Cohere", rotary="adjacent", paired_table=True, norms=_NORMS, norm_centred=True)
+_add("cohere2", "Cohere2", "cohere", norms=None, rotates="sliding_window")
+_add(
+    "falcon",
+    "Falcon",
+    layers="transformer.h",
+    last_norm="ln_f",
+    attention="self_attention",
+    qkv=("query_key_value",),
+    per_head=True,
+    kv_heads="num_kv_heads",
+    o="dense",
+    scale="inv_norm_factor",
+    tuple_output=True,
+    refused=("alibi", "its attention adds a position bias that this family's record does not describe"),
+    **_FOUR_TIMES,
+)
+_add(
+    "olmoe",
+    "Olmoe",
+    norms=_NORMS,
+    norm_over="heads",
+    experts=ExpertPaths(),
+    refused=("clip_qkv", "its queries and keys are clamped behind their norms"),
+)
+_add(
+    "granitemoehybrid",
+    "GraniteMoeHybrid",
+    "granite",
+    rotates_by="position_embedding_type",
+    mixer="mamba",
+    **_mlp("shared_mlp.input_linear", "shared_mlp.output_linear", "shared_mlp.input_linear"),
+)
+_add(
+    "granitemoe",
+    "GraniteMoe",
+    "granite",
+    experts=ExpertPaths(
+        routed="block_sparse_moe.experts", router="block_sparse_moe.router", width="intermediate_size"
+    ),
+)
+_add(
+    "qwen3_next",
+    "Qwen3Next",
+    mixer="linear_attn",
+    norms=_NORMS,
     norm_offset=1.0,
-    softcap="attn_logit_softcapping",
+    output_gate=True,
+    experts=_GATED_SHARED,
+)
+_add("qwen3_5_text", "Qwen3_5", "qwen3_next", experts=None)
+_add("qwen3_5_moe_text", "Qwen3_5Moe", "qwen3_next")
+_add("glm4_moe", "Glm4Moe", norms=_NORMS, experts=_SHARED)
+_add(
+    "nemotron_h",
+    "NemotronH",
+    last_norm="norm_f",
+    attention="mixer",
+    rotary=None,
+    **_mlp("mixer.up_proj", "mixer.down_proj"),
+)
+_add(
+    "falcon_h1",
+    "FalconH1",
+    last_norm="final_layernorm",
+    beside=("mamba", "ssm_out_multiplier"),
+    residual_scale=("attn_out_multiplier", "feed_forward.down_multiplier"),
+    key_scale="key_multiplier",
+    tuple_output=True,
+    **_FEED_FORWARD,
+)
+_add(
+    "llama4_text",
+    "Llama4",
+    rotary="adjacent",
+    rotates="use_rope",
+    norms=_NORMS,
+    one_norm="qk_norm",
+    norm_last=True,
+    position_scale="unrotated",
+    experts=ExpertPaths(
+        routed="feed_forward.experts",
+        router="feed_forward.router",
+        shared="feed_forward.shared_expert",
+        width="intermediate_size",
+    ),
+    **_FEED_FORWARD,
+)
+_add(
+    "gemma4_text",
+    "Gemma4",
+    post_norms=_POST_NORMS,
+    norms=_NORMS,
+    value_norm="v_norm",
+    lends_keys=True,
+    experts=ExpertPaths(routed="experts", router="router", shared="mlp", apart=True),
+    calls_differ=True,
     starts_with_bos=True,
     states_scale=True,
 )
-_OLMO2 = replace(_SANDWICH, name="olmo2", model="Olmo2ForCausalLM", norms=("q_norm", "k_norm"), norm_over="heads")
-_COHERE = replace(
-    LLAMA,
-    name="cohere",
-    model="CohereForCausalLM",
-    rotary="adjacent",
-    paired_table=True,
-    norms=("q_norm", "k_norm"),
-    norm_centred=True,
-)
-
-_DENSE = (
-    replace(LLAMA, name="gemma", model="GemmaForCausalLM", norm_offset=1.0, starts_with_bos=True),
-    _GEMMA2,
-    replace(_GEMMA2, name="gemma3_text", model="Gemma3ForCausalLM", norms=("q_norm", "k_norm"), softcap=None),
-    _OLMO2,
-    replace(_OLMO2, name="olmo3", model="Olmo3ForCausalLM"),
-    replace(LLAMA, name="granite", model="GraniteForCausalLM", residual_scale=_GRANITE, states_scale=True),
-    replace(_SANDWICH, name="exaone4", model="Exaone4ForCausalLM", norms=("q_norm", "k_norm"), rotates_windows=True),
-    replace(LLAMA, name="seed_oss", model="SeedOssForCausalLM", output_dropout="residual_dropout"),
-    replace(LLAMA, name="ernie4_5", model="Ernie4_5ForCausalLM", rotary="adjacent"),
-    replace(
-        LLAMA,
-        name="hunyuan_v1_dense",
-        model="HunYuanDenseV1ForCausalLM",
-        norms=("query_layernorm", "key_layernorm"),
-        norm_last=True,
-    ),
-    replace(LLAMA, name="nemotron", model="NemotronForCausalLM", gate=None, norm_offset=1.0),
-    replace(
-        LLAMA,
-        name="starcoder2",
-        model="Starcoder2ForCausalLM",
-        up="mlp.c_fc",
-        gate=None,
-        down="mlp.c_proj",
-        output_dropout="residual_dropout",
-    ),
-    replace(
-        LLAMA,
-        name="stablelm",
-        model="StableLmForCausalLM",
-        reads_head_dim=False,
-        norms=("q_layernorm", "k_layernorm"),
-        norm_over="stack",
-        norm_centred=True,
-    ),
-    replace(
-        LLAMA,
-        name="phi",
-        model="PhiForCausalLM",
-        o="dense",
-        up="mlp.fc1",
-        gate=None,
-        down="mlp.fc2",
-        last_norm="final_layernorm",
-        norms=("q_layernorm", "k_layernorm"),
-        norm_centred=True,
-    ),
-    _COHERE,
-    replace(_COHERE, name="cohere2", model="Cohere2ForCausalLM", norms=None, rotates="sliding_window"),
-    Family(
-        name="falcon",
-        model="FalconForCausalLM",
-        layers="transformer.h",
-        last_norm="ln_f",
-        attention="self_attention",
-        qkv=("query_key_value",),
-        per_head=True,
-        kv_heads="num_kv_heads",
-        o="dense",
-        up="mlp.dense_h_to_4h",
-        gate=None,
-        down="mlp.dense_4h_to_h",
-        scale="inv_norm_factor",
-        tuple_output=True,
-        refused=("alibi", "its attention adds a position bias that this family's record does not describe"),
-    ),
-)
-
-_GATED = replace(
-    LLAMA,
-    name="qwen3_next",
-    model="Qwen3NextForCausalLM",
-    mixer="linear_attn",
-    norms=("q_norm", "k_norm"),
-    norm_offset=1.0,
-    output_gate=True,
-    experts=ExpertPaths(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"),
-)
-
-_HYBRIDS = (
-    replace(
-        LLAMA,
-        name="olmoe",
-        model="OlmoeForCausalLM",
-        norms=("q_norm", "k_norm"),
-        norm_over="heads",
-        experts=ExpertPaths(),
-        refused=("clip_qkv", "its queries and keys are clamped behind their norms"),
-    ),
-    replace(
-        LLAMA,
-        name="granitemoehybrid",
-        model="GraniteMoeHybridForCausalLM",
-        rotates_by="position_embedding_type",
-        mixer="mamba",
-        residual_scale=_GRANITE,
-        states_scale=True,
-        up="shared_mlp.input_linear",
-        gate="shared_mlp.input_linear",
-        down="shared_mlp.output_linear",
-    ),
-    replace(
-        LLAMA,
-        name="granitemoe",
-        model="GraniteMoeForCausalLM",
-        residual_scale=_GRANITE,
-        states_scale=True,
-        experts=ExpertPaths(
-            routed="block_sparse_moe.experts", router="block_sparse_moe.router", width="intermediate_size"
-        ),
-    ),
-    _GATED,
-    replace(_GATED, name="qwen3_5_text", model="Qwen3_5ForCausalLM", experts=None),
-    replace(_GATED, name="qwen3_5_moe_text", model="Qwen3_5MoeForCausalLM"),
-    replace(LLAMA, name="glm4_moe", model="Glm4MoeForCausalLM", norms=("q_norm", "k_norm"), experts=WITH_SHARED),
-    replace(
-        LLAMA,
-        name="nemotron_h",
-        model="NemotronHForCausalLM",
-        last_norm="norm_f",
-        attention="mixer",
-        up="mixer.up_proj",
-        gate=None,
-        down="mixer.down_proj",
-        rotary=None,
-    ),
-    replace(
-        LLAMA,
-        name="falcon_h1",
-        model="FalconH1ForCausalLM",
-        last_norm="final_layernorm",
-        beside=("mamba", "ssm_out_multiplier"),
-        residual_scale=("attn_out_multiplier", "feed_forward.down_multiplier"),
-        key_scale="key_multiplier",
-        up="feed_forward.up_proj",
-        gate="feed_forward.gate_proj",
-        down="feed_forward.down_proj",
-        tuple_output=True,
-    ),
-    replace(
-        LLAMA,
-        name="llama4_text",
-        model="Llama4ForCausalLM",
-        rotary="adjacent",
-        rotates="use_rope",
-        norms=("q_norm", "k_norm"),
-        one_norm="qk_norm",
-        norm_last=True,
-        position_scale="unrotated",
-        up="feed_forward.up_proj",
-        gate="feed_forward.gate_proj",
-        down="feed_forward.down_proj",
-        experts=ExpertPaths(
-            routed="feed_forward.experts",
-            router="feed_forward.router",
-            shared="feed_forward.shared_expert",
-            width="intermediate_size",
-        ),
-    ),
-    replace(
-        _SANDWICH,
-        name="gemma4_text",
-        model="Gemma4ForCausalLM",
-        norms=("q_norm", "k_norm"),
-        value_norm="v_norm",
-        lends_keys=True,
-        experts=ExpertPaths(routed="experts", router="router", shared="mlp", apart=True),
-        calls_differ=True,
-        starts_with_bos=True,
-        states_scale=True,
-    ),
-)
-
-FAMILIES: dict[str, Family] = {record.name: record for record in (*_RECORDS, *_DENSE, *_HYBRIDS)}
 BUILT_IN = frozenset(FAMILIES)
 """Those of this table, and not of `register_family`."""
 
-_WRAPPERS = (
-    Wrapper(name="mistral3", model="Mistral3ForConditionalGeneration"),
-    Wrapper(name="gemma3", model="Gemma3ForConditionalGeneration"),
-    Wrapper(name="gemma4", model="Gemma4ForConditionalGeneration"),
-    Wrapper(name="qwen3_5", model="Qwen3_5ForConditionalGeneration"),
-    Wrapper(name="qwen3_5_moe", model="Qwen3_5MoeForConditionalGeneration"),
-    Wrapper(name="llama4", model="Llama4ForConditionalGeneration", layers="language_model.model.layers"),
-)
-WRAPPERS: dict[str, Wrapper] = {record.name: record for record in _WRAPPERS}
+_WRAPPED = {"mistral3": "Mistral3", "gemma3": "Gemma3", "gemma4": "Gemma4"}
+_WRAPPED |= {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "llama4": "Llama4"}
+WRAPPERS = {name: Wrapper(name=name, model=f"{kind}ForConditionalGeneration") for name, kind in _WRAPPED.items()}
+WRAPPERS["llama4"] = replace(WRAPPERS["llama4"], layers="language_model.model.layers")
 
-# A compressed checkpoint names its family behind this prefix, so that transformers finds our classes.
 PREFIX = "trisect_"
+"""A compressed checkpoint names its family behind it, so that transformers finds our classes."""
 
 
 def family_for(config: Any) -> Family:

@@ -1,53 +1,22 @@
 """Read and build linear layers in the row-vector convention, whichever class holds them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers.pytorch_utils import Conv1D
 
 from trisect.errors import TrisectError
 from trisect.models.quantized import QuantizedLinear, is_linear
-from trisect.records.parts import Factored
+from trisect.records.parts import LINEARS, MLP, OV, Factored
 
 QKV = ("q", "k", "v")
 
-
-@dataclass(frozen=True, kw_only=True)
-class HeadLayout:
-    """Sizes of a layer's heads and how its projections hold them."""
-
-    heads: int
-    kv_heads: int
-    qk: int
-    vo: int
-    per_head: bool
-    """One projection with [queries | k | v] key head by key head."""
-    pairs: int
-    """Rotation pairs of a query/key head."""
-    rotated: int = 0
-    """Channels of a query head beside those, all of them rotated, whose key is shared by all heads (MLA)."""
-
-    def split(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """(..., out) of one or three projections -> (..., h, qk), (..., k, qk), (..., k, vo)."""
-        if self.per_head:
-            group = self.heads // self.kv_heads
-            each = columns[0].unflatten(-1, (self.kv_heads, -1))
-            q, k, v = each.split([group * self.qk, self.qk, self.vo], dim=-1)
-            return q.unflatten(-1, (group, self.qk)).flatten(-3, -2), k, v
-        if len(columns) == 1:
-            sizes = [self.heads * self.qk, self.kv_heads * self.qk, self.kv_heads * self.vo]
-            columns = columns[0].split_with_sizes(sizes, dim=-1)
-        q, k, v = columns
-        rows = q.shape[:-1]
-        # Not unflatten and split, which are Python: a step of a small model on a CPU takes as long as its calls.
-        return (
-            q.view(*rows, self.heads, self.qk),
-            k.view(*rows, self.kv_heads, self.qk),
-            v.view(*rows, self.kv_heads, self.vo),
-        )
+Dense = tuple[Tensor, Tensor | None]
+"""Weight (in, out) and bias (out,) of one map, heads side by side in stored channel order."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +40,9 @@ class FusedMaps:
         if torch.compiler.is_compiling():
             # Nothing replaces modules inside, and asking who they are would compile every layer anew.
             return True
-        for now, then, row in zip(modules, self.modules, self.weights, strict=True):
-            if now is not then or then._parameters["weight"] is not row:
-                return False
-        return self.weights[0].data_ptr() == self.weight.data_ptr()
+        each = zip(modules, self.modules, self.weights, strict=True)
+        same = all(now is then and then._parameters["weight"] is row for now, then, row in each)
+        return same and self.weights[0].data_ptr() == self.weight.data_ptr()
 
 
 def fused_maps(modules: Sequence[nn.Module]) -> FusedMaps | None:
@@ -116,23 +84,12 @@ class GroupedLinear(nn.Module):
         y = torch.einsum("...gr,gro->...go", groups, self.weight).flatten(-2)
         return y if self.bias is None else y + self.bias
 
-    def extra_repr(self) -> str:
-        groups, rank, width = self.weight.shape
-        return f"groups={groups}, rank={rank}, out_features={groups * width}, bias={self.bias is not None}"
-
 
 class FactoredLinear(nn.Module):
     """y = wide(narrow(x)): what is left of a linear map of low rank."""
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        rank: int,
-        groups: int = 1,
-        bias: bool = False,
-        cached: bool = False,
+        self, in_features: int, out_features: int, *, rank: int, groups: int, bias: bool, cached: bool = False
     ):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -140,11 +97,27 @@ class FactoredLinear(nn.Module):
         self.cached = cached
         """The KV cache may hold `narrow(x)`; attention decides whether anything stands between."""
         self.narrow = nn.Linear(in_features, groups * rank, bias=False)
-        self.wide: nn.Linear | GroupedLinear
-        if groups == 1:
-            self.wide = nn.Linear(rank, out_features, bias=bias)
-        else:
-            self.wide = GroupedLinear(groups, rank, out_features, bias=bias)
+        grouped = GroupedLinear(groups, rank, out_features, bias=bias) if groups > 1 else None
+        self.wide: nn.Linear | GroupedLinear = grouped or nn.Linear(rank, out_features, bias=bias)
+
+    @classmethod
+    def of(cls, old: Any, solution: Factored) -> "FactoredLinear":
+        """The module a solution stands for, with the dtype and mode of the module it replaces."""
+        groups, rank, width = solution.B.shape
+        how: Any = {"rank": rank, "groups": groups, "bias": solution.b is not None, "cached": solution.cached}
+        with torch.device("meta"):
+            new = cls(solution.A.shape[0], groups * width, **how)
+
+        def parameter(value: Tensor) -> nn.Parameter:
+            # A copy: solvers hand out slices of one SVD, and what is saved must not share memory.
+            stored = value.to(old.weight.dtype).clone(memory_format=torch.contiguous_format)
+            return nn.Parameter(stored, requires_grad=old.weight.requires_grad)
+
+        new.narrow.weight = parameter(solution.A.T)
+        new.wide.weight = parameter(solution.B[0].T if groups == 1 else solution.B)
+        if solution.b is not None:
+            new.wide.bias = parameter(solution.b)
+        return new.train(old.training)
 
     @property
     def bias(self) -> Tensor | None:
@@ -153,9 +126,6 @@ class FactoredLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.wide(self.narrow(x))
-
-    def extra_repr(self) -> str:
-        return f"cached={self.cached}"
 
 
 class SplitLinear(nn.Module):
@@ -169,40 +139,14 @@ class SplitLinear(nn.Module):
             self.add_module(name, module)
 
     def forward(self, x: Tensor) -> Tensor:
-        return fused([module(x) for module in self.children()], self.heads)
+        return self.joined([module(x) for module in self.children()], self.heads)
 
-
-def fused(columns: Sequence[Tensor], heads: int | None) -> Tensor:
-    """(..., out) of several maps -> (..., out) of the matrix that holds them all, side by side or head by head."""
-    if heads is None:
-        return torch.cat(list(columns), dim=-1)
-    return torch.cat([x.unflatten(-1, (heads, -1)) for x in columns], dim=-1).flatten(-2)
-
-
-def factored_from(old: Any, solution: Factored) -> FactoredLinear:
-    """The module a solution stands for, with the dtype and mode of the module it replaces."""
-    groups, rank, width = solution.B.shape
-    bias = solution.b
-    with torch.device("meta"):
-        new = FactoredLinear(
-            solution.A.shape[0],
-            groups * width,
-            rank=rank,
-            groups=groups,
-            bias=bias is not None,
-            cached=solution.cached,
-        )
-
-    def parameter(value: Tensor) -> nn.Parameter:
-        # A copy: solvers hand out slices of one SVD, and what is saved must not share memory.
-        stored = value.to(old.weight.dtype).clone(memory_format=torch.contiguous_format)
-        return nn.Parameter(stored, requires_grad=old.weight.requires_grad)
-
-    new.narrow.weight = parameter(solution.A.T)
-    new.wide.weight = parameter(solution.B[0].T if groups == 1 else solution.B)
-    if bias is not None:
-        new.wide.bias = parameter(bias)
-    return new.train(old.training)
+    @staticmethod
+    def joined(columns: Sequence[Tensor], heads: int | None) -> Tensor:
+        """(..., out) of several maps -> (..., out) of the matrix that holds them all."""
+        if heads is None:
+            return torch.cat(list(columns), dim=-1)
+        return torch.cat([x.unflatten(-1, (heads, -1)) for x in columns], dim=-1).flatten(-2)
 
 
 def refuse_nan(tensor: Tensor, what: str) -> None:
@@ -214,9 +158,10 @@ def refuse_nan(tensor: Tensor, what: str) -> None:
         )
 
 
-def weight_of(linear: Any) -> Tensor:
-    """(in, out) view of the weight, so that y = x W."""
-    return linear.weight.detach() if _stores_inputs_first(linear) else linear.weight.detach().T
+def weight_of(linear: Any, *, gradient: bool = False) -> Any:
+    """(in, out) view of the weight, so that y = x W; or of its gradient, None before any backward pass."""
+    stored = linear.weight.grad if gradient else linear.weight.detach()
+    return stored if stored is None or _stores_inputs_first(linear) else stored.T
 
 
 def matrices_of(module: Any) -> list[Tensor]:
@@ -230,18 +175,37 @@ def bias_of(linear: Any) -> Tensor | None:
     return None if linear.bias is None else linear.bias.detach()
 
 
-def gradient_of(linear: Any) -> Tensor | None:
-    """(in, out) view of the weight's gradient, or None before any backward pass."""
-    gradient: Tensor | None = linear.weight.grad
-    return gradient if gradient is None or _stores_inputs_first(linear) else gradient.T
-
-
 def sizes_of(linear: Any) -> tuple[int, int]:
     """Inputs and outputs, factored or quantised or neither."""
-    if isinstance(linear, FactoredLinear | QuantizedLinear):
-        return linear.in_features, linear.out_features
-    d_in, d_out = weight_of(linear).shape
+    known = isinstance(linear, FactoredLinear | QuantizedLinear)
+    d_in, d_out = (linear.in_features, linear.out_features) if known else weight_of(linear).shape
     return d_in, d_out
+
+
+def as_mlp(maps: Mapping[str, Dense]) -> MLP:
+    """An MLP of its maps by name; one without a gate has none among them."""
+    fields: Any = {f"W_{name}": W for name, (W, _) in maps.items()} | {f"b_{name}": b for name, (_, b) in maps.items()}
+    return MLP(**fields)
+
+
+def as_maps(mlp: MLP) -> dict[str, Dense]:
+    """Undo `as_mlp`."""
+    found = {name: (getattr(mlp, f"W_{name}"), getattr(mlp, f"b_{name}")) for name in LINEARS["mlp"]}
+    return {name: dense for name, dense in found.items() if dense[0] is not None}
+
+
+WIDE = set("W_q W_k b_q b_k norm_q norm_k W_v b_v W_g b_g W_up W_gate b_up b_gate".split())
+"""Fields of parts whose last dimension is the inner width."""
+
+
+def resized(part: Any, width: int) -> Any:
+    """QK, OV or an MLP with another inner width: zeros behind the channels, or the last ones cut off."""
+    more = width - part.width
+    changes = {name: pad(x, (0, more)) for name, x in vars(part).items() if name in WIDE and x is not None}
+    if isinstance(part, MLP | OV):
+        outer = "W_down" if isinstance(part, MLP) else "W_o"
+        changes[outer] = pad(getattr(part, outer), (0, 0, 0, more))
+    return replace(part, **changes)
 
 
 def built_from(old: Any, weight: Tensor, bias: Tensor | None, *, plain: bool = False) -> nn.Module:
@@ -253,11 +217,10 @@ def built_from(old: Any, weight: Tensor, bias: Tensor | None, *, plain: bool = F
     with torch.device("meta"):
         transposed = isinstance(old, Conv1D) and not plain
         new = Conv1D(d_out, d_in) if transposed else nn.Linear(d_in, d_out, bias=False)
-    trains, dtype = old.weight.requires_grad, old.weight.dtype
-    stored = weight if isinstance(new, Conv1D) else weight.T
-    new.weight = nn.Parameter(stored.to(dtype).contiguous(), requires_grad=trains)
-    if bias is not None:
-        new.bias = nn.Parameter(bias.to(dtype).contiguous(), requires_grad=trains)
+    for name, value in (("weight", weight if transposed else weight.T), ("bias", bias)):
+        if value is not None:
+            stored = value.to(old.weight.dtype).contiguous()
+            setattr(new, name, nn.Parameter(stored, requires_grad=old.weight.requires_grad))
     return new.train(old.training)
 
 

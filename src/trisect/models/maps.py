@@ -4,7 +4,7 @@ q, k, v, o, gate, up and down are modules in one family and columns of a fused m
 some. Modules are replaced, never changed inside, so that whoever holds the old ones can put them back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,28 +12,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.models.attention import Attention, layout_of, norms_of
+from trisect.models.attention import Attention, HeadLayout, layout_of, norms_of
 from trisect.models.experts import ExpertView
 from trisect.models.families import Family
-from trisect.models.linear import (
-    QKV,
-    FactoredLinear,
-    HeadLayout,
-    SplitLinear,
-    bias_of,
-    built_from,
-    factored_from,
-    fused,
-    gradient_of,
-    matrices_of,
-    weight_of,
-)
+from trisect.models.linear import QKV, Dense, FactoredLinear, SplitLinear, bias_of, built_from, matrices_of, weight_of
 from trisect.models.owned import latent_query, own
 from trisect.records.parts import COMPONENTS, LINEARS, Factored, Linear
 from trisect.records.shapes import LinearShape
-
-Dense = tuple[Tensor, Tensor | None]
-"""Weight (in, out) and bias (out,) of one map, heads side by side in stored channel order."""
 
 
 class Place(NamedTuple):
@@ -49,11 +34,8 @@ class Place(NamedTuple):
 
 ROTATED = "rotated"
 """The map that makes a query's rotated channels where those are beside the others (MLA): it is in no component."""
-
 GATE = "output_gate"
 """The map that makes the gate of what heads put out: it is narrowed with OV."""
-
-NO_HEADS = HeadLayout(heads=0, kv_heads=0, qk=0, vo=0, per_head=False, pairs=0)
 
 
 @dataclass(frozen=True)
@@ -73,25 +55,21 @@ class LayerMaps:
 
     def why_whole(self, component: str) -> str | None:
         """Why a component is not narrowed in this layer; None where it is."""
-        if component == "mlp" and self.experts is None:
-            return None if self._find(self.family.down) is not None else "no MLP of plain matrices"
         if component == "mlp":
-            return None
-        if self.attention_module is None:
+            there = self.experts is not None or self._find(self.family.down) is not None
+            return None if there else "no MLP of plain matrices"
+        module = self.attention_module
+        if module is None:
             return "no attention"
-        if component == "qk" and self.norms and self.family.norm_centred:
+        if component == "ov":
+            return None if self.family.value_norm is None else "a norm of the values"
+        if self.norms and self.family.norm_centred:
             return "a LayerNorm between projection and score"
-        if component == "ov" and self.family.value_norm is not None:
-            return "a norm of the values"
-        if component == "qk" and self.family.lends_keys and self._shares_keys():
-            return "keys that other layers read, or that are values, too"
+        if self.family.lends_keys:
+            lent = getattr(self.config, "num_kv_shared_layers", 0) and module.store_full_length_kv
+            if module.is_kv_shared_layer or lent or getattr(module, self.family.qkv[2]) is None:
+                return "keys that other layers read, or that are values, too"
         return None
-
-    def _shares_keys(self) -> bool:
-        """Whether this layer's keys are another's, other layers' too, or its own values."""
-        module, lent = self.attention_module, getattr(self.config, "num_kv_shared_layers", 0)
-        shared = module.is_kv_shared_layer or (lent and module.store_full_length_kv)
-        return bool(shared) or getattr(module, self.family.qkv[2]) is None
 
     @property
     def why_no_decoder(self) -> str | None:
@@ -130,8 +108,8 @@ class LayerMaps:
     @property
     def mlp_beside(self) -> nn.Module | None:
         """The shared expert's output, where it is normalised apart from that of the routed ones."""
-        apart = self.experts is not None and self.experts.paths.apart and self.experts.shared is not None
-        return self.experts.shared.down_proj if apart and self.experts is not None else None
+        shared = self.experts.shared if self.experts is not None and self.experts.paths.apart else None
+        return None if shared is None else shared.down_proj
 
     @property
     def attention_module(self) -> Any:
@@ -170,7 +148,8 @@ class LayerMaps:
     def heads(self) -> HeadLayout:
         """Sizes of the heads as they are; zeros in a layer without attention."""
         module = self.attention_module
-        return NO_HEADS if module is None else layout_of(module, self.family, self.config)
+        none = HeadLayout(heads=0, kv_heads=0, qk=0, vo=0)
+        return none if module is None else layout_of(module, self.family, self.config)
 
     @property
     def pairs(self) -> int:
@@ -197,17 +176,15 @@ class LayerMaps:
 
     def gradient(self, name: str) -> Tensor | None:
         """The gradient of `linear(name).W`, (in, out); None before any backward pass."""
-        gradient = gradient_of(self._unfactored(name))
+        gradient = weight_of(self._unfactored(name), gradient=True)
         return None if gradient is None else self.columns(name, gradient)
 
     def factored(self) -> tuple[LinearShape, ...]:
         """The maps that became two."""
-        modules = {name: self.module(name) for name in self.linears()}
-        return tuple(
-            LinearShape(name=name, rank=m.rank, groups=m.groups, cached=m.cached)
-            for name, m in modules.items()
-            if isinstance(m, FactoredLinear)
-        )
+        modules: dict[str, Any] = {name: self.module(name) for name in self.linears()}
+        factored = {name: m for name, m in modules.items() if isinstance(m, FactoredLinear)}
+        names = ("rank", "groups", "cached")
+        return tuple(LinearShape(name=n, **{key: getattr(m, key) for key in names}) for n, m in factored.items())
 
     def module(self, name: str) -> nn.Module:
         """The module that computes a map: its own, or the one it is fused into."""
@@ -240,38 +217,43 @@ class LayerMaps:
                 module: nn.Module = SplitLinear({**dict(old.named_children()), **built}, heads=heads)
             else:
                 maps = [new[name] if name in new else self.dense(name) for name in names]
-                module = built_from(old, *_joined(maps, heads))
+                weights, biases = [W for W, _ in maps], [b for _, b in maps if b is not None]
+                if len(maps) > 1:
+                    weights = [SplitLinear.joined(weights, heads)]
+                    biases = [SplitLinear.joined(biases, heads)] if biases else []
+                module = built_from(old, weights[0], biases[0] if biases else None)
             self.layer.set_submodule(path, module)
 
     def write_linear(self, part: Linear) -> None:
         """Replace one map's values; sizes stay, or its neighbours would no longer fit."""
-        W, b = self.dense(part.name)
-        if part.W.shape != W.shape or (part.b is None) != (b is None):
-            raise TrisectError(
-                f"Layer {self.index}: {part.name} is a {tuple(W.shape)} map {_with_bias(b)}; a "
-                f"{tuple(part.W.shape)} one {_with_bias(part.b)} cannot take its place."
-            )
+        self._check_fits(part.name, part.W.shape, part.b, f"a {tuple(part.W.shape)} one")
         self.write_dense({part.name: (part.W, part.b)})
 
     def write_factored(self, solution: Factored) -> None:
         """Two modules in place of one map; maps it was fused with become modules of their own."""
-        name = solution.name
-        self.check_factors(LinearShape(name=name, rank=solution.rank, groups=solution.groups, cached=solution.cached))
-        W, b = self.dense(name)
-        inner = solution.groups * solution.rank
-        makes = solution.A.shape[0], solution.groups * solution.B.shape[2]
-        if solution.A.shape[1] != inner or makes != W.shape or (solution.b is None) != (b is None):
-            raise TrisectError(
-                f"Layer {self.index}: {name} is a {tuple(W.shape)} map {_with_bias(b)}, but factors "
-                f"{tuple(solution.A.shape)} and {tuple(solution.B.shape)} {_with_bias(solution.b)} are not."
-            )
+        name, (d_in, inner), (groups, rank, width) = solution.name, solution.A.shape, solution.B.shape
+        self.check_factors(LinearShape(name=name, rank=rank, groups=groups, cached=solution.cached))
+        what = f"factors {tuple(solution.A.shape)} and {tuple(solution.B.shape)}"
+        self._check_fits(name, (d_in, groups * width) if inner == groups * rank else (), solution.b, what)
         path, names, heads = self._place(name)
-        module: nn.Module = factored_from(self.module(name), solution)
+        module: nn.Module = FactoredLinear.of(self.module(name), solution)
         if len(names) > 1:
             old = self.layer.get_submodule(path)
-            others = dict(old.named_children()) if isinstance(old, SplitLinear) else self._split(old, names)
+            others = dict(old.named_children())
+            if not isinstance(old, SplitLinear):  # copies, because columns would keep all of the matrix in memory
+                copies: Any = {each: [x if x is None else x.clone() for x in self.dense(each)] for each in names}
+                others = {each: built_from(old, *dense, plain=True) for each, dense in copies.items()}
             module = SplitLinear({**others, name: module}, heads=heads)
         self.layer.set_submodule(path, module)
+
+    def _check_fits(self, name: str, shape: tuple[int, ...], bias: Tensor | None, what: str) -> None:
+        """Refuse what has not a map's shape, or a bias where that has none."""
+        W, b = self.dense(name)
+        if shape != W.shape or (bias is None) != (b is None):
+            has, brings = ("without bias" if x is None else "with bias" for x in (b, bias))
+            raise TrisectError(
+                f"Layer {self.index}: {name} is a {tuple(W.shape)} map {has}; {what} {brings} cannot take its place."
+            )
 
     def check_factors(self, linear: LinearShape) -> None:
         """Refuse factors that a map of this layer cannot have."""
@@ -279,20 +261,11 @@ class LayerMaps:
         d_in, d_out = W.shape
         if linear.cached and linear.name not in ("k", "v"):
             raise TrisectError(f"Layer {self.index}: {linear.name} is never cached; only k and v are.")
-        fits = linear.groups >= 1 and d_out % linear.groups == 0
-        if not fits or not 1 <= linear.rank <= min(d_in, d_out // linear.groups):
+        if linear.groups < 1 or d_out % linear.groups or not 1 <= linear.rank <= min(d_in, d_out // linear.groups):
             raise TrisectError(
                 f"Layer {self.index}: {linear.name} maps {d_in} channels to {d_out}; it cannot have "
                 f"{linear.groups} groups of rank {linear.rank}."
             )
-
-    def _split(self, old: nn.Module, names: Sequence[str]) -> dict[str, nn.Module]:
-        """The maps of a fused matrix as modules; copies, because columns would keep all of it in memory."""
-        dense = {name: self.dense(name) for name in names}
-        return {
-            name: built_from(old, W.clone(), None if b is None else b.clone(), plain=True)
-            for name, (W, b) in dense.items()
-        }
 
     def _places(self) -> list[Place]:
         """Where this family has its maps."""
@@ -307,8 +280,8 @@ class LayerMaps:
             heads = [Place(f"{a}.{f.qkv[0]}", QKV, h.kv_heads if f.per_head else None)]
         else:
             heads = [Place(f"{a}.{path}", (name,)) for name, path in zip(QKV, f.qkv, strict=True)]
-        gate = [] if f.gate is None else [Place(f.gate, ("gate",)), Place(f.up, ("up",))]
-        inner = [Place(f.up, ("gate", "up"))] if f.gate == f.up else gate or [Place(f.up, ("up",))]
+        gate = [] if f.gate is None else [Place(f.gate, ("gate",))]
+        inner = [Place(f.up, ("gate", "up"))] if f.gate == f.up else [*gate, Place(f.up, ("up",))]
         return [*heads, Place(f"{a}.{f.o}", ("o",)), *inner, Place(f.down, ("down",))]
 
     def _place(self, name: str) -> Place:
@@ -317,7 +290,7 @@ class LayerMaps:
                 return place
         raise unknown_name("linear map", name, self.linears())
 
-    def _unfactored(self, name: str) -> nn.Module:
+    def _unfactored(self, name: str) -> Any:
         module = self.module(name)
         if isinstance(module, FactoredLinear):
             raise TrisectError(f"Layer {self.index}: {name} is already factored; compress the original model.")
@@ -336,15 +309,3 @@ class LayerMaps:
         lots = heads or 1
         columns = x.unflatten(-1, (lots, -1)).split([widths[n] // lots for n in names], dim=-1)
         return columns[names.index(name)].flatten(-2)
-
-
-def _with_bias(b: Tensor | None) -> str:
-    return "without bias" if b is None else "with bias"
-
-
-def _joined(maps: Sequence[Dense], heads: int | None) -> Dense:
-    """Maps of one input as the one matrix that holds them all."""
-    if len(maps) == 1:
-        return maps[0]
-    biases = [b for _, b in maps if b is not None]
-    return fused([W for W, _ in maps], heads), fused(biases, heads) if biases else None

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from trisect.kernels import rotate_qk
-from trisect.models.attention import Attention, Maps, layout_of
+from trisect.kernels.rotary import Layout
+from trisect.models.attention import Attention, Maps, layout_of, named
 from trisect.models.families import Family, Latent
 from trisect.models.linear import QKV
 
@@ -28,7 +29,10 @@ class LatentAttention(Attention):
         """Queries (b, t, h, qk + rotated), the rotated key (b, t, 1, rotated) and the latent (b, t, 1, rank)."""
         names = self.family.latent
         assert names is not None
-        q, both = self._queries(x), getattr(self, names.compress)(x)
+        (down, norm, up), query = names.q, latent_query(self, names)
+        latent_q = getattr(self, norm)(getattr(self, down)(x)) if query == up else x
+        q = getattr(self, query)(latent_q).unflatten(-1, (self.layout.heads, -1))
+        both = getattr(self, names.compress)(x)
         compressed, k = both.split([both.shape[-1] - self.layout.rotated, self.layout.rotated], dim=-1)
         compressed = getattr(self, names.norm)(compressed)
         if self.tap is not None:
@@ -42,9 +46,8 @@ class LatentAttention(Attention):
         """The rotated channels of queries, and the key of such channels that all heads share."""
         plain, turned = q.split([self.layout.qk, self.layout.rotated], dim=-1)
         adjacent = getattr(self.config, "rope_interleave", self.family.rotary == "adjacent")
-        turned, k = rotate_qk(
-            turned, k, pairs=self.layout.rotated // 2, layout="adjacent" if adjacent else "half", table=table
-        )
+        layout: Layout = "adjacent" if adjacent else "half"
+        turned, k = rotate_qk(turned, k, pairs=self.layout.rotated // 2, layout=layout, table=table)
         return torch.cat([plain, turned], dim=-1), k
 
     def _remembered(self, q: Tensor, k: Tensor, v: Tensor, cache: Any, latent: Maps) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,16 +56,6 @@ class LatentAttention(Attention):
         k, v = (x.transpose(1, 2) for x in self._expanded(compressed.squeeze(1)))
         k = torch.cat([k, turned.expand(-1, self.layout.heads, -1, -1)], dim=-1)
         return q.transpose(1, 2), k, v
-
-    def _queries(self, x: Tensor) -> Tensor:
-        """(b, t, h, qk + rotated)."""
-        assert self.family.latent is not None
-        down, norm, up = self.family.latent.q
-        name = latent_query(self, self.family.latent)
-        if name == up:
-            x = getattr(self, norm)(getattr(self, down)(x))
-        q: Tensor = getattr(self, name)(x)
-        return q.unflatten(-1, (self.layout.heads, -1))
 
     def _expanded(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (b, t, h, qk), without their rotated channels, and values (b, t, h, vo)."""
@@ -124,30 +117,29 @@ def own(module: nn.Module, family: Family, config: Any) -> Attention:
     if isinstance(module, Attention):
         return module
     layout = layout_of(module, family, config)
-    clip = None if family.clip is None else getattr(module, family.clip)
-    stock: Any = type(module)
     kind = Attention if family.latent is None else LatentAttention
     if family.lends_keys:
         kind = LendingAttention if layout.kv_heads else BorrowingAttention
-    module.__class__ = mixed_class("Owned", kind, stock)
+    mix_in(kind, module, "Owned")
     assert isinstance(module, Attention)
     module.register_buffer("rotary_index", None)
     module.register_buffer("rotary_rates", None)
-    module.config, module.family = config, family
-    module.layout = layout
+    module.config, module.family, module.layout = config, family, layout
     if layout.kv_heads:
         module.num_key_value_groups = layout.heads // layout.kv_heads
-    module.shared_output = False
-    module.clips_qk = module.clips_v = clip or None
-    module.is_causal, module.tap = True, None
-    module.fused, module.prepared, module.live = None, False, None
+    module.clips_qk = module.clips_v = named(module, family.clip) or None
+    module.is_causal = True
     return module
 
 
-@cache
-def mixed_class(prefix: str, mixin: Any, stock: Any) -> Any:
-    """The mixin first, so that its forward wins; the stock class second, so that `isinstance` still holds.
+def mix_in(mixin: Any, module: Any, prefix: str) -> None:
+    """Make a module one of `mixin`, whose forward wins; `isinstance` checks for its stock class still hold."""
+    if not isinstance(module, mixin):
+        stock: Any = type(module)
+        module.__class__ = _mixed_class(prefix, mixin, stock)
 
-    One class for all layers, or a compiler would take them for different ones.
-    """
+
+@cache
+def _mixed_class(prefix: str, mixin: Any, stock: Any) -> Any:
+    """One class for all layers, or a compiler would take them for different ones."""
     return type(f"{prefix}{stock.__name__}", (mixin, stock), {"__module__": __name__})

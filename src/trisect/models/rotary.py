@@ -1,4 +1,4 @@
-"""Rotations of queries and keys (rates, channel order) and the norm of heads that keep different channels."""
+"""Rotations of queries and keys: their rates, and the order of channels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -67,38 +67,3 @@ def from_canonical(x: Tensor, num_pairs: int, layout: Layout | None) -> Tensor:
         return x
     first, second = x[..., :num_pairs], x[..., num_pairs : 2 * num_pairs]
     return joined_pairs(first, second, x[..., 2 * num_pairs :], layout)
-
-
-class HeadNorm(nn.Module):
-    """RMS-norm of (..., heads, width), weights per head; float32 inside as in stock.
-
-    The mean is each head's own, or with `together` one over all heads.
-    """
-
-    def __init__(self, heads: int, width: int, eps: float, *, together: bool = False):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(heads, width))
-        self.eps, self.dims = eps, (-2, -1) if together else (-1,)
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(self.dims, keepdim=True) + self.eps)
-        # The last step keeps vLLM from taking this for a norm with one set of weights, and replacing it.
-        return (self.weight * wide.to(x.dtype)).view_as(x)
-
-
-def norm_weights(norm: Any, *, heads: int, width: int, offset: float) -> Tensor:
-    """What a norm of heads multiplies their channels with, (heads, width), however its modules hold it."""
-    if isinstance(norm, HeadNorm):
-        return norm.weight.detach()
-    held = [weight.detach() for name, weight in norm.named_parameters() if name.endswith("weight")]
-    if not held:
-        return torch.ones(heads, width)
-    weights = torch.cat([weight.flatten() for weight in held])
-    weights = weights.float() + offset if offset else weights
-    return weights.reshape(-1, width).expand(heads, -1)
-
-
-def eps_of(norm: Any) -> Any:
-    """What a norm adds to the mean square, by either of the names in use; None if it has neither."""
-    return getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)

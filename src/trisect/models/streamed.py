@@ -29,10 +29,8 @@ from trisect.models.view import LayerView, layer_views
 from trisect.support.clock import stage
 from trisect.support.files import write_json
 
-M_MMAP_THRESHOLD = -3
-"""Of malloc.h."""
-LARGE_BLOCK = 1 << 20
-
+M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 20
+"""An option of malloc.h: freed blocks of so many bytes go back to the system."""
 SMALL = 500_000_000
 """Parameters of a model that is loaded again and run on a few tokens."""
 TOKENS = 16
@@ -40,44 +38,33 @@ TOKENS = 16
 Read = Callable[[], Mapping[str, Tensor]]
 """Gives a layer's tensors in main memory, by their names inside the layer."""
 
-Peek = Callable[[int, str, Any], Tensor]
-"""Layer, name and index -> that part of the tensor, without reading the rest where it can be avoided."""
-
 
 @dataclass(frozen=True)
-class Pieces:
-    """A tensor that transformers makes of several in the files (experts that are stored one by one)."""
+class Place:
+    """Where a tensor is in the files: as it is, or in pieces (experts that are stored one by one)."""
 
-    converter: Any
-    """What makes it: transformers' operations, one after the other."""
     names: dict[str, list[str]]
-    """Pattern of the converter -> the tensors that match it, in order."""
+    """Pattern of the converter -> the tensors that match it, in order; without one, the tensor alone."""
+    converter: Any = None
+    """transformers' way to make it of several, by operations one after the other."""
 
     def merged(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The tensor, of its pieces by name."""
         found: Any = {pattern: [tensors[name] for name in names] for pattern, names in self.names.items()}
-        patterns = {
-            "source_patterns": self.converter.source_patterns,
-            "target_patterns": self.converter.target_patterns,
-        }
-        for operation in self.converter.operations:
-            found = operation.convert(
-                found, **patterns, model=None, config=None, full_layer_name="", missing_keys=None
-            )
-        tensor: Tensor
+        if self.converter is not None:
+            how = {f"{side}_patterns": getattr(self.converter, f"{side}_patterns") for side in ("source", "target")}
+            how |= {"model": None, "config": None, "full_layer_name": "", "missing_keys": None}
+            for operation in self.converter.operations:
+                found = operation.convert(found, **how)
         (tensor,) = found.values()
-        return tensor
+        return tensor if self.converter is not None else tensor[0]
 
-    def first(self, key: Any) -> "Pieces | None":
+    def first(self, key: Any) -> "Place | None":
         """The pieces that rows `key` are made of; None where those are not pieces of their own."""
         stacked = self.converter.operations[0]
         if not isinstance(key, slice) or not isinstance(stacked, MergeModulelist) or stacked.dim != 0:
             return None
         return replace(self, names={pattern: names[key] for pattern, names in self.names.items()})
-
-
-Place = str | Pieces
-"""Where a tensor is in the files."""
 
 
 class Shards:
@@ -94,50 +81,41 @@ class Shards:
 
     def shape(self, place: Place) -> tuple[int, ...]:
         """The shape of a tensor, from its files' headers."""
-        if isinstance(place, Pieces):
-            shapes = self._each(place, lambda file, name: file.get_slice(name).get_shape())
-            return tuple(
-                place.merged({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}).shape
-            )
-        return tuple(self._with_file(place, lambda file: file.get_slice(place).get_shape()))
+        shapes = self._each(place, lambda file, name: file.get_slice(name).get_shape())
+        return tuple(place.merged({name: torch.empty(shape, device="meta") for name, shape in shapes.items()}).shape)
 
     def part(self, place: Place, key: Any) -> Tensor:
         """`tensor[key]`, without reading the rest where it can be avoided; the file is let go again, and its pages."""
-        if isinstance(place, Pieces):
-            few = place.first(key)
-            return self.read(place)[key] if few is None else self.read(few)
-        found: Tensor = self._with_file(place, lambda file: file.get_slice(place)[key].clone())
-        return found
+        if place.converter is None:
+            return place.merged(self._each(place, lambda file, name: file.get_slice(name)[key].clone()))
+        few = place.first(key)
+        return self.read(place)[key] if few is None else self.read(few)
 
     def read(self, place: Place, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor in memory of its own, floats in another dtype; one with NaN or inf is refused."""
-        if isinstance(place, Pieces):
-            return place.merged(
-                self._each(place, lambda file, name: self._checked(name, file.get_tensor(name), dtype))
-            )
-        return self._checked(place, self._with_file(place, lambda file: file.get_tensor(place).clone()), dtype)
 
-    def _checked(self, name: str, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-        refuse_nan(tensor, f"{name} in {self.folder / self.files[name]}")
-        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        def checked(file: Any, name: str) -> Tensor:
+            tensor = file.get_tensor(name)
+            refuse_nan(tensor, f"{name} in {self.folder / self.files[name]}")
+            tensor = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+            return tensor.clone() if place.converter is None else tensor  # merging copies
 
-    def _each(self, pieces: Pieces, read: Callable[[Any, str], Any]) -> dict[str, Any]:
+        return place.merged(self._each(place, checked))
+
+    def _each(self, place: Place, read: Callable[[Any, str], Any]) -> dict[str, Any]:
         """What is read of every piece, each file opened once."""
         by_file: dict[str, list[str]] = {}
-        for name in (name for names in pieces.names.values() for name in names):
+        for name in (name for names in place.names.values() for name in names):
             by_file.setdefault(self.files[name], []).append(name)
         found: dict[str, Any] = {}
-        for names in by_file.values():
-            found |= self._with_file(names[0], lambda file, names=names: {name: read(file, name) for name in names})
+        for file_name, names in by_file.items():
+            try:
+                with safe_open(self.folder / file_name, framework="pt") as file:
+                    found |= {name: read(file, name) for name in names}
+            except (OSError, SafetensorError) as error:
+                where = f"{names[0]} from {self.folder / file_name}"
+                raise TrisectError(f"Cannot read {where}: {error}; download the file again.") from error
         return found
-
-    def _with_file(self, name: str, read: Any) -> Any:
-        path = self.folder / self.files[name]
-        try:
-            with safe_open(path, framework="pt") as file:
-                return read(file)
-        except (OSError, SafetensorError) as error:
-            raise TrisectError(f"Cannot read {name} from {path}: {error}; download the file again.") from error
 
 
 def names_in_files(model: Any, files: Iterable[str], state: dict[str, Tensor]) -> dict[str, Place]:
@@ -149,13 +127,11 @@ def names_in_files(model: Any, files: Iterable[str], state: dict[str, Tensor]) -
     for name in sorted(files, key=dot_natural_key):
         ours, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if pattern is None:
-            found[ours] = name
+            found[ours] = Place({"": [name]})
             continue
         converter = next(entry for entry in converters if pattern in entry.source_patterns)
         if len(converter.target_patterns) == 1:
-            pieces = found.setdefault(ours, Pieces(converter, {}))
-            assert isinstance(pieces, Pieces)
-            pieces.names.setdefault(pattern, []).append(name)
+            found.setdefault(ours, Place({}, converter)).names.setdefault(pattern, []).append(name)
     return found
 
 
@@ -168,10 +144,11 @@ def tied_names(model: Any) -> set[str]:
 class LayerStore:
     """Brings layers in and lets them go; the next one is read while this one is worked on."""
 
-    def __init__(self, model: Any, sources: list[Read], *, device: str | torch.device, peek: Peek | None = None):
+    def __init__(self, model: Any, sources: list[Read], *, device: str | torch.device, peek: Any = None):
         self.layers = layers_of(model)
         self.sources, self.device = sources, torch.device(device)
-        self.peek = peek or (lambda index, name, key: self.sources[index]()[name][key])
+        self.peek: Callable[[int, str, Any], Tensor] = peek or (lambda i, name, key: self.sources[i]()[name][key])
+        """Layer, name and index -> that part of the tensor, without reading the rest where it can be avoided."""
         self.present_now: set[int] = set()
         self._called: set[int] = set()
         """Layers that are here for one call only."""
@@ -227,16 +204,6 @@ class LayerStore:
             self.release(index)
 
 
-def give_large_blocks_back() -> None:
-    """Have glibc return every large block to the system when it is freed, from now on.
-
-    By itself it keeps blocks of a layer's size for later, and memory grows with the number of layers.
-    """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is not None and hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
-
-
 def empty(layer: nn.Module) -> None:
     """Weights become shapes; what a checkpoint does not hold (tables, masks) stays."""
     nothing = {name: tensor.to("meta") for name, tensor in layer.state_dict().items()}
@@ -280,9 +247,6 @@ STREAM = ("auto", "on", "off")
 ROOM = 0.5
 """A model may take this share of the memory that is free before its layers are streamed."""
 
-Names = dict[str, Place]
-"""Tensor name in the model -> its place in the files."""
-
 
 def to_be_streamed(asked: str, source: Source, *, device: str, growth: float = 1.0) -> bool:
     """Whether layers are to be read one at a time: as asked, or where all, `growth` times the files, is large."""
@@ -310,7 +274,9 @@ def load_layers_later(model_class: Any, config: Any, folder: str | Path, *, dtyp
     """A model whose layers read their weights when they are needed."""
     from accelerate import init_empty_weights
 
-    give_large_blocks_back()
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None and hasattr(libc, "mallopt"):  # glibc keeps freed blocks of a layer's size by itself
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
     shards = Shards(folder)
     with init_empty_weights(include_buffers=False):
         model = model_class._from_config(config, dtype=dtype)
@@ -319,34 +285,37 @@ def load_layers_later(model_class: Any, config: Any, folder: str | Path, *, dtyp
     outside = {name: place for name, place in names.items() if not name.startswith(f"{inside}.")}
     rest = {name: shards.read(place, dtype) for name, place in outside.items()}
     model.load_state_dict(rest, assign=True, strict=False)
-    _keep_two_heads(model)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.tie_word_embeddings and not head.weight.is_meta:  # two in the files: untied where they differ
+        model.config.tie_word_embeddings = head.weight.equal(embedding.weight)
     move_rest(model, device)
-    prefixes = [f"{inside}.{index}." for index in range(len(layers_of(model)))]
-    sources: list[Read] = [partial(_read_layer, prefix, names, shards, dtype) for prefix in prefixes]
+
+    def read(prefix: str) -> dict[str, Tensor]:
+        mine = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+        return {name: shards.read(names[whole], dtype) for name, whole in mine.items()}
 
     def peek(index: int, name: str, key: Any) -> Tensor:
-        return shards.part(names[prefixes[index] + name], key)
+        return shards.part(names[f"{inside}.{index}.{name}"], key)
 
+    sources: list[Read] = [partial(read, f"{inside}.{index}.") for index in range(len(layers_of(model)))]
     model.layer_store = LayerStore(model, sources, device=device, peek=peek)
     if (Path(folder) / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return model.eval()
 
 
-def _names(model: Any, shards: Shards) -> Names:
+def _names(model: Any, shards: Shards) -> dict[str, Place]:
     """Where each tensor of the model is in the files, whose names may be those of an older version."""
-    tied, state = tied_names(model), model.state_dict()
+    state = model.state_dict()
     known = names_in_files(model, shards.files, state)
-    names: Names = {}
-    for name, tensor in state.items():
+    names: dict[str, Place] = {}
+    for name in [name for name in state if name in known or name not in tied_names(model)]:
         if name not in known:
-            if name in tied:
-                continue
             raise TrisectError(
                 f"{shards.folder} has no tensor {name}: it is incomplete, or its weights need converting, "
                 "which transformers does when it loads the whole model; use --stream off."
             )
-        shape = shards.shape(known[name])
+        tensor, shape = state[name], shards.shape(known[name])
         if shape != tuple(tensor.shape):
             raise TrisectError(
                 f"{shards.folder}: config.json does not fit the weights: {name} (file {shape}, "
@@ -356,48 +325,26 @@ def _names(model: Any, shards: Shards) -> Names:
     return names
 
 
-def _keep_two_heads(model: Any) -> None:
-    """Untie a head whose file holds other numbers than the embedding, as transformers does."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if model.config.tie_word_embeddings and not head.weight.is_meta:
-        model.config.tie_word_embeddings = head.weight.equal(embedding.weight)
-
-
-def _read_layer(prefix: str, names: Names, shards: Shards, dtype: Any) -> dict[str, Tensor]:
-    mine = {name: place for name, place in names.items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): shards.read(place, dtype) for name, place in mine.items()}
-
-
 def write_shards(model: Any, layer_files: Sequence[Path], folder: Path) -> None:
     """Shards, index and configs of a model whose layers are in `layer_files`, in order."""
     count = len(layer_files) + 1
     names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-    save_file(_rest(model), folder / names[0], metadata={"format": "pt"})
+    rest: dict[int, tuple[str, Tensor]] = {}  # by place in memory: tied weights once
+    for name, tensor in model.state_dict().items():
+        if not tensor.is_meta:
+            rest.setdefault(tensor.data_ptr(), (name, tensor.detach().cpu().contiguous()))
+    save_file(dict(rest.values()), folder / names[0], metadata={"format": "pt"})
     for path, name in zip(layer_files, names[1:], strict=True):
-        _link(path, folder / name)
+        try:
+            os.link(path, folder / name)
+        except OSError:  # not on this system, or not from that disk
+            shutil.copyfile(path, folder / name)
     places = {tensor: name for name in names for tensor in read_header(folder / name)[0]}
     size = sum((folder / name).stat().st_size for name in names)
     write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))})
     model.config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
-
-
-def _rest(model: Any) -> dict[str, Tensor]:
-    """Everything outside the layers; tied weights once."""
-    kept: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in model.state_dict().items():
-        if not tensor.is_meta:
-            kept.setdefault(tensor.data_ptr(), (name, tensor.detach().cpu().contiguous()))
-    return dict(kept.values())
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same file under another name; a copy where the system cannot do that."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def check_saved(model: Any, folder: Path) -> None:

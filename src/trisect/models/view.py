@@ -17,19 +17,11 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.models.families import family_for
-from trisect.models.linear import bias_of, matrices_of, refuse_nan, sizes_of
-from trisect.models.maps import GATE, Dense, LayerMaps
-from trisect.models.rotary import (
-    HeadNorm,
-    eps_of,
-    from_canonical,
-    loaded_rates,
-    norm_weights,
-    stored_rates,
-    to_canonical,
-)
-from trisect.models.units import in_units
-from trisect.records.parts import COMPONENTS, MLP, OV, QK, Experts, Factored, Linear, Masked, Part, Solution
+from trisect.models.linear import Dense, as_maps, as_mlp, bias_of, matrices_of, refuse_nan, resized, sizes_of
+from trisect.models.maps import GATE, LayerMaps
+from trisect.models.norms import HeadNorm, eps_of, in_units, norm_weights
+from trisect.models.rotary import from_canonical, loaded_rates, stored_rates, to_canonical
+from trisect.records.parts import COMPONENTS, LINEARS, MLP, OV, QK, Experts, Factored, Linear, Masked, Part, Solution
 from trisect.records.shapes import LayerShape, LinearShape
 
 log = logging.getLogger(__name__)
@@ -42,14 +34,21 @@ class LayerView(LayerMaps):
     def shape(self) -> LayerShape:
         """Sizes as they are now."""
         sizes = {name: getattr(self.heads, name) for name in ("heads", "kv_heads", "qk", "pairs", "vo")}
+        if self.family.latent is not None and self.attention_module is not None:
+            sizes |= {"q_in": sizes_of(self.module("q"))[0], "kv_in": sizes_of(self.module("k"))[0]}
+            sizes["rotated"] = self.heads.rotated
         biased = {name for name in self.linears() if bias_of(self.module(name)) is not None}
+        inside = {id(weight) for module in self.projections() for weight in matrices_of(module)}
+        others = [module for module in self.layer.modules() if not isinstance(module, HeadNorm)]
+        whole = [
+            p for module in others for p in module.parameters(recurse=False) if p.ndim > 1 and id(p) not in inside
+        ]
         return LayerShape(
             components=self.components,
-            whole=self._whole(),
+            whole=sum(p.numel() for p in whole),
             d_model=self.config.hidden_size,
-            **self._latents(),
             **sizes,
-            **self._mlp_sizes(),
+            **self._mlp_sizes(biased),
             qk_bias="q" in biased,
             **{f"{name}_bias": name in biased for name in ("v", "o")},
             output_gate=self.family.output_gate,
@@ -60,44 +59,29 @@ class LayerView(LayerMaps):
             linears=self.factored(),
         )
 
-    def _mlp_sizes(self) -> dict[str, Any]:
+    def _mlp_sizes(self, biased: set[str]) -> dict[str, Any]:
+        """Fields of the shape that tell about the MLP, or about experts."""
         experts = self.experts
         if experts is None:
-            there = "mlp" in self.components
-            biased = {f"{name}_bias": there and bias_of(self.module(name)) is not None for name in ("up", "down")}
-            inter = sizes_of(self.module("down"))[0] if there else 0
-            return {"mlp": inter, "gated": self.family.gate is not None, **biased}
-        shared = 0 if experts.shared is None else experts.shared.down_proj.in_features // experts.width
+            width = sizes_of(self.module("down"))[0] if "mlp" in self.components else 0
+            biases = {f"{name}_bias": name in biased for name in ("up", "down")}
+            return {"mlp": width, "gated": self.family.gate is not None, **biases}
         return {
             "mlp": experts.width,
             "gated": experts.gated,
             "experts": experts.count,
             "dropped_experts": experts.dropped,
             "top_k": experts.top_k,
-            "shared": shared,
+            "shared": 0 if experts.shared is None else experts.shared.down_proj.in_features // experts.width,
             "up_bias": experts.biased,
             "down_bias": experts.biased,
         }
 
-    def _latents(self) -> dict[str, Any]:
-        """Sizes that only latent attention has."""
-        if self.family.latent is None or self.attention_module is None:
-            return {}
-        inputs = {"q_in": sizes_of(self.module("q"))[0], "kv_in": sizes_of(self.module("k"))[0]}
-        return {**inputs, "rotated": self.heads.rotated}
-
-    def _whole(self) -> int:
-        """Elements of matrices that are in no component."""
-        inside = {id(weight) for module in self.projections() for weight in matrices_of(module)}
-        matrices = [module for module in self.layer.modules() if not isinstance(module, HeadNorm)]
-        elements = [p for module in matrices for p in module.parameters(recurse=False) if id(p) not in inside]
-        return sum(p.numel() for p in elements if p.ndim > 1)
-
     def part(self, name: str) -> Part:
         """A component in canonical layout, or a single linear map; checked to be finite."""
         self._check_there(name)
-        read: Callable[[], Part] | None = getattr(self, f"read_{name}") if name in COMPONENTS else None
-        part = in_units(self.linear(name) if read is None else read(), self.layer, self.family)
+        read: Callable[[], Part] = getattr(self, f"read_{name}") if name in COMPONENTS else lambda: self.linear(name)
+        part = in_units(read(), self.layer, self.family)
         for one in (*part.routed, part.shared) if isinstance(part, Experts) else (part,):
             for field, tensor in () if one is None else vars(one).items():
                 if isinstance(tensor, Tensor):
@@ -113,25 +97,16 @@ class LayerView(LayerMaps):
         heads, module = self.heads, self.attention_module
         rates = getattr(module, "rotary_rates", None)
         (W_q, b_q), (W_k, b_k) = _heads(self.dense("q"), heads.heads), _heads(self.dense("k"), heads.kv_heads)
-        weights: list[Any] = [
-            norm_weights(norm, heads=count, width=heads.qk, offset=self.family.norm_offset)
-            for norm, count in zip(self.norms, (heads.heads, heads.kv_heads), strict=False)
-        ]
-        norm_q, norm_k = weights or (None, None)
-
-        def canonical(x: Any) -> Any:
-            return None if x is None else to_canonical(x, heads.pairs, self.family.rotary)
-
-        return QK(
-            W_q=canonical(W_q),
-            W_k=canonical(W_k),
-            b_q=canonical(b_q),
-            b_k=canonical(b_k),
-            frequencies=self._frequencies(),
-            norm_q=canonical(norm_q),
-            norm_k=canonical(norm_k),
-            rates=None if rates is None else loaded_rates(rates).double(),
-        )
+        found: dict[str, Any] = {"W_q": W_q, "W_k": W_k, "b_q": b_q, "b_k": b_k}
+        for name, norm, count in zip(("norm_q", "norm_k"), self.norms, (heads.heads, heads.kv_heads), strict=False):
+            found[name] = norm_weights(norm, heads=count, width=heads.qk, offset=self.family.norm_offset)
+        pairs, rotary = heads.pairs, self.family.rotary
+        canonical: Any = {k: None if x is None else to_canonical(x, pairs, rotary) for k, x in found.items()}
+        index = getattr(module, "rotary_index", None)
+        if index is None:  # all that there are
+            index = torch.arange(pairs, device=W_q.device).expand(heads.kv_heads, -1)
+        rates = None if rates is None else loaded_rates(rates).double()
+        return QK(**canonical, frequencies=index.long(), rates=rates)
 
     def read_ov(self) -> OV:
         """Values and outputs, head by head."""
@@ -146,9 +121,7 @@ class LayerView(LayerMaps):
         """Up, gate and down; those of every expert where there are several."""
         if self.experts is not None:
             return self.experts.read()
-        (W_up, b_up), (W_down, b_down) = self.dense("up"), self.dense("down")
-        W_gate, b_gate = self.dense("gate") if "gate" in self.linears() else (None, None)
-        return MLP(W_up=W_up, W_gate=W_gate, W_down=W_down, b_up=b_up, b_gate=b_gate, b_down=b_down)
+        return as_mlp({name: self.dense(name) for name in LINEARS["mlp"] if name in self.linears()})
 
     def apply(self, solution: Solution) -> None:
         """Carry a solution out, whatever kind it is."""
@@ -174,8 +147,7 @@ class LayerView(LayerMaps):
             assert self.experts is not None
             self.experts.write(part)
         else:
-            maps: dict[str, Dense] = {"up": (part.W_up, part.b_up), "down": (part.W_down, part.b_down)}
-            self.write_dense(maps if part.W_gate is None else {**maps, "gate": (part.W_gate, part.b_gate)})
+            self.write_dense(as_maps(part))
 
     def resize(self, shape: LayerShape) -> None:
         """Make room for weights of another shape, values to be loaded afterwards."""
@@ -188,37 +160,19 @@ class LayerView(LayerMaps):
         blank = torch.empty(shape.kv_heads, shape.pairs)
         with torch.device(next(self.layer.parameters()).device):
             if (shape.qk, shape.pairs, shape.folded) != (now.qk, now.pairs, now.folded):
-                self.write(self._blank_qk(shape, blank))
+                qk = resized(self.read_qk(), shape.qk)
+                self.write(replace(qk, frequencies=blank.long(), rates=blank if shape.folded else None))
             if (shape.vo, shape.shared_output) != (now.vo, now.shared_output):
-                ov = self.read_ov()
-                W_o = torch.empty(1 if shape.shared_output else shape.heads, shape.vo, shape.d_model)
-                wide = {name: _resized(getattr(ov, name), shape.vo) for name in ("W_v", "b_v", "W_g", "b_g")}
-                self.write(replace(ov, **wide, W_o=W_o))
+                ov = resized(self.read_ov(), shape.vo)
+                self.write(replace(ov, W_o=ov.W_o[:1] if shape.shared_output else ov.W_o))
             if (shape.mlp, shape.dropped_experts) != (now.mlp, now.dropped_experts):
-                self.write(self._blank_mlp(shape.mlp, dropped=shape.dropped_experts))
+                experts, dropped = self.experts, shape.dropped_experts
+                several = None if experts is None else experts.blank(shape.mlp, dropped=dropped)
+                self.write(several or resized(self.read_mlp(), shape.mlp))
             for linear in shape.linears:
                 if linear not in now.linears:
                     self.check_factors(linear)
                     self.write_factored(self._blank_factors(linear))
-
-    def _blank_qk(self, shape: LayerShape, pairs: Tensor) -> QK:
-        qk = self.read_qk()
-        wide = ("W_q", "W_k", "b_q", "b_k", "norm_q", "norm_k")
-        return replace(
-            qk,
-            **{name: _resized(getattr(qk, name), shape.qk) for name in wide},
-            frequencies=pairs.long(),
-            rates=pairs if shape.folded else None,
-        )
-
-    def _blank_mlp(self, width: int, *, dropped: int) -> MLP | Experts:
-        if self.experts is not None:
-            return self.experts.blank(width, dropped=dropped)
-        mlp = self.read_mlp()
-        assert isinstance(mlp, MLP)
-        wide = ("W_up", "W_gate", "b_up", "b_gate")
-        changes = {name: _resized(getattr(mlp, name), width) for name in wide}
-        return replace(mlp, **changes, W_down=_resized(mlp.W_down, width, dim=0))
 
     def _blank_factors(self, linear: LinearShape) -> Factored:
         whole, groups, rank = self.linear(linear.name), linear.groups, linear.rank
@@ -226,19 +180,14 @@ class LayerView(LayerMaps):
         A, B = torch.empty(d_in, groups * rank), torch.empty(groups, rank, d_out // groups)
         return Factored(name=linear.name, A=A, B=B, b=whole.b, cached=linear.cached, loss=0.0, total=0.0)
 
-    def _mlp_paths(self) -> list[str]:
-        """Modules of the MLP that writing replaces."""
-        f = self.family
-        if self.experts is None:
-            return [path for path in (f.gate, f.up, f.down) if path is not None]
-        paths = self.experts.paths
-        return [path for path in (paths.routed, paths.router, paths.shared) if path is not None]
-
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Whatever is written to the layer inside is taken back at the end."""
-        attention = self.attention_module
-        before = {path: self._find(path) for path in self._mlp_paths()}
+        attention, f, experts = self.attention_module, self.family, self.experts
+        paths: Sequence[str | None] = (f.gate, f.up, f.down)
+        if experts is not None:
+            paths = experts.paths.routed, experts.paths.router, experts.paths.shared
+        before = {path: self._find(path) for path in paths}
         kind, state = type(attention), {} if attention is None else dict(vars(attention))
         held = {name: dict(state[name]) for name in ("_modules", "_buffers", "_parameters") if name in state}
         try:
@@ -257,15 +206,14 @@ class LayerView(LayerMaps):
         a, rotary = self.attention, self.family.rotary
         W_q, W_k = (from_canonical(x, part.num_pairs, rotary) for x in (part.W_q, part.W_k))
         b_q, b_k = (None if b is None else from_canonical(b, part.num_pairs, rotary) for b in (part.b_q, part.b_k))
-        narrowed = (part.width, part.num_pairs) != (a.layout.qk, a.num_pairs)
+        narrowed = (part.width, part.num_pairs) != (a.layout.qk, a.layout.pairs)
         narrowed = narrowed or part.rates is not None or a.rotary_index is not None
         self.write_dense({"q": _flat(W_q, b_q), "k": _flat(W_k, b_k)})
         a.layout = replace(a.layout, qk=part.width, pairs=part.num_pairs)
         if not narrowed:
             return
-        if (2 * part.num_pairs != part.width or part.rates is not None) and a.clips_qk is not None:
-            self._drop_clamp("queries and keys", a.clips_qk)
-            a.clips_qk = None
+        if 2 * part.num_pairs != part.width or part.rates is not None:
+            self._drop_clamp("clips_qk", "queries and keys")
         a.rotary_index = part.frequencies.to(torch.int16) if part.num_pairs else None
         a.rotary_rates = None if part.rates is None else stored_rates(part.rates)
         together, names = self.family.norm_over == "heads", (self.family.norms or ()) if self.norms else ()
@@ -280,26 +228,20 @@ class LayerView(LayerMaps):
 
     def _write_ov(self, part: OV) -> None:
         a = self.attention
-        if part.width != a.layout.vo and a.clips_v is not None:
-            self._drop_clamp("values", a.clips_v)
-            a.clips_v = None
+        if part.width != a.layout.vo:
+            self._drop_clamp("clips_v", "values")
         maps = {"v": _flat(part.W_v, part.b_v), "o": (part.W_o.flatten(0, 1), part.b_o)}
         if part.W_g is not None:
             maps[GATE] = _flat(part.W_g, part.b_g)
         self.write_dense(maps)
         a.layout, a.shared_output = replace(a.layout, vo=part.width), part.W_o.shape[0] != a.layout.heads
 
-    def _frequencies(self) -> Tensor:
-        index = getattr(self.attention_module, "rotary_index", None)
-        if index is not None:
-            return index.long()
-        device = next(self.attention_module.parameters()).device
-        return torch.arange(self.heads.pairs, device=device).expand(self.heads.kv_heads, -1)
-
-    def _drop_clamp(self, what: str, bound: float) -> None:
+    def _drop_clamp(self, name: str, what: str) -> None:
         """Clamping commutes with keeping channels, not with mixing them: say once that it is gone."""
-        if self.index == 0:
+        bound = getattr(self.attention, name)
+        if bound is not None and self.index == 0:
             log.warning("narrowed %s are no longer clamped to %g: their channels are mixed now", what, bound)
+        setattr(self.attention, name, None)
 
 
 def layer_views(model: nn.Module, *, own: bool = False) -> list[LayerView]:
@@ -349,12 +291,3 @@ def _heads(dense: Dense, heads: int) -> Dense:
 def _flat(W: Tensor, b: Tensor | None) -> Dense:
     """Undo `_heads`."""
     return W.movedim(0, -2).flatten(-2), None if b is None else b.flatten()
-
-
-def _resized(x: Tensor | None, width: int, dim: int = -1) -> Any:
-    """A tensor without values, with another width."""
-    if x is None:
-        return None
-    shape = list(x.shape)
-    shape[dim] = width
-    return x.new_empty(shape)

@@ -23,8 +23,8 @@ from trisect.errors import TrisectError
 from trisect.models.attention import Attention
 from trisect.models.families import family_for
 from trisect.models.linear import FactoredLinear, SplitLinear
-from trisect.models.owned import mixed_class
-from trisect.models.rotary import HeadNorm
+from trisect.models.norms import HeadNorm
+from trisect.models.owned import mix_in
 from trisect.models.view import LayerView, layer_views
 from trisect.serve import check_served
 
@@ -91,8 +91,7 @@ class Narrow:
             stacked |= self.split_heads(module, names[id(module)])
         for module in self.model.modules():
             if any(isinstance(child, FactoredLinear | SplitLinear) for child in module.children()):
-                stock: Any = type(module)
-                module.__class__ = mixed_class("Factored", Apart, stock)
+                mix_in(Apart, module, "Factored")
         if any(view.experts is not None for view in self.views()):
             with self._own_experts():
                 super().recursive_replace()  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Output channels of parts in the unit of the residual stream, where a norm stands between the two.   [math.md F-7]"""
+"""Norms of heads that keep different channels; and those between outputs and the residual stream.   [math.md F-7]"""
 
 from dataclasses import replace
 from typing import Any
@@ -7,8 +7,43 @@ import torch
 from torch import Tensor, nn
 
 from trisect.models.families import Family
-from trisect.models.rotary import eps_of
 from trisect.records.parts import MLP, OV, Part
+
+
+class HeadNorm(nn.Module):
+    """RMS-norm of (..., heads, width), weights per head; float32 inside as in stock.
+
+    The mean is each head's own, or with `together` one over all heads.
+    """
+
+    def __init__(self, heads: int, width: int, eps: float, *, together: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads, width))
+        self.eps, self.dims = eps, (-2, -1) if together else (-1,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(self.dims, keepdim=True) + self.eps)
+        # The last step keeps vLLM from taking this for a norm with one set of weights, and replacing it.
+        return (self.weight * wide.to(x.dtype)).view_as(x)
+
+
+def norm_weights(norm: Any, *, heads: int, width: int, offset: float) -> Tensor:
+    """What a norm of heads multiplies their channels with, (heads, width), however its modules hold it."""
+    if isinstance(norm, HeadNorm):
+        return norm.weight.detach()
+    held = [weight.detach() for name, weight in norm.named_parameters() if name.endswith("weight")]
+    if not held:
+        return torch.ones(heads, width)
+    weights = torch.cat([weight.flatten() for weight in held])
+    weights = weights.float() + offset if offset else weights
+    return weights.reshape(-1, width).expand(heads, -1)
+
+
+def eps_of(norm: Any) -> Any:
+    """What a norm adds to the mean square, by either of the names in use; None if it has neither."""
+    return getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
+
 
 QUIET = 2.0**-10
 """Share of a post-norm's largest weight below which a channel counts as silent."""
