@@ -15,8 +15,7 @@ from trisect.models.streamed import refuse_streamed, walk
 from trisect.models.view import LayerView
 from trisect.support.clock import stage
 
-BLOCK = 16
-"""Tokens whose products with a change are added up before they are squared."""
+BLOCK = 16  # tokens whose products with a change are added up before they are squared
 
 
 class DrawnAnswers:

@@ -16,10 +16,8 @@ class Join:
     """What lies between an output projection and the residual stream.                          [math.md F-7]"""
 
     scale: float
-    norm: tuple[Tensor, float] | None
-    """Weights (D,) and epsilon."""
-    gain: Tensor | None
-    """(D,) the unit that a part has each channel in."""
+    norm: tuple[Tensor, float] | None  # weights (D,) and epsilon
+    gain: Tensor | None  # (D,) the unit that a part has each channel in
     bias: Tensor | None
 
     def added(self, output: Tensor) -> Tensor:

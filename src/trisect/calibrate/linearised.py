@@ -14,8 +14,7 @@ from trisect.solve.ridge import products
 from trisect.support.distributed import all_reduce
 
 DIRECTIONS = 8
-MAPS = ("up", "gate")
-"""Input maps of an MLP, in the order of their slopes."""
+MAPS = ("up", "gate")  # input maps of an MLP, in the order of their slopes
 
 # n = tokens, D = d_model, I = MLP width, N = I, or 2 I with a gate, K = directions
 
@@ -32,8 +31,7 @@ class Linearised:
     def __init__(self, *, place: str, shared: bool):
         self.x, self.slopes, self.missing = (States(place=place) for _ in range(3))
         self.held: list[bool] = []
-        self.shared = shared
-        """Other processes have rows of other windows."""
+        self.shared = shared  # other processes have rows of other windows
 
     def append(self, x: Tensor, slopes: Tensor, missing: Tensor, W_down: Tensor, *, held: bool) -> None:
         """Inputs (n, D), slopes (n, N) of neurons and what is missing (n, D), the last two in F-5's metric."""

@@ -92,8 +92,7 @@ REGRESSIONS = {"a": "a", "mlp": "down"}
 VALUES = "a_values"
 """Second moment (k, d, d) of the value heads in the metric of the regression "a", over all tokens: what a
 head's output could be if it attended to any one token."""
-OBSERVED = "observed"
-"""How many tokens an expert saw."""
+OBSERVED = "observed"  # how many tokens an expert saw
 SAMPLED = frozenset({"scores", "keys"})
 """Sums over sampled queries (scores.py): a sampler that is given gathers them."""
 
@@ -122,8 +121,7 @@ class Accumulator:
         place: str = "device",
     ):
         self.names, self.place, self.sampler = names, place, sampler
-        self.shared = shared
-        """Other processes have sums of other windows, to be added up."""
+        self.shared = shared  # other processes have sums of other windows, to be added up
         self.regressed = sorted(name for name in REGRESSIONS if f"{name}_target" in names)
         covered = {f"{name}_{what}" for name in self.regressed for what in REGRESSED}
         self.readings = sorted(names - covered - SAMPLED - {VALUES, INNER})
@@ -132,8 +130,7 @@ class Accumulator:
         self.held = False
         self.goal: Goal | None = None
         self.linearised = Linearised(place=place, shared=shared) if INNER in names else None
-        self.experts: dict[str, Accumulator] = {}
-        """By expert, what its own tokens add up to."""
+        self.experts: dict[str, Accumulator] = {}  # by expert, what its own tokens add up to
 
     @property
     def suffix(self) -> str:

@@ -25,8 +25,7 @@ from trisect.models.view import LayerView
 from trisect.support import distributed
 from trisect.support.clock import stage
 
-ROOM = {"cuda": 0.35, "host": 0.4}
-"""Shares of the memory that is free that hidden states may take."""
+ROOM = {"cuda": 0.35, "host": 0.4}  # shares of the memory that is free that hidden states may take
 
 Fetch = Callable[[], Tensor]
 
@@ -123,10 +122,8 @@ class Windows:
 
     batches: list[Tensor]  # each (b, t)
     numbers: list[Tensor]  # (b,) which windows of the whole set they are
-    num_held: int
-    """Batches at the end that are held out."""
-    shared: bool
-    """Whether other processes have the rest, so that sums have to be added up."""
+    num_held: int  # batches at the end that are held out
+    shared: bool  # whether other processes have the rest, so that sums have to be added up
 
     def held(self, batch: int) -> bool:
         return batch >= len(self.batches) - self.num_held
@@ -154,8 +151,7 @@ def in_batches(ids: Tensor, *, batch_size: int | None = None, hold_out: bool = F
     return Windows(batches=[ids[batch] for batch in fit + held], numbers=fit + held, num_held=len(held), shared=shared)
 
 
-Progress = Callable[[str, int, int], None]
-"""(stage, done, total)."""
+Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 class LayerCall(NamedTuple):

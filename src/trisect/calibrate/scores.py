@@ -30,8 +30,7 @@ AWAKE = 1e-3
 """Share of a query's attention that is taken to go to all visible keys alike. A head that rests on one key
 says nothing of the others; on other text it may look at them."""
 
-WINDOWS_APART = 1_000_003
-"""Seeds of neighbouring layers are further apart than there are windows."""
+WINDOWS_APART = 1_000_003  # seeds of neighbouring layers are further apart than there are windows
 
 
 @dataclass(frozen=True, kw_only=True)

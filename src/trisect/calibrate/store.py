@@ -24,8 +24,7 @@ FORMAT = "trisect-moments-1"
 class MomentsInfo:
     """What a moments file was collected on, checked before it is used."""
 
-    fingerprint: str
-    """Of the model: its layer shapes and a sample of its weights."""
+    fingerprint: str  # of the model: its layer shapes and a sample of its weights
     num_layers: int
     token_hash: str
     source: str

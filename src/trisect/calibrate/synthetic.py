@@ -28,8 +28,7 @@ from trisect.support.distributed import unfinished
 from trisect.support.files import atomic_write_text, check_writable, write_json
 from trisect.support.receipt import build_receipt
 
-Progress = Callable[[int, int], None]
-"""Called with (tokens written, tokens to write)."""
+Progress = Callable[[int, int], None]  # called with (tokens written, tokens to write)
 REPORT_EVERY = 16
 
 

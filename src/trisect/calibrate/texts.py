@@ -23,8 +23,7 @@ from trisect.support import distributed
 
 USUAL_LENGTH = 2048
 FEWEST, MOST = 16, 256
-CPU_WORK = 9e12
-"""Tokens times parameters that a CPU is given by default: SmolLM2-135M reads 32 windows of 2048."""
+CPU_WORK = 9e12  # tokens times parameters that a CPU is given by default: SmolLM2-135M reads 32 windows of 2048
 SYNTHETIC_ON_CPU = 16_384
 """Tokens of synthetic text that a CPU writes by default: writing is slower than reading."""
 SPARE = 1.25
@@ -62,8 +61,7 @@ class Text:
 
     source: str
     split: WindowSplit
-    is_text: bool
-    """And not ready-made token ids."""
+    is_text: bool  # and not ready-made token ids
 
     @property
     def name(self) -> str:
@@ -74,15 +72,12 @@ class Text:
 class Prepared:
     """Calibration windows, and where they come from."""
 
-    calibration: CalibrationConfig
-    """All of its defaults decided."""
+    calibration: CalibrationConfig  # all of its defaults decided
     tokens: Tokens
     texts: tuple[Text, ...]
-    usual: int
-    """The default number of windows, which the text may not have; 0 where a number was given."""
+    usual: int  # the default number of windows, which the text may not have; 0 where a number was given
     stopgap: bool
-    notes: tuple[str, ...]
-    """What of the default mixture could not be read."""
+    notes: tuple[str, ...]  # what of the default mixture could not be read
 
     def line(self) -> str:
         """The first line that a run prints."""

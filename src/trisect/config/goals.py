@@ -10,12 +10,10 @@ from typing import Any
 from trisect.errors import TrisectError, option_name, unknown_name
 from trisect.support.checks import is_number
 
-BUDGETS = ("params", "kv", "flops", "latency")
-"""What a plan can be counted in."""
+BUDGETS = ("params", "kv", "flops", "latency")  # what a plan can be counted in
 GOALS = ("ratio", "kv_ratio", "target_params", "target_kv_bytes", "max_ppl_increase")
 """The settings that say how far to go: exactly one of them is given."""
-CACHED = ("qk", "ov")
-"""The components that the KV cache holds something of."""
+CACHED = ("qk", "ov")  # the components that the KV cache holds something of
 
 COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -69,8 +67,7 @@ class Increase:
 
     budget: str
     amount: float
-    relative: bool
-    """Whether `amount` is a share of the dense perplexity or perplexity itself."""
+    relative: bool  # whether `amount` is a share of the dense perplexity or perplexity itself
     typed: str = field(default="", compare=False)
 
     def settings(self) -> dict[str, Any]:

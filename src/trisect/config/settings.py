@@ -99,16 +99,13 @@ def defaults_of(cls: type) -> dict[str, Any]:
     return {name: entry.get_default(call_default_factory=True) for name, entry in declared.items()}
 
 
-MOST_TOKENS = 1 << 28
-"""Of a calibration set; the paper's has 262,144."""
-MOST_LAYERS = 1000
-"""Of a model whose number of layers is not known yet."""
+MOST_TOKENS = 1 << 28  # of a calibration set; the paper's has 262,144
+MOST_LAYERS = 1000  # of a model whose number of layers is not known yet
 ALIGNMENTS = (8, 16, 32)
 ALLOCATIONS = ("uniform", "search", "balanced")
 ROPE_SCOPES = ("head", "layer", "model")
 DEFAULT_ALIGN = 16
-NARROWEST = 0.5
-"""Share of a head that a portable model keeps at least: kernels know no narrower ones."""
+NARROWEST = 0.5  # share of a head that a portable model keeps at least: kernels know no narrower ones
 
 
 def as_mixture(source: Any) -> str:

@@ -47,8 +47,7 @@ CLOVER = ComponentMethod(
 # Palu factors heads in groups (G-LRD): a middle way between one latent for all heads, whose reconstruction is dear,
 # and one per head, which shares nothing.
 
-GROUP = 4
-"""Heads that share a latent, where their number allows: the paper's group size."""
+GROUP = 4  # heads that share a latent, where their number allows: the paper's group size
 
 
 def head_groups(heads: int) -> int:

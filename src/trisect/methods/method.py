@@ -11,8 +11,7 @@ from trisect.errors import TrisectError
 from trisect.methods.experts import EXPERT_READS, EXPERTS, choose_experts, solve_experts
 from trisect.records.parts import COMPONENTS, LINEARS, Experts, Linear, Moments, Part, Shrunk, Slots, Solution
 
-Solver = Callable[..., Solution]
-"""(part, moments, width, options) -> solution."""
+Solver = Callable[..., Solution]  # (part, moments, width, options) -> solution
 
 RankRule = Callable[[int, int, int, float], int]
 """(inputs, outputs, heads, ratio) -> what `width` is for a linear map: a rank, or weights kept per output."""
@@ -41,22 +40,17 @@ class Method:
 
     name: str
     summary: str
-    solvers: Mapping[str, Solver]
-    """Component name, or name of a linear map -> solver."""
+    solvers: Mapping[str, Solver]  # component name, or name of a linear map -> solver
     reads: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Component name, or name of a linear map -> the moments its solver needs."""
     streams: str = "dense"
     """Where moments are gathered: on the "dense" stream; on the "narrow" one as it grows, component by
     component, with the dense one as target; or on "both", the second time as narrow_NAME."""
-    allocate: str = "uniform"
-    """The allocation it has when the user names none."""
-    ratio: float | None = None
-    """The only ratio it can have, if it has one (N:M masks)."""
+    allocate: str = "uniform"  # the allocation it has when the user names none
+    ratio: float | None = None  # the only ratio it can have, if it has one (N:M masks)
 
-    linear: ClassVar[bool] = False
-    """Whether it takes linear maps one by one instead of components."""
-    masks: ClassVar[bool] = False
-    """Whether it puts zeros into linear maps and leaves their shapes."""
+    linear: ClassVar[bool] = False  # whether it takes linear maps one by one instead of components
+    masks: ClassVar[bool] = False  # whether it puts zeros into linear maps and leaves their shapes
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -93,12 +87,10 @@ class LinearMethod(Method):
 
     linear: ClassVar[bool] = True
 
-    rank: RankRule
-    """What a ratio means for one map."""
+    rank: RankRule  # what a ratio means for one map
     groups: Callable[[int], int] | None = None
     """Heads -> groups that are factored by themselves, where there is more than one."""
-    cached: bool = False
-    """Keys and values are cached between their two factors."""
+    cached: bool = False  # keys and values are cached between their two factors
     search: str | None = None
     """How its paper spreads ranks over a model (`--allocate search`): by loss, sensitivity or fisher."""
 

@@ -27,16 +27,14 @@ SPREAD = {"head": 1.0, "layer": 1.0, "model": 3.0}
 """Radians over the HORIZON within which pairs are folded, by who shares the rates: the more heads must agree
 on one set, the more a wide band is worth."""
 
-SILENT = 1e-30
-"""The least weight of a slot in the mean of rates, in squared scores."""
+SILENT = 1e-30  # the least weight of a slot in the mean of rates, in squared scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRates:
     """One set of slots for many heads."""
 
-    counts: tuple[int, ...]
-    """Slots of each band."""
+    counts: tuple[int, ...]  # slots of each band
     rates: Tensor  # (p,)
 
 

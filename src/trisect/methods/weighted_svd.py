@@ -16,8 +16,7 @@ from trisect.records.parts import INPUTS, Factored, Linear, Moments
 from trisect.solve.lowrank import SOLVE_DTYPE, InputWeight, diagonal_weight, gram_weight, low_rank
 from trisect.solve.ridge import Regression, ridge
 
-ASVD_ALPHA = 0.5
-"""The exponent of ASVD's paper."""
+ASVD_ALPHA = 0.5  # the exponent of ASVD's paper
 
 REFIT_RIDGE = 1e-6
 """Above the rounding of Grams whose batches are summed in float32; far below what moves a loss."""

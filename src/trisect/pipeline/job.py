@@ -36,34 +36,27 @@ from trisect.support import distributed
 from trisect.support.files import check_disk_space, check_new_folder, check_writable
 
 Say = Callable[[str], None]
-NO_TEXT = "none"
-"""As the text to evaluate on: measure nothing."""
+NO_TEXT = "none"  # as the text to evaluate on: measure nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What was asked for."""
 
-    model: Any
-    """A name, folder or file; or a model that is loaded already, and then compressed in place."""
+    model: Any  # a name, folder or file; or a model that is loaded already, and then compressed in place
     config: CompressConfig
-    source: str | None = None
-    """The name of a model that is loaded already."""
+    source: str | None = None  # the name of a model that is loaded already
     tokenizer: Any = None
-    tokens: Tokens | None = None
-    """To calibrate on, in place of the text that `config` names."""
-    out: Path | None = None
-    """The folder to save to; finished layers are kept beside it until it is there."""
+    tokens: Tokens | None = None  # to calibrate on, in place of the text that `config` names
+    out: Path | None = None  # the folder to save to; finished layers are kept beside it until it is there
     moments: Path | None = None
     curves: Path | None = None
     evaluate: str | None = NO_TEXT
     """Text for perplexity before and after; None: what is held out of calibration, and another text."""
     eval_windows: int = 8
-    other_text: bool = True
-    """Whether that other text is wanted."""
+    other_text: bool = True  # whether that other text is wanted
     load_options: dict[str, Any] = field(default_factory=dict)
-    fresh: bool = False
-    """Forget what an interrupted run has finished."""
+    fresh: bool = False  # forget what an interrupted run has finished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +66,7 @@ class Result(Compressed):
     tokenizer: Any
     before: ModelShape
     after: ModelShape
-    perplexities: list[tuple[Perplexity, Perplexity]]
-    """Before and after, on one text after the other."""
+    perplexities: list[tuple[Perplexity, Perplexity]]  # before and after, on one text after the other
 
 
 Texts = tuple[CompressConfig, Tokens | None, Sequence[Tokens]]
@@ -215,10 +207,8 @@ class Planned:
     before: ModelShape
     after: ModelShape
     outlook: str
-    facts: dict[str, Any]
-    """Ready for JSON."""
-    lines: list[str]
-    """What it counts and is predicted to cost."""
+    facts: dict[str, Any]  # ready for JSON
+    lines: list[str]  # what it counts and is predicted to cost
 
 
 def plan_before_work(job: Job, *, say: Say, progress: Progress | None) -> Planned:

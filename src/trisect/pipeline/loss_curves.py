@@ -55,14 +55,11 @@ log = logging.getLogger(__name__)
 HEAD_SHARES = (0.875, 0.75, 0.5, 0.25)
 SHARES = {"qk": HEAD_SHARES, "ov": HEAD_SHARES, "mlp": (11 / 12, 0.75, 0.5, 0.25)}
 """Shares of each width that are measured; `Curves` knows what lies in between."""
-TEST_TOKENS = 1 << 15
-"""Tokens that a change is measured on; more would say the same."""
-DRAWS = 8
-"""Most answers that are drawn for a token, where there are fewer tokens than that."""
+TEST_TOKENS = 1 << 15  # tokens that a change is measured on; more would say the same
+DRAWS = 8  # most answers that are drawn for a token, where there are fewer tokens than that
 LEFT_OUT = ("fold", "values", "refit-up")
 """Pieces of a3+ that take long at every width and move all layers alike: folding looks at the text again."""
-MEASURED = ("a3", "a3+")
-"""Methods that curves are measured with; the others go by those of the last."""
+MEASURED = ("a3", "a3+")  # methods that curves are measured with; the others go by those of the last
 
 
 def measure_curves(

@@ -87,8 +87,7 @@ class Problem:
     model: Any
     tokens: Tokens | None
     progress: Progress | None
-    kept: Path | None
-    """Where what a search measured stays for other ratios."""
+    kept: Path | None  # where what a search measured stays for other ratios
 
     @property
     def batch_size(self) -> int | None:

@@ -37,8 +37,7 @@ from trisect.support.receipt import build_receipt
 
 log = logging.getLogger(__name__)
 
-REFIT_TOKENS = 5
-"""Calibration tokens for each neuron below which W_up and W_gate are left as they are."""
+REFIT_TOKENS = 5  # calibration tokens for each neuron below which W_up and W_gate are left as they are
 
 
 @dataclass(kw_only=True)
@@ -46,10 +45,8 @@ class Run:
     """One run: what was chosen, what it works on, and how far it is."""
 
     model: Any
-    config: CompressConfig
-    """With nothing left open."""
-    tokens: Tokens | None
-    """To calibrate on; may be None where `moments` names a file of statistics."""
+    config: CompressConfig  # with nothing left open
+    tokens: Tokens | None  # to calibrate on; may be None where `moments` names a file of statistics
     moments: str | Path | None = None
     plan: Plan | None = None
     ledger: Ledger = field(default_factory=Ledger)
@@ -115,10 +112,8 @@ class Step:
     component: str
     width: int
     solution: Solution
-    token_hash: str
-    """Of the tokens that it was solved on."""
-    calibration: CalibrationConfig
-    """Where those come from."""
+    token_hash: str  # of the tokens that it was solved on
+    calibration: CalibrationConfig  # where those come from
     applied: bool = False
 
     @property

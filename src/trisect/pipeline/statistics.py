@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from trisect.pipeline.run import Run
 
 ROTATION = ("rates", "rotary_scaling")
-SHARING_WINDOWS = 16
-"""Calibration windows that decide on rotation rates for a whole model."""
-NARROW = "narrow_"
-"""Prefix of moments behind the layers cut so far, for methods that read both."""
+SHARING_WINDOWS = 16  # calibration windows that decide on rotation rates for a whole model
+NARROW = "narrow_"  # prefix of moments behind the layers cut so far, for methods that read both
 
 
 class Statistics:

@@ -17,8 +17,7 @@ from trisect.records.shapes import ModelShape
 
 # The multiple-choice knapsack: one choice per item, least loss, within a budget.                  [math.md A-3]
 
-TABLE = 1 << 15
-"""Most columns of the dynamic programme; finer costs are rounded up to this many units."""
+TABLE = 1 << 15  # most columns of the dynamic programme; finer costs are rounded up to this many units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,12 +280,9 @@ class Group:
     more lie evenly among the others.
     """
 
-    units: tuple[Unit, ...]
-    """In the order of their layers."""
-    widths: tuple[int, ...]
-    """From the width now to the narrowest."""
-    costs: tuple[tuple[int, ...], ...]
-    """Of each lot of a unit, at each of the widths."""
+    units: tuple[Unit, ...]  # in the order of their layers
+    widths: tuple[int, ...]  # from the width now to the narrowest
+    costs: tuple[tuple[int, ...], ...]  # of each lot of a unit, at each of the widths
 
     @property
     def last(self) -> int:
@@ -378,8 +374,7 @@ def _span(problem: Problem, keys: tuple[Key, ...]) -> tuple[Grid, int]:
     return problem.grid(keys[0]), max(map(problem.lowest, keys))
 
 
-BISECTIONS = 40
-"""Enough that no width of any model lies between the last two shares."""
+BISECTIONS = 40  # enough that no width of any model lies between the last two shares
 
 
 def uniform_planner(problem: Problem) -> Planner:

@@ -23,15 +23,11 @@ PREFILL_LENGTH = 2048
 class Budget:
     """The cost of one model."""
 
-    components: Mapping[str, int]
-    """Component -> parameters of its matrices, over all layers."""
-    linear_parameters: int
-    """All matrices of the decoder layers: what `ratio` is a fraction of."""
-    parameters: int
-    """Everything: matrices, biases, norms, embeddings."""
+    components: Mapping[str, int]  # component -> parameters of its matrices, over all layers
+    linear_parameters: int  # all matrices of the decoder layers: what `ratio` is a fraction of
+    parameters: int  # everything: matrices, biases, norms, embeddings
     kv_bytes_per_token: int
-    flops: int
-    """One prefill of PREFILL_LENGTH tokens through all decoder layers, batch 1."""
+    flops: int  # one prefill of PREFILL_LENGTH tokens through all decoder layers, batch 1
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -43,10 +39,8 @@ class Change:
     """The share of each cost that is gone."""
 
     components: Mapping[str, float]
-    ratio: float
-    """Of the decoder's linear weights: the paper's compression ratio."""
-    parameters: float
-    """Of the whole model, embeddings included."""
+    ratio: float  # of the decoder's linear weights: the paper's compression ratio
+    parameters: float  # of the whole model, embeddings included
     kv_bytes_per_token: float
     flops: float
 
@@ -66,8 +60,7 @@ class Flops:
     mlp: int = 0
     norms: int = 0
     residuals: int = 0
-    head: int = 0
-    """Logits; the paper counts decoder layers only."""
+    head: int = 0  # logits; the paper counts decoder layers only
 
     @property
     def layers(self) -> int:
@@ -219,8 +212,7 @@ NANOSECONDS = 10**9
 ShapeKey = tuple[str, int, int, int]
 """Component, d_model, heads, key heads; an MLP knows no heads, so its are 0."""
 
-REST = "rest"
-"""What a layer does beside its components, at any width: norms and residuals."""
+REST = "rest"  # what a layer does beside its components, at any width: norms and residuals
 HEADLESS = ("mlp", REST)
 
 
@@ -231,8 +223,7 @@ class LatencyTable:
     seconds: Mapping[ShapeKey, Mapping[int, float]]
     device: str
     dtype: str
-    workload: Mapping[str, Any] = field(default_factory=dict)
-    """What was run: phase, batch, length."""
+    workload: Mapping[str, Any] = field(default_factory=dict)  # what was run: phase, batch, length
     source: str = "the latency table"
 
     def nanoseconds(self, layer: LayerShape, component: str, width: int) -> int:

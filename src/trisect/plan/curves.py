@@ -26,8 +26,7 @@ HIGHEST_LOSS = 500
 """Nats per token: a model that gives every token of the largest vocabulary the same chance has 17."""
 
 
-TINY = 1e-12
-"""Nats per token below which a rise has no logarithm worth taking."""
+TINY = 1e-12  # nats per token below which a rise has no logarithm worth taking
 
 
 class Point(BaseModel, strict=True):
@@ -45,11 +44,9 @@ class Curves:
 
     points: Mapping[tuple[int, str], Mapping[int, float]]
     """(layer, component) -> width -> rise of the mean loss in nats per token; the full width is 0."""
-    fingerprint: str
-    """Of the model they were measured on."""
+    fingerprint: str  # of the model they were measured on
     token_hash: str
-    method: str = "a3+"
-    """The method that narrowed the components."""
+    method: str = "a3+"  # the method that narrowed the components
     dense_loss: float | None = None
     """The whole model's loss on the same windows, in nats per token; None in files that do not say."""
 
@@ -138,12 +135,9 @@ def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
 
 
 TRIES = 6
-RESOLUTION = 0.002
-"""Share of the whole budget below which two plans are not told apart."""
-AIM = 0.97
-"""Share of the bound that a trial aims at: landing just outside it is a trial for nothing."""
-NEGLIGIBLE = 0.01
-"""Share of the bound below which a rise is noise and says only: go much further."""
+RESOLUTION = 0.002  # share of the whole budget below which two plans are not told apart
+AIM = 0.97  # share of the bound that a trial aims at: landing just outside it is a trial for nothing
+NEGLIGIBLE = 0.01  # share of the bound below which a rise is noise and says only: go much further
 CURVATURE = 4.0
 """Without curves, removing a share x is first guessed to cost 4 x^2 nats; trials correct the factor."""
 
@@ -154,8 +148,7 @@ class Trial:
 
     budget: int
     plan: Plan
-    rise: float
-    """Of the mean loss, in nats per token."""
+    rise: float  # of the mean loss, in nats per token
     inside: bool
 
     def to_dict(self) -> dict[str, Any]:

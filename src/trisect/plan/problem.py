@@ -25,13 +25,10 @@ MINIMUM_MLP = 1
 class Grid:
     """Where one component's width may land."""
 
-    width: int
-    """The width now: always allowed, even off the grid, and never exceeded."""
-    step: int
-    """Distance of the grid's points; with `nearest` False, of the points rounded down to."""
+    width: int  # the width now: always allowed, even off the grid, and never exceeded
+    step: int  # distance of the grid's points; with `nearest` False, of the points rounded down to
     minimum: int
-    nearest: bool
-    """Go to the nearest point (ties down), or round to an integer and then down (exact ranks)."""
+    nearest: bool  # go to the nearest point (ties down), or round to an integer and then down (exact ranks)
 
     def width_at(self, ratio: float) -> int:
         """The width with `ratio` of it removed; may lie below the minimum, which is an error."""
@@ -78,8 +75,7 @@ def pairs_at(layer: LayerShape, *, qk: int) -> int:
     return min(layer.pairs, qk // 2)
 
 
-Key = tuple[int, str]
-"""Layer and component."""
+Key = tuple[int, str]  # layer and component
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +90,7 @@ class Problem:
     config: CompressConfig
     keys: tuple[Key, ...]
     costs: Costs
-    fixed: int
-    """What the goal counts but no width changes."""
+    fixed: int  # what the goal counts but no width changes
     budget: int
 
     @property
@@ -199,14 +194,10 @@ class Problem:
 class Planner:
     """One way of sharing out a problem's budget, ready for any amount of it."""
 
-    least: int
-    """The cost of the narrowest widths it can choose."""
-    smallest: int
-    """The least that a step from one of them to another saves."""
-    at: Callable[[int], Plan]
-    """Budget -> plan."""
-    curved: bool
-    """Whether it goes by loss curves, which end somewhere."""
+    least: int  # the cost of the narrowest widths it can choose
+    smallest: int  # the least that a step from one of them to another saves
+    at: Callable[[int], Plan]  # budget -> plan
+    curved: bool  # whether it goes by loss curves, which end somewhere
 
 
 def problem_for(shape: ModelShape, config: CompressConfig) -> Problem:
@@ -250,8 +241,7 @@ UNITS = {
     "maps": "weights of the maps that change",
     "masked": "weights that do not become zero (shapes stay)",
 }
-NOTABLE = 0.005
-"""A distance from what was asked for that a finer grid is named for."""
+NOTABLE = 0.005  # a distance from what was asked for that a finer grid is named for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,15 +250,12 @@ class Outlook:
 
     unit: str
     before: int
-    allowed: int | None
-    """What is left where the goal is met exactly; None where nothing says how much that is."""
+    allowed: int | None  # what is left where the goal is met exactly; None where nothing says how much that is
     planned: int
-    asked: float | None
-    """The share to be removed, where the goal is one."""
+    asked: float | None  # the share to be removed, where the goal is one
     widths: Mapping[str, tuple[int, int]]
     """Component (or linear map) -> its narrowest and its widest width (or rank)."""
-    finer: tuple[str, ...]
-    """What lets a plan come nearer, as it is typed."""
+    finer: tuple[str, ...]  # what lets a plan come nearer, as it is typed
 
     @property
     def removed(self) -> float:

@@ -9,11 +9,9 @@ from typing import TypeVar
 
 from trisect.errors import TrisectError
 
-Key = tuple[int, str]
-"""(layer, name of the linear map)."""
+Key = tuple[int, str]  # (layer, name of the linear map)
 
-Size = tuple[int, int, int]
-"""(inputs, outputs, heads)."""
+Size = tuple[int, int, int]  # (inputs, outputs, heads)
 
 Rule = Callable[[int, int, int, float], int]
 """(inputs, outputs, heads, ratio) -> rank: what a ratio means to a method."""

@@ -106,10 +106,8 @@ class Experts:
     """The MLPs of a mixture: those a router chooses among, all of one width, and the one every token passes."""
 
     routed: tuple[MLP, ...]
-    numbers: tuple[int, ...]
-    """Which of the original experts each routed one is."""
-    top_k: int
-    """Experts that a token is routed to."""
+    numbers: tuple[int, ...]  # which of the original experts each routed one is
+    top_k: int  # experts that a token is routed to
     shared: MLP | None = None
 
     @property
@@ -125,8 +123,7 @@ class Linear:
     name: str  # a key of INPUTS
     W: Tensor  # (in, out)
     b: Tensor | None = None  # (out,)
-    heads: int = 1
-    """Heads side by side in `out` (query, key, value) or in `in` (output); 1 in an MLP."""
+    heads: int = 1  # heads side by side in `out` (query, key, value) or in `in` (output); 1 in an MLP
 
     @property
     def width(self) -> int:
@@ -136,20 +133,16 @@ class Linear:
 
 Part = QK | OV | MLP | Experts | Linear
 
-INNER = "inner"
-"""Prefix of the regression of what an MLP lacks on what directions of its input weights change."""
-REGRESSED = ("gram", "target", "energy", "tokens")
-"""What a regression is made of, as NAME_gram and so on."""
+INNER = "inner"  # prefix of the regression of what an MLP lacks on what directions of its input weights change
+REGRESSED = ("gram", "target", "energy", "tokens")  # what a regression is made of, as NAME_gram and so on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum:
     """What a part's channels or neurons carry, the largest first: a cut keeps the left of it."""
 
-    of: str
-    """What the energies are those of."""
-    length: int
-    """Channels of a head, or neurons."""
+    of: str  # what the energies are those of
+    length: int  # channels of a head, or neurons
     values: tuple[float, ...]
     """Shares of all energy, at `even_ranks` where there are more channels than numbers."""
 
@@ -172,16 +165,11 @@ def even_ranks(length: int, points: int) -> list[int]:
 class Outcome:
     """What every solution says about itself."""
 
-    loss: float
-    """Predicted value of the component's objective on the calibration tokens (docs/math.md)."""
-    total: float
-    """The same objective with the whole component dropped, so loss / total is the share lost."""
-    clipped: float = 0.0
-    """Share of directions that fell below the numerical floor and were treated as silent."""
-    note: str = ""
-    """What the user should know, e.g. why a component was left as it was."""
-    spectrum: Spectrum | None = None
-    """What the cut was made on, where the solver has it."""
+    loss: float  # predicted value of the component's objective on the calibration tokens (docs/math.md)
+    total: float  # the same objective with the whole component dropped, so loss / total is the share lost
+    clipped: float = 0.0  # share of directions that fell below the numerical floor and were treated as silent
+    note: str = ""  # what the user should know, e.g. why a component was left as it was
+    spectrum: Spectrum | None = None  # what the cut was made on, where the solver has it
 
 
 @dataclass(frozen=True, kw_only=True)

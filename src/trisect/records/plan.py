@@ -18,13 +18,11 @@ class Plan:
     """`pairs` is exact for fully rotary heads. With partial RoPE it is "at most": the solver shares
     a narrow head between rotated and plain channels, and the pipeline puts the result here."""
     method: str
-    ratio: float
-    """The ratio asked for; what is really removed comes from the budget."""
+    ratio: float  # the ratio asked for; what is really removed comes from the budget
     align: int | None
     linears: tuple[tuple[LinearShape, ...], ...] = ()
     """Per layer, the linear maps that become two, for methods that work on those; else nothing."""
-    masked: bool = False
-    """The ranks in `linears` count the weights each output keeps, and no shape changes."""
+    masked: bool = False  # the ranks in `linears` count the weights each output keeps, and no shape changes
 
     def width(self, layer: int, component: str) -> int:
         """The width of a component, or the rank of a linear map."""

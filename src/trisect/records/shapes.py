@@ -23,11 +23,9 @@ class LinearShape:
 
     __pydantic_config__ = STRICT
     name: str
-    rank: int
-    """Per group."""
+    rank: int  # per group
     groups: int = 1
-    cached: bool = False
-    """The KV cache is to hold the narrow side (docs/design.md, 'Factored linear maps')."""
+    cached: bool = False  # the KV cache is to hold the narrow side (docs/design.md, 'Factored linear maps')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,35 +35,24 @@ class LayerShape:
     d_model: int
     heads: int
     kv_heads: int
-    qk: int
-    """Query/key head width."""
-    pairs: int
-    """Rotation pairs in a query/key head: qk / 2 with full RoPE, fewer with partial RoPE, 0 without."""
-    vo: int
-    """Value/output head width."""
-    mlp: int
-    """Of the MLP, or of each routed expert."""
+    qk: int  # query/key head width
+    pairs: int  # rotation pairs in a query/key head: qk / 2 with full RoPE, fewer with partial RoPE, 0 without
+    vo: int  # value/output head width
+    mlp: int  # of the MLP, or of each routed expert
     gated: bool
-    experts: int = 0
-    """Routed experts in place of one MLP; 0 without a router."""
-    dropped_experts: int = 0
-    """Experts that there were besides."""
-    top_k: int = 0
-    """Experts that a token is routed to."""
-    shared: int = 0
-    """Width of the expert that every token passes, in widths of a routed one."""
+    experts: int = 0  # routed experts in place of one MLP; 0 without a router
+    dropped_experts: int = 0  # experts that there were besides
+    top_k: int = 0  # experts that a token is routed to
+    shared: int = 0  # width of the expert that every token passes, in widths of a routed one
     qk_bias: bool = False
     v_bias: bool = False
     o_bias: bool = False
     up_bias: bool = False
     down_bias: bool = False
     qk_norm: bool = False
-    shared_output: bool = False
-    """One output projection for all heads (the paper's OV-overall study)."""
-    folded: bool = False
-    """Pairs turn at rates of their own instead of the model's frequencies."""
-    linears: tuple[LinearShape, ...] = ()
-    """The linear maps that became two; empty for dense and narrow layers."""
+    shared_output: bool = False  # one output projection for all heads (the paper's OV-overall study)
+    folded: bool = False  # pairs turn at rates of their own instead of the model's frequencies
+    linears: tuple[LinearShape, ...] = ()  # the linear maps that became two; empty for dense and narrow layers
     # Not in the repr, which a model's fingerprint is made of: those of files that exist stay as they are.
     components: tuple[str, ...] = field(default=COMPONENTS, repr=False)
     """Those that can be narrowed; whatever else a layer has is left whole, and its widths are 0 or stay."""
@@ -77,8 +64,7 @@ class LayerShape:
     """Channels that queries are made of where those are a latent; 0 where it is the model's width."""
     kv_in: int = field(default=0, repr=False)
     """The same for keys and values; the cache then holds this latent and the shared rotated key."""
-    norm_together: bool = field(default=False, repr=False)
-    """A QK-norm takes its mean over all heads."""
+    norm_together: bool = field(default=False, repr=False)  # a QK-norm takes its mean over all heads
     whole: int = field(default=0, repr=False)
     """Elements of the layer's matrices that are in no component; `other_parameters` counts them."""
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 # D = inputs, N = outputs of all maps that read them, K = directions
 
-DAMPING = 1e-3
-"""Of the mean energy, added to inputs and to outputs: silent ones have no inverse."""
+DAMPING = 1e-3  # of the mean energy, added to inputs and to outputs: silent ones have no inverse
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ class Factor:
 
     root: Tensor  # (..., d, d)
     inverse: Tensor  # (..., d, d); x = (x inverse) root for every x the moment has seen
-    clipped: float
-    """Share of directions that fell below the floor and were set to zero."""
+    clipped: float  # share of directions that fell below the floor and were set to zero
 
 
 def factor(C: Tensor, *, floor: float = FLOOR) -> Factor:
@@ -154,8 +153,7 @@ def _sum_groups(per_head: Tensor, groups: int) -> Tensor:
     return per_head.unflatten(0, (groups, -1)).sum(dim=1)
 
 
-LARGE = 256
-"""Matrices with both sides at least this long are solved through their square."""
+LARGE = 256  # matrices with both sides at least this long are solved through their square
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +161,7 @@ class InputWeight:
     """What an error counts by the input it meets."""
 
     root: Tensor  # L: (in,) for a diagonal, (in, in) otherwise
-    clipped: float = 0.0
-    """Share of input directions below the numerical floor: errors there count nothing."""
+    clipped: float = 0.0  # share of input directions below the numerical floor: errors there count nothing
 
     def times(self, W: Tensor) -> Tensor:
         """L W."""
@@ -177,8 +174,7 @@ class LowRank:
 
     A: Tensor  # (in, r)
     B: Tensor  # (r, out)
-    loss: float
-    """|L (W - A B)|^2, exactly: the squared singular values left out."""
+    loss: float  # |L (W - A B)|^2, exactly: the squared singular values left out
     total: float
     clipped: float
 

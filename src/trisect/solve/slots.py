@@ -10,8 +10,7 @@ from trisect.solve.lowrank import SOLVE_DTYPE
 
 # k = key heads, P = pairs, m = pairs of a band, n = slots
 
-SILENCE = 1e-12
-"""Added to energies, relative to their mean: a silent pair has nothing to balance."""
+SILENCE = 1e-12  # added to energies, relative to their mean: a silent pair has nothing to balance
 
 
 def complex_moment(C: Tensor) -> Tensor:
