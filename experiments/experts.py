@@ -2,6 +2,7 @@
 
     .venv/bin/python experiments/experts.py                 # every row that is missing
     .venv/bin/python experiments/experts.py a3+ "a3+, experts only" --device cuda    # some of them, again
+    .venv/bin/python experiments/experts.py --all --device cuda                      # all of them, again
 
 stories-moe-22m (Qwen3-MoE, 8 layers, 8 experts, 2 per token), calibrated on 128 windows of 256 tokens of the
 stories behind the first 100, evaluated on those: each with BOS in front, its first 256 tokens. A quarter of the
@@ -140,9 +141,10 @@ TABLES = {"experts": experts_table, "experts-shapes": shapes_table}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*")
+    parser.add_argument("--all", action="store_true")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    for name in options.cases or [name for name in CASES if name not in known(FILE)]:
+    for name in options.cases or [name for name in CASES if options.all or name not in known(FILE)]:
         row = measure(name, options.device)
         keep_row(FILE, row)
         print(f"{name}: {row['perplexity']:.3f}, {row['removed']:.1%} removed, {row['notes']}", flush=True)

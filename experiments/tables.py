@@ -7,7 +7,9 @@ sentence stands between `<!-- n: FILE#KEY.KEY|FORMAT -->` and `<!-- /n -->`: whe
 it is written (`GB` in units of a billion bytes, else a format specification). `make results` writes them all.
 """
 
+import fcntl
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -48,9 +50,14 @@ def write_rows(name: str, rows: Sequence[Entry], **common: Any) -> None:
 
 
 def keep_row(name: str, row: Entry, *, key: str = "name") -> None:
-    """Add a row to an experiment's file, in the place of the one with the same key."""
-    others = [other for other in rows_of(name) if other[key] != row[key]]
-    write_rows(name, sorted([*others, row], key=lambda each: str(each[key])))
+    """Add a row to an experiment's file, in the place of the one with the same key; one process at a time."""
+    folder = os.open(RESULTS, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    try:
+        others = [other for other in rows_of(name) if other[key] != row[key]]
+        write_rows(name, sorted([*others, row], key=lambda each: str(each[key])))
+    finally:
+        os.close(folder)
 
 
 def known(name: str, *, key: str = "name") -> set[str]:

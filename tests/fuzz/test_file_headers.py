@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from trisect.errors import TrisectError
-from trisect.models.source import MOST_VALUES, read_gguf_shapes, read_header
+from trisect.models.source import MOST_VALUES, read_gguf, read_header, reading_once, resolve
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16),
@@ -100,15 +100,26 @@ def written(tmp_path: Path, *, keys: Any = KEYS, tensors: Any = TENSORS, header:
 
 def refused(path: Path, message: str) -> None:
     with time_limit(5), pytest.raises(TrisectError, match=rf"x\.gguf, damaged or cut short: {message}") as caught:
-        read_gguf_shapes(path)
+        read_gguf(path)
     assert "\n" not in str(caught.value)
 
 
 def test_gguf_shapes_are_what_the_library_says(tmp_path: Path) -> None:
     library = gguf.GGUFReader(written(tmp_path))
     expected = {tensor.name: tuple(tensor.shape.tolist()) for tensor in library.tensors}
-    assert read_gguf_shapes(tmp_path / "x.gguf") == expected
+    weights = resolve(str(tmp_path / "x.gguf")).weights
+    assert weights is not None
+    assert weights.shapes == expected
     assert len(expected) == 2
+
+
+def test_inside_a_loading_a_gguf_header_is_read_once(tmp_path: Path) -> None:
+    stock, reader = gguf.GGUFReader, read_gguf(written(tmp_path))
+    with reading_once(reader):
+        assert gguf.GGUFReader(tmp_path / "x.gguf") is reader
+    assert gguf.GGUFReader is stock
+    with reading_once(None):
+        assert gguf.GGUFReader is stock
 
 
 @pytest.mark.parametrize("count", [2**64 - 1, 2**40, 10**6])

@@ -21,7 +21,7 @@ from trisect.models.limits import check_attention, check_config, check_entry, ch
 from trisect.models.looking import PROBE, probe_of, shape_of
 from trisect.models.paths import warn_of_slow_paths
 from trisect.models.quantized import packing_summary
-from trisect.models.source import Source, Weights, check_weights, read_raw_config, resolve
+from trisect.models.source import Source, Weights, check_weights, read_raw_config, reading_once, resolve
 from trisect.models.streamed import check_saved, load_layers_later, to_be_streamed, write_shards
 from trisect.models.view import layer_views, left_whole
 from trisect.records.shapes import ModelShape
@@ -111,7 +111,7 @@ def load_model(
     check_device(device)
     name = fetched(name)
     source = resolve(name)
-    with from_hub(source):
+    with from_hub(source), reading_once(source.gguf):
         weights = check_weights(source)
         model = _load(source, name, weights, dtype, device=device, trust_remote_code=trust_remote_code, stream=stream)
         tokenizer = starting_texts(_tokenizer(source, trust_remote_code), model)

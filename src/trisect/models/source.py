@@ -1,9 +1,12 @@
 """Where a model's files are and what their headers say, before anything is loaded (docs/security.md)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from gguf import GGUFReader, GGUFValueType
 from safetensors import SafetensorError, safe_open
@@ -72,8 +75,8 @@ class _BoundedReader(GGUFReader):
             raise ValueError(f"its header has {self.num_values:,} values or more")
 
 
-def read_gguf_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of a GGUF file, columns first as the file has them; no weight is read."""
+def read_gguf(path: Path) -> GGUFReader:
+    """A GGUF file's header, checked; no weight is read."""
     with explained(f"Cannot read {path}, damaged or cut short"):
         reader = _BoundedReader(path)
         shapes = {tensor.name: tuple(tensor.shape.tolist()) for tensor in reader.tensors}
@@ -86,7 +89,19 @@ def read_gguf_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                 raise ValueError(f"the tensor {shown(tensor.name)} starts inside another")
             end = tensor.data_offset + tensor.n_bytes
         _check_gguf_layers(reader)
-    return shapes
+    return reader
+
+
+@contextmanager
+def reading_once(reader: GGUFReader | None) -> Iterator[None]:
+    """transformers reads a GGUF header for config, weights and tokenizer anew, seconds each: it gets this one."""
+    stock = gguf.GGUFReader
+    try:
+        if reader is not None:
+            gguf.GGUFReader = lambda *_: reader  # type: ignore[assignment, misc]
+        yield
+    finally:
+        gguf.GGUFReader = stock  # type: ignore[misc]
 
 
 def _check_gguf_layers(reader: GGUFReader) -> None:
@@ -118,7 +133,8 @@ class Source:
     """A folder, or a hub id."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Extra arguments for from_pretrained."""
-    gguf: bool = False
+    gguf: GGUFReader | None = None
+    """The header of a GGUF file."""
     local: bool = True
     has_tokenizer: bool = True
     weights: Weights | None = None
@@ -146,14 +162,15 @@ def resolve(name: str) -> Source:
 def _resolve_file(path: Path) -> Source:
     if path.suffix != ".gguf":
         raise TrisectError(f"{path} is a file; give the folder that holds config.json, or a .gguf file.")
-    shapes = read_gguf_shapes(path)
+    reader = read_gguf(path)
+    shapes = {tensor.name: tuple(tensor.shape.tolist()) for tensor in reader.tensors}
     if ROPE_FACTORS in shapes:
         raise TrisectError(
             f"{path} carries rotation factors ({ROPE_FACTORS}), which transformers leaves out when it reads "
             "GGUF: the model would run with wrong frequencies. Give the Hugging Face folder instead."
         )
     weights = Weights(shapes=shapes, size=path.stat().st_size)
-    return Source(path=str(path.parent), kwargs={"gguf_file": path.name}, gguf=True, weights=weights)
+    return Source(path=str(path.parent), kwargs={"gguf_file": path.name}, gguf=reader, weights=weights)
 
 
 def read_raw_config(source: Source) -> Any:

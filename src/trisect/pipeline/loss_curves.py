@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trisect.calibrate import Progress, Stream, TwoStreams
 from trisect.calibrate.fisher import DrawnAnswers
@@ -16,6 +16,7 @@ from trisect.calibrate.replay import answering, in_batches
 from trisect.config import CompressConfig
 from trisect.data import TEST_SHARE, Tokens
 from trisect.errors import TrisectError
+from trisect.evaluate.perplexity import window_losses
 from trisect.methods import METHODS
 from trisect.methods.method import Method, Options, options_of, solve
 from trisect.models import LayerView, fingerprint, layer_views
@@ -40,13 +41,13 @@ class HeldOutLoss:
         onward = self.stream.copy()
         for view in self.views[first:]:
             onward.advance(view)
-        total, start = 0.0, 0
+        rest, total = iter(self.ids.split(1)), 0.0
         for states in onward.hidden:
-            ids, start = self.ids[start : start + len(states)].to(states.device), start + len(states)
-            with answering(self.model, self.views, states):
-                logits = self.model(input_ids=ids, use_cache=False).logits
-            scores, answers = logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()
-            total += nn.functional.cross_entropy(scores, answers, reduction="sum").double().item()
+            # One window at a time: logits of a large vocabulary are the largest tensors of all.
+            for window, ids in zip(states.split(1), rest, strict=False):
+                with answering(self.model, self.views, window):
+                    logits = self.model(input_ids=ids.to(window.device), use_cache=False).logits
+                total += window_losses(logits, ids).item()
         return total / (self.ids.shape[0] * (self.ids.shape[1] - 1))
 
 
