@@ -60,34 +60,33 @@ def collect(recipe: Path, folder: Path) -> None:
     loaded, cells = load_recipe(recipe), Folder(path=folder)
     rows = []
     for model in outcomes_of(loaded, cells):
-        rows += [_row(model, None, model.dense, cells)]
-        rows += [_row(model, row, each, cells) for row in model.rows for each in row.cells.values()]
+        rows += [_row(model, outcome, cells) for outcome in model.outcomes]
     about, command = _comment(recipe)
     head = {"title": loaded.title, "about": about, "note": loaded.note, "command": command}
     models = {model.name: model.note for model in loaded.models}
     write_rows(f"{loaded.name}.json", [row for row in rows if row], **head, models=models)
 
 
-def _row(model: Any, row: Any, outcome: Any, folder: Folder) -> dict[str, Any]:
+def _row(model: Any, outcome: Any, folder: Folder) -> dict[str, Any]:
     """What the documents show of a cell, with where it comes from; empty where it was not run."""
-    receipt = folder.receipt(outcome.cell.key)
+    cell, receipt = outcome.cell, folder.receipt(outcome.cell.key)
     if receipt is None:
         return {}
     texts = enumerate(model.model.evaluations)
     made: dict[str, Any] = {
         "model": model.model.name,
-        "method": "dense" if row is None else model.label(row),
-        "ratio": outcome.cell.ratio,
+        "method": cell.row,
+        "ratio": cell.ratio,
         "kv_bytes_per_token": receipt["counts"]["kv_bytes_per_token"],
         "perplexity": {text.name: outcome.perplexity(at) for at, text in texts},
         "fingerprint": receipt["model"]["fingerprint"],
         "receipt": {name: receipt["receipt"][name] for name in KEPT},
     }
-    if row is not None:
-        lost = {part: objective_lost(receipt["losses"], part) for part in row.parts}
+    if cell.config is not None:
+        lost = {part: objective_lost(receipt["losses"], part) for part in cell.config.parts}
         made |= {
-            "name": row.method.name,
-            "parts": list(row.parts),
+            "name": cell.method.name,
+            "parts": list(cell.config.parts),
             "removed": outcome.removed(),
             "removed_of": receipt["removed"]["of"],
             "missed": outcome.missed,

@@ -26,6 +26,10 @@ def model_outcome(folder: Path) -> ModelOutcome:
     return model
 
 
+def cell(model: ModelOutcome, method: str, ratio: float = 0.25) -> CellOutcome:
+    return next(each for each in model.outcomes if (each.cell.label, each.cell.ratio) == (method, ratio))
+
+
 def change_receipt(folder: Path, outcome: CellOutcome, **removed: Any) -> None:
     path = Folder(path=folder).receipt_path(outcome.cell.key)
     receipt = json.loads(path.read_text())
@@ -38,68 +42,68 @@ def table(folder: Path) -> str:
     return page(recipe, outcomes_of(recipe, Folder(path=folder)))
 
 
-def row(text: str, label: str) -> list[str]:
-    line = next(line for line in text.splitlines() if line.startswith(f"| {label} |"))
+def row(text: str, label: str, ratio: str = "25%") -> list[str]:
+    line = next(line for line in text.splitlines() if line.startswith(f"| {label} | {ratio} |"))
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_the_table_has_dense_first_and_every_method_once(finished: Path) -> None:
     text = table(finished)
     lines = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
-    assert [line.split("|")[1].strip() for line in lines[:7]] == [
-        *("method", "dense", "a3", "clover qk,ov", "a3 qk,ov", "a3 qk", "a3 ov")
-    ]
-    model = model_outcome(finished)
-    a3 = model.rows[0].cells[0.25]
-    assert row(text, "a3")[1] == "25%"
-    assert row(text, "a3")[2].strip("*").startswith(f"{a3.perplexity(0):.2f} (")
+    cells = [tuple(entry.strip() for entry in line.split("|")[1:3]) for line in lines]
+    methods = ("a3", "clover qk,ov", "a3 qk,ov", "a3 qk", "a3 ov")
+    assert cells[:7] == [("method", "ratio"), ("dense", ""), *((name, "25%") for name in methods)]
+    assert len(cells) == len(set(cells))
+    a3 = cell(model_outcome(finished), "a3")
+    assert row(text, "a3")[2] == "25%"
+    assert row(text, "a3")[3].strip("*").startswith(f"{a3.perplexity(0):.2f} (")
 
 
 def test_only_rows_that_cut_the_same_parts_compete(finished: Path) -> None:
     text, model = table(finished), model_outcome(finished)
-    rows = {model.label(entry): entry.cells[0.25].perplexity(0) for entry in model.rows}
+    rows = {each.cell.row: each.perplexity(0) for each in model.outcomes if each.cell.ratio == 0.25}
     better = min("clover qk,ov", "a3 qk,ov", key=lambda label: rows[label] or 0.0)
-    bold = [label for label in rows if "**" in row(text, label)[2]]
+    bold = [label for label in rows if "**" in row(text, label)[3]]
     assert bold == [better]
 
 
 def test_a_failed_cell_stands_in_the_table_with_its_error(finished: Path) -> None:
     text = table(finished)
-    assert "failed [1]" in row(text, "a3 ov")
+    assert "failed [1]" in row(text, "a3 ov", "99%")
     assert "[1] tiny llama, a3 ov at 0.99: A ratio of 0.99 is out of reach" in text
 
 
 def test_a_missed_ratio_is_marked(finished: Path) -> None:
     assert "(!)" not in table(finished)
-    outcome = model_outcome(finished).rows[0].cells[0.25]
+    outcome = cell(model_outcome(finished), "a3")
     step = outcome.removed("step")
     assert step is not None
     change_receipt(finished, outcome, chosen=0.25 + 0.99 * step)
     assert "(!)" not in table(finished)
     change_receipt(finished, outcome, chosen=0.25 + 1.01 * step)
     text = table(finished)
-    assert row(text, "a3")[1].endswith("% (!)")
+    assert row(text, "a3")[2].endswith("% (!)")
     assert "(!) misses the asked ratio by more than one alignment step." in text
 
 
 def test_tasks_have_columns_and_a_mean(finished: Path) -> None:
     model = model_outcome(finished)
-    for number, outcome in enumerate([model.dense, model.rows[1].cells[0.25], model.rows[2].cells[0.25]]):
+    for number, outcome in enumerate([model.dense, cell(model, "clover qk,ov"), cell(model, "a3 qk,ov")]):
         path = Folder(path=finished).receipt_path(outcome.cell.key)
         scores = {"piqa": {"metric": "acc", "value": 0.8 - 0.1 * number}}
         scores["lambada"] = {"metric": "acc", "value": 0.6 - 0.1 * number}
         path.write_text(json.dumps({**json.loads(path.read_text()), "tasks": {"scores": scores}}))
     text = table(finished)
-    assert "| 25%: piqa | 25%: lambada | 25%: mean accuracy |" in text
-    assert row(text, "dense")[4:7] == ["0.8000", "0.6000", "0.7000"]
-    assert row(text, "clover qk,ov")[4:7] == ["**0.7000**", "**0.5000**", "**0.6000**"]
+    assert "| piqa | lambada | mean accuracy |" in text
+    assert row(text, "dense", "")[5:8] == ["0.8000", "0.6000", "0.7000"]
+    assert row(text, "clover qk,ov")[5:8] == ["**0.7000**", "**0.5000**", "**0.6000**"]
     lines = list(csv.DictReader(io.StringIO(to_csv([model_outcome(finished)]))))
     assert [line["data"] for line in lines if line["metric"] == "accuracy"] == ["piqa", "lambada"] * 3
 
 
 def test_cells_that_were_not_run_are_said_to_be(finished: Path) -> None:
-    Folder(path=finished).receipt_path(model_outcome(finished).rows[0].cells[0.5].cell.key).unlink()
-    assert "not run" in row(table(finished), "a3")
+    Folder(path=finished).receipt_path(cell(model_outcome(finished), "a3", 0.5).cell.key).unlink()
+    assert "not run" in row(table(finished), "a3", "50%")
 
 
 def test_receipts_of_two_models_in_one_table_are_noticed(finished: Path) -> None:
@@ -127,7 +131,7 @@ def test_receipts_of_two_models_in_one_table_are_noticed(finished: Path) -> None
     ],
 )
 def test_a_damaged_receipt_is_refused_on_one_line(finished: Path, change: dict[str, Any], message: str) -> None:
-    path = Folder(path=finished).receipt_path(model_outcome(finished).rows[0].cells[0.5].cell.key)
+    path = Folder(path=finished).receipt_path(cell(model_outcome(finished), "a3", 0.5).cell.key)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(TrisectError, match=r"is no receipt: .*remove it, and its cell is run again") as caught:
         table(finished)
@@ -141,7 +145,7 @@ def test_the_csv_holds_every_number(finished: Path) -> None:
     assert len(lines) == 2 * 11 + 1  # two texts for each cell, one line for the one that failed
     assert "out of reach" in lines[-1]["error"]
     found = {(line["method"], line["ratio"], line["data"]): line for line in lines}
-    outcome = model.rows[1].cells[0.5]
+    outcome = cell(model, "clover qk,ov", 0.5)
     line = found["clover qk,ov", "0.5", "topics"]
     assert float(line["value"]) == outcome.perplexity(1)
     assert float(line["increase"]) == model.increase(outcome, 1)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,15 +39,13 @@ def load_recipe(path: str | Path) -> "Recipe":
     return validated(Recipe, read_mapping(path), where=str(path), hint="docs/comparison.md describes all keys")
 
 
-def _each_once(entries: list[Any]) -> list[Any]:
-    _check_unique([getattr(entry, "name", entry) for entry in entries], "name")
-    return entries
-
-
-def _check_unique(values: list[Any], what: str) -> None:
-    for value, times in Counter(values).items():
-        if times > 1:
+def _each_once(entries: list[Any], what: str = "name") -> list[Any]:
+    """The entries as they are, no two of which have the same name, or label."""
+    values = [getattr(entry, what, entry) for entry in entries]
+    for value in values:
+        if values.count(value) > 1:
             raise TrisectError(f"two entries have the {what} {value!r}; give each its own {what}.")
+    return entries
 
 
 def _folder_name(name: str) -> str:
@@ -64,14 +61,11 @@ def _assets(text: Any) -> tuple[str, str]:
     return match[2].rstrip("/"), (os.environ.get(match[1]) or match[2]).rstrip("/")
 
 
-def _as_list(value: Any) -> Any:
-    return value if isinstance(value, list) else [value]
-
-
 def _joined(names: Any) -> Any:
     return ",".join(map(str, names)) if isinstance(names, list) else names
 
 
+AsList = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
 Text = Annotated[str, Field(min_length=1)]
 Line = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
 Several = Annotated[list[Item], Field(min_length=1), AfterValidator(_each_once)]
@@ -154,7 +148,7 @@ class ModelEntry(Entry):
     dtype: str | None = None
     note: Line = ""
     """What to say beside every number taken on this model."""
-    calibrations: Annotated[Several[CalibrationEntry], BeforeValidator(_as_list)] = Field(alias="calibration")
+    calibrations: Annotated[Several[CalibrationEntry], AsList] = Field(alias="calibration")
     evaluations: Several[EvaluationEntry] = Field(alias="evaluation")
 
 
@@ -167,8 +161,8 @@ class MethodEntry(Entry):
     label: Text
     settings: dict[str, Any]
     """Fields of CompressConfig, the recipe's defaults among them."""
-    ratios: Annotated[Several[float], BeforeValidator(_as_list)]
-    models: Annotated[list[Text], BeforeValidator(_as_list)] | None = None
+    ratios: Annotated[Several[float], AsList]
+    models: Annotated[list[Text], AsList] | None = None
     """Names of the models it is tried on; None means all."""
 
     def config(self, *, ratio: float, calibration: CalibrationConfig) -> CompressConfig:
@@ -187,10 +181,8 @@ class MethodEntry(Entry):
             config = self.config(ratio=ratio, calibration=CalibrationConfig())
         missing = [part for part in config.parts if part not in method.parts]
         if missing:
-            raise TrisectError(
-                f"{method.name} does not change {','.join(missing)}; give it "
-                f"parts: [{', '.join(method.parts)}] or some of them."
-            )
+            instead = f"give it parts: [{', '.join(method.parts)}] or some of them"
+            raise TrisectError(f"{method.name} does not change {','.join(missing)}; {instead}.")
         return self
 
 
@@ -230,7 +222,7 @@ class Recipe(Entry):
         for number, method in enumerate(self.methods):
             check_names(f"model in methods[{number}]", method.models or (), models)
         for model in self.models:
-            _check_unique([method.label for method in self.methods_of(model)], "label")
+            _each_once(self.methods_of(model), "label")
         return self
 
     def methods_of(self, model: ModelEntry) -> list[MethodEntry]:
@@ -277,6 +269,12 @@ class Cell:
         return "dense" if self.method is None else self.method.label
 
     @property
+    def row(self) -> str:
+        """The label, and the calibration set where there are several: the same for every ratio."""
+        several = len(self.model.calibrations) > 1
+        return self.label + (f" ({self.calibration.name})" if several and self.calibration else "")
+
+    @property
     def ratio(self) -> float:
         """The ratio that was asked for; 0 for the dense model."""
         return 0.0 if self.config is None else self.config.ratio or 0.0
@@ -284,10 +282,17 @@ class Cell:
     @property
     def key(self) -> str:
         """A hash of what decides the result; names, labels, titles and figures are not in it."""
+        decides = None
+        if self.config is not None:
+            default = CompressConfig(ratio=self.config.ratio).to_dict()
+            config = self.config.to_dict().items()
+            decides = {name: value for name, value in config if name in ALWAYS_IN_KEY or value != default[name]}
+            del decides["calibration"]["states"]  # where hidden states are kept changes no result
+            decides["allocate"] = allocation(self.config)
         said = {
             "format": FORMAT,
             "model": {"source": self.model.source, "dtype": self.model.dtype},
-            "config": None if self.config is None else _deciding(self.config),
+            "config": decides,
             "evaluation": [[text.data, text.length, text.windows] for text in self.model.evaluations],
             "tasks": None if self.tasks is None else self.tasks.model_dump(),
         }
@@ -295,11 +300,7 @@ class Cell:
 
     def describe(self) -> str:
         """One line for a person."""
-        if self.calibration is None:
-            return f"{self.model.name}, dense"
-        several = len(self.model.calibrations) > 1
-        calibrated = f", calibrated on {self.calibration.name}" if several else ""
-        return f"{self.model.name}, {self.label} at {self.ratio:g}{calibrated}"
+        return f"{self.model.name}, {self.row}" + ("" if self.config is None else f" at {self.ratio:g}")
 
 
 def cells_of(recipe: Recipe) -> Iterator[Cell]:
@@ -322,10 +323,3 @@ def hash_of(value: Any) -> str:
     """A short hash of plain data, the same on every machine."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
-def _deciding(config: CompressConfig) -> dict[str, Any]:
-    default = CompressConfig(ratio=config.ratio).to_dict()
-    found = {n: value for n, value in config.to_dict().items() if n in ALWAYS_IN_KEY or value != default[n]}
-    del found["calibration"]["states"]  # where hidden states are kept changes no result
-    return {**found, "allocate": allocation(config)}

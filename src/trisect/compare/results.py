@@ -1,9 +1,9 @@
-"""The results of a recipe: its folder, what the receipts say by model, row and ratio, and the files made of them."""
+"""The results of a recipe: its folder, what the receipts say of each cell, and the files made of them."""
 
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,25 +12,28 @@ from typing import Any
 from pydantic import AliasPath, Field
 
 from trisect.bench.rows import markdown
-from trisect.compare.recipe import CalibrationEntry, Cell, MethodEntry, ModelEntry, Recipe, cells_of
+from trisect.compare.recipe import Cell, ModelEntry, Recipe, cells_of
 from trisect.errors import TrisectError
 from trisect.report.records import Entry, Perplexity, Score
+from trisect.support import files, plots
 from trisect.support.checks import read_record, validated
-from trisect.support.files import after_others, atomic_write_bytes, check_writable, locked, write_json
-from trisect.support.plots import Chart, Point, Series, file_name, has_matplotlib, svg
 
 ROUNDING = 1e-9
+SAME_SIZE = 0.01
+"""Shares removed that differ by no more are compared."""
 RUN_AGAIN = "remove it, and its cell is run again"
-COLUMNS = (
-    *("model", "method", "parts", "calibration", "ratio", "removed", "removed_of", "missed", "zeros"),
-    *("removed_decoder", "removed_kv", "removed_flops", "kv_bytes_per_token"),
-    *("data", "metric", "value", "increase", "error"),
-)
 REMOVED = {
     **{"removed": "chosen", "removed_of": "of", "zeros": "zeros", "removed_decoder": "decoder"},
     **{"removed_kv": "kv_bytes_per_token", "removed_flops": "flops"},
 }
 """Column -> its field in the receipt."""
+COLUMNS = ("model", "method", "parts", "calibration", "ratio", *REMOVED, "missed", "kv_bytes_per_token")
+COLUMNS += ("data", "metric", "value", "increase", "error")
+MISS = "(!)"
+LEGEND = (
+    "Perplexity, in brackets its increase over the dense model, the best of one size in bold; *removed* is counted "
+    "from the modules, as a share of what the ratio was asked of: the weights of the parts cut, unless it says KV."
+)
 
 
 class Removed(Entry):
@@ -81,19 +84,20 @@ class Folder:
 
     def receipt(self, key: str) -> dict[str, Any] | None:
         """All that the receipt of a cell says; None if it was not run."""
-        return _read(self.receipt_path(key))
+        path = self.receipt_path(key)
+        return read_record(path, what="receipt", instead=RUN_AGAIN) if path.is_file() else None
 
     def error(self, key: str) -> str | None:
         """Why a cell failed."""
-        entry = _read(self.error_path(key))
-        return None if entry is None else str(entry.get("error"))
+        path = self.error_path(key)
+        return str(read_record(path, what="record", instead=RUN_AGAIN).get("error")) if path.is_file() else None
 
     def keep_receipt(self, key: str, receipt: Mapping[str, Any]) -> None:
-        write_json(self.receipt_path(key), receipt)
+        files.write_json(self.receipt_path(key), receipt)
         self.error_path(key).unlink(missing_ok=True)
 
     def prepare(self) -> None:
-        check_writable(self.path / "cells")
+        files.check_writable(self.path / "cells")
         self.cache.mkdir(parents=True, exist_ok=True)
         (self.cache / ".gitignore").write_text("*\n")  # so that nobody commits it
 
@@ -103,18 +107,14 @@ class Folder:
         with ExitStack() as stack:
             mine = True
             try:
-                stack.enter_context(locked(self.cache / f"{key}.lock", "a cell of another process"))
+                stack.enter_context(files.locked(self.cache / f"{key}.lock", "a cell of another process"))
             except TrisectError:
                 mine = False
             yield mine
 
     def waiting(self, name: str) -> AbstractContextManager[None]:
         """Let one process make what many cells share, while the others wait for it."""
-        return after_others(self.cache / f"{name}.lock")
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    return read_record(path, what="receipt", instead=RUN_AGAIN) if path.is_file() else None
+        return files.after_others(self.cache / f"{name}.lock")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +133,10 @@ class CellOutcome:
         return math.inf if value is None else value
 
     def accuracies(self) -> dict[str, float]:
-        """Task -> its score, between 0 and 1."""
+        """Task -> its score, between 0 and 1; with several tasks, also their mean."""
         scores = {} if self.receipt is None else self.receipt.scores
-        return {name: score.value for name, score in scores.items()}
+        found = {name: score.value for name, score in scores.items()}
+        return found | ({"mean accuracy": sum(found.values()) / len(found)} if len(found) > 1 else {})
 
     def removed(self, what: str = "chosen") -> float | None:
         """The share that was removed of what the ratio was asked of, or of something else."""
@@ -148,42 +149,23 @@ class CellOutcome:
         removed, step = self.removed(), self.removed("step")
         return removed is not None and abs(removed - self.cell.ratio) > (step or 0.0) + ROUNDING
 
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One method with one calibration set."""
-
-    method: MethodEntry
-    calibration: CalibrationEntry
-    cells: dict[float, CellOutcome]
-    """By ratio."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        config = next(iter(self.cells.values())).cell.config
-        assert config is not None
-        return config.parts
+    def competes_with(self, other: "CellOutcome") -> bool:
+        """Whether both cut the same parts and came to the same size: a larger model is no rival."""
+        one, two = self.cell.config, other.cell.config
+        same = one is not None and two is not None and one.parts == two.parts and one.ratio == two.ratio
+        return same and abs((self.removed() or 0.0) - (other.removed() or 0.0)) <= SAME_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOutcome:
-    """All rows of one model, and the dense model."""
+    """All cells of one model, the dense one first."""
 
     model: ModelEntry
-    dense: CellOutcome
-    rows: tuple[Row, ...]
+    outcomes: list[CellOutcome]
 
     @property
-    def ratios(self) -> tuple[float, ...]:
-        return tuple(sorted({ratio for row in self.rows for ratio in row.cells}))
-
-    @property
-    def outcomes(self) -> list[CellOutcome]:
-        return [self.dense, *(outcome for row in self.rows for outcome in row.cells.values())]
-
-    def label(self, row: Row) -> str:
-        """The method's label, and its calibration set where there are several."""
-        return row.method.label + (f" ({row.calibration.name})" if len(self.model.calibrations) > 1 else "")
+    def dense(self) -> CellOutcome:
+        return self.outcomes[0]
 
     def increase(self, outcome: CellOutcome, text: int) -> float | None:
         """Perplexity above the dense model's."""
@@ -193,20 +175,10 @@ class ModelOutcome:
 
 def outcomes_of(recipe: Recipe, folder: Folder) -> list[ModelOutcome]:
     """Everything the folder knows about the recipe, model by model."""
-    dense: dict[str, CellOutcome] = {}
-    rows: dict[str, dict[tuple[str, str], Row]] = {model.name: {} for model in recipe.models}
+    found: dict[str, list[CellOutcome]] = {}
     for cell in cells_of(recipe):
-        outcome, method, calibration = _outcome(cell, folder), cell.method, cell.calibration
-        if method is None or calibration is None:
-            dense[cell.model.name] = outcome
-        else:
-            row = Row(method=method, calibration=calibration, cells={})
-            row = rows[cell.model.name].setdefault((calibration.name, method.label), row)
-            row.cells[cell.ratio] = outcome
-    return [
-        ModelOutcome(model=model, dense=dense[model.name], rows=tuple(rows[model.name].values()))
-        for model in recipe.models
-    ]
+        found.setdefault(cell.model.name, []).append(_outcome(cell, folder))
+    return [ModelOutcome(model=model, outcomes=found[model.name]) for model in recipe.models]
 
 
 def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
@@ -227,64 +199,42 @@ def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
 
 def measurements(models: Sequence[ModelOutcome]) -> Iterator[dict[str, Any]]:
     """Every number of the table with what belongs to it, keyed by COLUMNS."""
-    for model in models:
-        for outcome in model.outcomes:
-            fixed = _fixed_columns(outcome)
-            if outcome.receipt is None:
-                yield {**fixed, "error": outcome.error or "not run"}
-                continue
-            for number, text in enumerate(model.model.evaluations):
-                value, increase = outcome.perplexity(number), model.increase(outcome, number)
-                found = {"data": text.name, "metric": "perplexity", "value": value, "increase": increase}
-                yield fixed | found
-            dense = model.dense.accuracies()
-            for task, value in outcome.accuracies().items():
-                increase = value - dense[task] if task in dense else None
-                yield fixed | {"data": task, "metric": "accuracy", "value": value, "increase": increase}
-
-
-def _fixed_columns(outcome: CellOutcome) -> dict[str, Any]:
-    """What all measurements of one cell have in common."""
-    cell, receipt = outcome.cell, outcome.receipt
-    data = dict.fromkeys(COLUMNS, "") | {"model": cell.model.name, "method": cell.label, "ratio": cell.ratio}
-    if cell.config is not None and cell.calibration is not None:
-        data |= {"parts": ",".join(cell.config.parts), "calibration": cell.calibration.name}
-    if receipt is not None:
-        data["kv_bytes_per_token"] = receipt.kv_bytes_per_token
-    if receipt is not None and receipt.removed is not None:
-        data |= {column: getattr(receipt.removed, name) for column, name in REMOVED.items()}
-        data["missed"] = "yes" if outcome.missed else "no"
-    return data
-
-
-SAME_SIZE = 0.01
-"""Shares removed that differ by no more are compared."""
-MISS = "(!)"
-MISS_LEGEND = f"{MISS} misses the asked ratio by more than one alignment step."
-LEGEND = (
-    "Perplexity, in brackets its increase over the dense model; *removed* is counted from the modules, "
-    "as a share of what the ratio was asked of: the weights of the parts cut, unless it says KV."
-)
+    for model, outcome in [(each, outcome) for each in models for outcome in each.outcomes]:
+        cell, receipt = outcome.cell, outcome.receipt
+        fixed = dict.fromkeys(COLUMNS, "") | {"model": cell.model.name, "method": cell.label, "ratio": cell.ratio}
+        if cell.config is not None and cell.calibration is not None:
+            fixed |= {"parts": ",".join(cell.config.parts), "calibration": cell.calibration.name}
+        if receipt is None:
+            yield {**fixed, "error": outcome.error or "not run"}
+            continue
+        fixed["kv_bytes_per_token"] = receipt.kv_bytes_per_token
+        if receipt.removed is not None:
+            fixed |= {column: getattr(receipt.removed, name) for column, name in REMOVED.items()}
+            fixed["missed"] = "yes" if outcome.missed else "no"
+        for number, text in enumerate(model.model.evaluations):
+            value, increase = outcome.perplexity(number), model.increase(outcome, number)
+            yield fixed | {"data": text.name, "metric": "perplexity", "value": value, "increase": increase}
+        for task, score in receipt.scores.items():
+            was = model.dense.accuracies().get(task)
+            increase = None if was is None else score.value - was
+            yield fixed | {"data": task, "metric": "accuracy", "value": score.value, "increase": increase}
 
 
 def write_results(recipe: Recipe, folder: Folder, source: Path, *, figures: bool = True) -> list[Path]:
     """Make table, CSV, figures and a copy of the recipe from the receipts; the files that changed."""
     models = outcomes_of(recipe, folder)
-    files = {
-        "recipe.yaml": source.read_bytes(),
-        "table.md": page(recipe, models).encode(),
-        "table.csv": to_csv(models).encode(),
-    }
-    if figures and has_matplotlib():
+    made = {"recipe.yaml": source.read_bytes(), "table.md": page(recipe, models).encode()}
+    made["table.csv"] = to_csv(models).encode()
+    if figures and plots.has_matplotlib():
         pictures = draw(models)
-        files |= {f"figures/{name}": svg for name, svg in pictures.items()}
+        made |= {f"figures/{name}": svg for name, svg in pictures.items()}
         for old in (folder.path / "figures").glob("*.svg"):
             if old.name not in pictures:  # of a recipe that has changed since
                 old.unlink()
-    paths = {folder.path / name: data for name, data in files.items()}
+    paths = {folder.path / name: data for name, data in made.items()}
     changed = [path for path in paths if not path.is_file() or path.read_bytes() != paths[path]]
     for path in changed:
-        atomic_write_bytes(path, paths[path])
+        files.atomic_write_bytes(path, paths[path])
     return changed
 
 
@@ -301,107 +251,77 @@ def page(recipe: Recipe, models: Sequence[ModelOutcome]) -> str:
     """The whole page: a table for each model, and where the numbers come from."""
     blocks = [f"# {recipe.title}", recipe.note, LEGEND + (" Tasks: accuracy." if recipe.tasks else "")]
     for model in models:
-        blocks += _section(recipe, model)
+        failures = [outcome for outcome in model.outcomes if outcome.error is not None]
+        missed = any(outcome.missed for outcome in model.outcomes)
+        blocks += [
+            f"## {model.model.name}",
+            f"Model: {model.model.note}." if model.model.note else "",
+            _table(recipe, model, failures),
+            f"{MISS} misses the asked ratio by more than one alignment step." if missed else "",
+            "\n".join(f"[{at}] {o.cell.describe()}: {o.error}" for at, o in enumerate(failures, start=1)),
+            "\n".join(f"- {remark}" for remark in _remarks(model)),
+        ]
     return "\n\n".join(filter(None, [*blocks, _provenance(models)])) + "\n"
 
 
-def _section(recipe: Recipe, model: ModelOutcome) -> list[str]:
-    failures = [outcome for outcome in model.outcomes if outcome.error is not None]
-    remarks = [*_solver_notes(model), *_disagreements(model)]
-    return [
-        f"## {model.model.name}",
-        f"Model: {model.model.note}." if model.model.note else "",
-        _table(recipe, model, failures),
-        MISS_LEGEND if any(outcome.missed for outcome in model.outcomes) else "",
-        "\n".join(f"[{at}] {o.cell.describe()}: {o.error}" for at, o in enumerate(failures, start=1)),
-        "\n".join(f"- {remark}" for remark in remarks),
-    ]
-
-
 def _table(recipe: Recipe, model: ModelOutcome, failures: Sequence[CellOutcome]) -> str:
-    """The dense model first, then a line for each row; columns repeat for each ratio."""
-    tasks = dict.fromkeys(name for outcome in model.outcomes for name in _accuracies(outcome))
-    texts = [text.name for text in model.model.evaluations]
-    columns = ["removed", *(["KV bytes per token"] if recipe.kv else []), *texts, *tasks]
-
-    def values(outcome: CellOutcome) -> list[tuple[str, float | None]]:
-        """The text of each column, and what is compared: less is better."""
-        found: list[tuple[str, float | None]] = [(_removed(outcome), None)]
-        if outcome.receipt is not None and recipe.kv:
-            found.append((f"{outcome.receipt.kv_bytes_per_token:,}", None))
-        found += [(_perplexity(model, n, outcome), outcome.perplexity(n)) for n in range(len(texts))]
-        scores = _accuracies(outcome)
-        return found + [(f"{scores[t]:.4f}", -scores[t]) if t in scores else ("-", None) for t in tasks]
-
-    def cells(outcome: CellOutcome | None, rivals: Sequence[CellOutcome]) -> list[str]:
-        if outcome is None:
-            return [""] * len(columns)
-        if outcome.receipt is None:
-            said = "not run" if outcome.error is None else f"failed [{failures.index(outcome) + 1}]"
-            return [said, *["-"] * (len(columns) - 1)]
-        own = outcome.removed() or 0.0
-        there = [rival for rival in rivals if rival.receipt is not None]
-        # The best of its size: a larger model is no rival.
-        others = [values(rival) for rival in there if abs((rival.removed() or 0.0) - own) <= SAME_SIZE]
-        line = []
-        for number, (text, value) in enumerate(values(outcome)):
-            known = [rank for other in others if (rank := other[number][1]) is not None]
-            line.append(f"**{text}**" if len(known) > 1 and value == min(known) else text)
-        return line
-
-    head = ["method", *(f"{_percent(ratio)}: {name}" for ratio in model.ratios for name in columns)]
-    # The dense model has no ratio: its values stand in the columns of each.
-    dense = ["dense", *cells(model.dense, []) * len(model.ratios)]
-    lines = [dense]
-    for row in model.rows:
-        line = [model.label(row)]
-        for ratio in model.ratios:
-            # Only rows that cut the same parts compete.
-            same = [other for other in model.rows if other.parts == row.parts and ratio in other.cells]
-            line += cells(row.cells.get(ratio), [other.cells[ratio] for other in same])
+    """A line for each cell, the dense model first, then ratio by ratio."""
+    values: dict[str, Callable[[CellOutcome], float | None]] = {}  # by column: less is better
+    for number, text in enumerate(model.model.evaluations):
+        values[text.name] = lambda outcome, number=number: outcome.perplexity(number)
+    for task in dict.fromkeys(name for outcome in model.outcomes for name in outcome.accuracies()):
+        values[task] = lambda outcome, task=task: -outcome.accuracies()[task] if task in outcome.accuracies() else None
+    lines = []
+    for outcome in sorted(model.outcomes, key=lambda outcome: outcome.cell.ratio):
+        cell, receipt = outcome.cell, outcome.receipt
+        line = [cell.row, _percent(cell.ratio) if cell.config else "", _removed(outcome, failures)]
+        if recipe.kv:
+            line.append("-" if receipt is None else f"{receipt.kv_bytes_per_token:,}")
+        rivals = [other for other in model.outcomes if outcome.competes_with(other)]
+        for number, value in enumerate(values.values()):
+            own = value(outcome)
+            said = "-" if own is None else f"{-own:.4f}"
+            if number < len(model.model.evaluations):
+                said = _perplexity(own, None if outcome is model.dense else model.increase(outcome, number))
+            known = [rank for rival in rivals if (rank := value(rival)) is not None]
+            line.append(f"**{said}**" if len(known) > 1 and own == min(known) else said)
         lines.append(line)
+    head = ["method", "ratio", "removed", *(["KV bytes per token"] if recipe.kv else []), *values]
     return markdown(head, lines).rstrip()
 
 
-def _removed(outcome: CellOutcome) -> str:
-    shares = None if outcome.receipt is None else outcome.receipt.removed
+def _removed(outcome: CellOutcome, failures: Sequence[CellOutcome]) -> str:
+    if outcome.receipt is None:
+        return "not run" if outcome.error is None else f"failed [{failures.index(outcome) + 1}]"
+    shares = outcome.receipt.removed
     if shares is None:
         return "-"
     what = " of KV" if shares.of == "KV" else " as zeros" if shares.zeros else ""
     return f"{_percent(shares.chosen)}{what}{f' {MISS}' if outcome.missed else ''}"
 
 
-def _perplexity(model: ModelOutcome, number: int, outcome: CellOutcome) -> str:
-    text, increase = number_text(outcome.perplexity(number)), model.increase(outcome, number)
-    if outcome is model.dense or increase is None:
+def _perplexity(value: float | None, increase: float | None) -> str:
+    """Two decimals while they mean something."""
+    if value is None or math.isinf(value):
+        return "-" if value is None else "inf"
+    text = f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.2e}"
+    if increase is None:
         return text
     return f"{text} ({increase:+.2f})" if abs(increase) < 1000 else f"{text} ({increase:+.2g})"
 
 
-def _accuracies(outcome: CellOutcome) -> dict[str, float]:
-    """Scores by task; with several tasks, also their mean."""
-    scores = outcome.accuracies()
-    return scores | ({"mean accuracy": sum(scores.values()) / len(scores)} if len(scores) > 1 else {})
-
-
-def _solver_notes(model: ModelOutcome) -> list[str]:
-    """What solvers noted, each remark with the rows it is about."""
+def _remarks(model: ModelOutcome) -> list[str]:
+    """What solvers noted, with the cells it is about; and receipts that are not about one model and one text."""
     about: dict[str, list[str]] = {}
-    for row in model.rows:
-        for ratio, outcome in row.cells.items():
-            for note in () if outcome.receipt is None else outcome.receipt.notes:
-                about.setdefault(note, []).append(f"{model.label(row)} at {_percent(ratio)}")
-    return [f"{', '.join(rows)}: {note}" for note, rows in about.items()]
-
-
-def _disagreements(model: ModelOutcome) -> list[str]:
-    """Receipts of one table must be about one model and one text."""
-    receipts = [outcome.receipt for outcome in model.outcomes if outcome.receipt is not None]
-    found = []
-    if len({receipt.fingerprint for receipt in receipts}) > 1:
+    known = [(outcome.cell, outcome.receipt) for outcome in model.outcomes if outcome.receipt is not None]
+    for cell, receipt in known:
+        for note in receipt.notes:
+            about.setdefault(note, []).append(cell.describe().removeprefix(f"{model.model.name}, "))
+    found = [f"{', '.join(cells)}: {note}" for note, cells in about.items()]
+    if len({receipt.fingerprint for _, receipt in known}) > 1:
         found.append("the receipts are not all of the same weights: the model changed between two runs")
     for number, text in enumerate(model.model.evaluations):
-        if len({receipt.perplexity[number].token_hash for receipt in receipts}) > 1:
+        if len({receipt.perplexity[number].token_hash for _, receipt in known}) > 1:
             found.append(f"{text.name}: the receipts were not all measured on the same tokens")
     return found
 
@@ -417,15 +337,6 @@ def _provenance(models: Sequence[ModelOutcome]) -> str:
     return f"{said}; measured on {', '.join(machines)}; commit {', '.join(sorted(map(''.join, commits)))}."
 
 
-def number_text(value: float | None) -> str:
-    """Two decimals while they mean something."""
-    if value is None:
-        return "-"
-    if math.isinf(value):
-        return "inf"
-    return f"{value:.2f}" if value < 1000 else f"{value:.0f}" if value < 100_000 else f"{value:.2e}"
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}".removesuffix(".0") + "%"
 
@@ -433,24 +344,24 @@ def _percent(share: float) -> str:
 def draw(models: Sequence[ModelOutcome]) -> dict[str, bytes]:
     """File name -> SVG, for every model and text that has something to show."""
     charts = [ratio_chart(model, number) for model in models for number in range(len(model.model.evaluations))]
-    return {file_name(chart.name): f"{svg(chart)}\n".encode() for chart in charts if chart is not None}
+    drawn = (chart for chart in charts if chart is not None)
+    return {plots.file_name(chart.name): f"{plots.svg(chart)}\n".encode() for chart in drawn}
 
 
-def ratio_chart(model: ModelOutcome, number: int) -> Chart | None:
+def ratio_chart(model: ModelOutcome, number: int) -> plots.Chart | None:
     """Perplexity against the ratio really removed, one line per method."""
-    lines = {model.label(row): _points(row, number) for row in model.rows}
-    series = [Series(label=label, points=points) for label, points in lines.items() if points]
-    if not series:
+    lines: dict[str, list[plots.Point]] = {}
+    for outcome in model.outcomes:
+        x, y = outcome.removed(), outcome.perplexity(number)
+        if x is not None and y is not None and math.isfinite(y):
+            lines.setdefault(outcome.cell.row, []).append((100 * x, y))
+    if not lines:
         return None
-    dense, removed = model.dense.perplexity(number), [x for each in series for x, _ in each.points]
+    series = [plots.Series(label=label, points=sorted(points)) for label, points in lines.items()]
+    dense, removed = model.dense.perplexity(number), [x for points in lines.values() for x, _ in points]
     if dense is not None and math.isfinite(dense):
         ends = [(min(removed), dense), (max(removed), dense)]
-        series.append(Series(label="dense", guide=True, points=ends))
+        series.append(plots.Series(label="dense", guide=True, points=ends))
     name, text = model.model.name, model.model.evaluations[number].name
     axes = ("removed (%)", f"perplexity, {text}")
-    return Chart(name=f"ratio-{name}-{text}", title=name, axes=axes, series=series, log_y=True)
-
-
-def _points(row: Row, number: int) -> list[Point]:
-    known = ((outcome.removed(), outcome.perplexity(number)) for outcome in row.cells.values())
-    return sorted((100 * x, y) for x, y in known if x is not None and y is not None and math.isfinite(y))
+    return plots.Chart(name=f"ratio-{name}-{text}", title=name, axes=axes, series=series, log_y=True)

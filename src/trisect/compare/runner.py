@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from trisect.compare.results import Folder
 from trisect.config import CompressConfig
 from trisect.data import Tokens, load_tokens
 from trisect.errors import TrisectError, check_names
+from trisect.evaluate import tasks
 from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method
 from trisect.methods.method import LinearMethod
@@ -28,28 +28,23 @@ from trisect.plan.problem import grid_of
 from trisect.records.parts import COMPONENTS
 from trisect.records.shapes import LayerShape, ModelShape
 from trisect.support.files import write_json
-from trisect.support.receipt import build_receipt, package_commit, package_version
+from trisect.support.receipt import build_receipt
 
 log = logging.getLogger(__name__)
 
 COPY_LIMIT = 3_000_000_000
 """Models with more parameters are loaded again for each cell: two of them may not fit."""
-LARGE = 10_000_000
-"""Parameters of a model whose memory is freed at once."""
 
 
 @dataclass
 class RunCounts:
     """What a run did with its cells, some by their keys."""
 
-    total: int = 0
-    """To run."""
-    done: int = 0
-    """That had a receipt already."""
+    total: int = 0  # to run
+    done: int = 0  # that had a receipt already
     ran: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    elsewhere: int = 0
-    """That another process is running or has just run."""
+    elsewhere: int = 0  # that another process is running or has just run
 
 
 def run_recipe(
@@ -65,7 +60,15 @@ def run_recipe(
     """Run every cell that has no receipt yet; with `keep_errors`, not those that failed before either."""
     check_only(recipe, only)
     folder.prepare()
-    wanted = [cell for cell in {c.key: c for c in cells_of(recipe)}.values() if _chosen(recipe, cell, only)]
+    models = {model.name for model in recipe.models}.intersection(only)
+    methods = set(only) - models
+    wanted = [
+        cell
+        for cell in {cell.key: cell for cell in cells_of(recipe)}.values()
+        if not models or cell.model.name in models
+        # The dense model belongs to every choice of methods: increases are against it.
+        if not methods or cell.method is None or not methods.isdisjoint(_words(cell))
+    ]
     missing = [cell for cell in wanted if not folder.receipt_path(cell.key).exists()]
     if keep_errors:
         missing = [cell for cell in missing if not folder.error_path(cell.key).exists()]
@@ -82,15 +85,6 @@ def check_only(recipe: Recipe, only: Sequence[str]) -> None:
     """Refuse a method or model that the recipe does not have."""
     known = {word for cell in cells_of(recipe) for word in _words(cell)}
     check_names("method or model of this recipe", only, known)
-
-
-def _chosen(recipe: Recipe, cell: Cell, only: Sequence[str]) -> bool:
-    """The dense model belongs to every choice of methods: increases are against it."""
-    models = {model.name for model in recipe.models}.intersection(only)
-    methods = set(only) - models
-    return (not models or cell.model.name in models) and (
-        not methods or cell.method is None or not methods.isdisjoint(_words(cell))
-    )
 
 
 def _words(cell: Cell) -> set[str]:
@@ -118,7 +112,7 @@ def _run_model(run: "ModelRun", cells: Sequence[Cell], counts: RunCounts) -> Non
                 counts.ran.append(cell.key)
             except Exception as error:  # whatever it is, the other cells are worth having
                 _fail(run, cell, error, counts)
-        run.release()
+        release()
 
 
 def _fail(run: "ModelRun", cell: Cell, error: Exception, counts: RunCounts) -> None:
@@ -126,16 +120,10 @@ def _fail(run: "ModelRun", cell: Cell, error: Exception, counts: RunCounts) -> N
     if not isinstance(error, TrisectError):
         log.warning("an error that is not the recipe's fault:", exc_info=error)
     run.say(f"failed: {cell.describe()}: {message}")
-    entry = {
-        "model": cell.model.source,
-        "method": cell.label,
-        "config": None if cell.config is None else cell.config.to_dict(),
-        "error": message,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "trisect": package_version("trisect"),
-        "commit": package_commit(),
-    }
-    write_json(run.folder.error_path(cell.key), entry)
+    config = {} if cell.config is None else cell.config.to_dict()
+    made = build_receipt(config, seed=0, token_hash=None, timings={})
+    about = {"model": cell.model.source, "method": cell.label, "error": message}
+    write_json(run.folder.error_path(cell.key), {**about, "receipt": made})
     counts.failed.append(cell.key)
 
 
@@ -175,10 +163,18 @@ class ModelRun:
             result = self._compressed(cell.config, cell.calibration)
             model, made = result.model, result.receipt
             body = compressed_receipt(cell.config, dense, result)
-        measured = measurements(cell, model, tokenizer, texts, progress=self.progress)
         # Plan and losses of every layer are too long to keep for every cell.
         kept = {name: value for name, value in made.items() if name not in ("recipe", "plan", "losses")}
-        return {"format": FORMAT, "model": weights, **body, **measured, "receipt": kept}
+        report = None if self.progress is None else partial(self.progress, "perplexity")
+        measured = [asdict(perplexity(model, tokens, progress=report)) for tokens in texts]
+        # The name as the recipe has it: where the file is on this machine does not matter.
+        named = zip(cell.model.evaluations, measured, strict=True)
+        body["perplexity"] = [{**found, "data": text.data} for text, found in named]
+        if cell.tasks is not None:
+            asked = tasks.parse_tasks(cell.tasks.names, shots=cell.tasks.shots)
+            how: Any = {"limit": cell.tasks.limit, "progress": self.progress}
+            body["tasks"] = tasks.evaluate_tasks(model, tokenizer, asked, **how).to_dict()
+        return {"format": FORMAT, "model": weights, **body, "receipt": kept}
 
     @property
     def loaded(self) -> Loaded:
@@ -199,20 +195,18 @@ class ModelRun:
     @cached_property
     def texts(self) -> list[Tokens]:
         """The windows of every evaluation text."""
-        how: Any = {"sampling": "first", "split": "evaluation"}
+        read = partial(load_tokens, tokenizer=self.loaded.tokenizer, sampling="first", split="evaluation")
         texts = self.model.evaluations
-        return [self._read(text.data, samples=text.windows, length=text.length, **how) for text in texts]
+        return [read(self.recipe.located(t.data), samples=t.windows, length=t.length) for t in texts]
 
     def tokens(self, calibration: CalibrationEntry) -> Tokens:
         """The windows of a calibration set, tokenized once."""
         if calibration.name not in self._tokens:
             config = calibration.config
             settings: Any = {name: getattr(config, name) for name in ("samples", "length", "sampling", "seed")}
-            self._tokens[calibration.name] = self._read(str(config.source), split="calibration", **settings)
+            source = self.recipe.located(str(config.source))
+            self._tokens[calibration.name] = load_tokens(source, self.loaded.tokenizer, **settings)
         return self._tokens[calibration.name]
-
-    def _read(self, source: str, **settings: Any) -> Tokens:
-        return load_tokens(self.recipe.located(source), self.loaded.tokenizer, **settings)
 
     def curves_path(self, config: CompressConfig, calibration: CalibrationEntry) -> Path | None:
         """Where a method's loss curves or sensitivities are kept: the same for every ratio and alignment."""
@@ -223,11 +217,6 @@ class ModelRun:
         if method.linear:  # sensitivities are of the maps that are cut
             made_of.append(config.parts)
         return self.folder.cache / f"curves-{hash_of(made_of)}.json"
-
-    def release(self) -> None:
-        """Free the last model before the next one is made, where it is large enough to matter."""
-        if "dense" in vars(self) and self.dense.parameters >= LARGE:
-            release()
 
     def _compressed(self, config: CompressConfig, calibration: CalibrationEntry) -> Compressed:
         curves = self.curves_path(config, calibration)
@@ -299,10 +288,16 @@ def removed_shares(before: ModelCount, after: ModelCount, config: CompressConfig
     weights = chosen_weights(before.shape, config)
     change = compare(budget_of(before.shape), budget_of(after.shape))
     gone, zeroed = before.weights - after.weights, max(0, after.zeros - before.zeros)
-    of = "KV" if getattr(get_method(config.method), "cached", False) or config.goal.budget == "kv" else "weights"
+    of, chosen = "weights", (gone + zeroed) / weights
+    if getattr(get_method(config.method), "cached", False) or config.goal.budget == "kv":
+        layers = _chosen_layers(before.shape, config)  # of their components' cache
+        widths = [layer.qk * ("qk" in config.parts) + layer.vo * ("ov" in config.parts) for layer in layers]
+        was = sum(layer.kv_heads * width for layer, width in zip(layers, widths, strict=True))
+        lost = before.kv_bytes_per_token - after.kv_bytes_per_token
+        of, chosen = "KV", lost / (was * before.shape.bytes_per_element)
     return {
         "of": of,
-        "chosen": removed_cache(before, after, config) if of == "KV" else (gone + zeroed) / weights,
+        "chosen": chosen,
         "step": alignment_step(before.shape, config),
         "zeros": zeroed / weights,
         "decoder": gone / before.weights,
@@ -322,16 +317,6 @@ def chosen_weights(shape: ModelShape, config: CompressConfig) -> int:
         for name in linears_of(layer, part)
         if part in solvers or name in solvers
     )
-
-
-def removed_cache(before: ModelCount, after: ModelCount, config: CompressConfig) -> float:
-    """The share of the chosen components' KV cache that is gone."""
-    was = sum(
-        layer.kv_heads * (layer.qk * ("qk" in config.parts) + layer.vo * ("ov" in config.parts))
-        for layer in _chosen_layers(before.shape, config)
-    )
-    gone = before.kv_bytes_per_token - after.kv_bytes_per_token
-    return gone / (was * before.shape.bytes_per_element)
 
 
 def alignment_step(shape: ModelShape, config: CompressConfig) -> float:
@@ -357,21 +342,3 @@ def widths(shape: ModelShape) -> dict[str, Any]:
     for name in dict.fromkeys(name for layer in ranks for name in layer):
         found[name] = [layer.get(name) for layer in ranks]
     return {name: values[0] if len(set(values)) == 1 else values for name, values in found.items()}
-
-
-def measurements(
-    cell: Cell, model: Any, tokenizer: Any, texts: Sequence[Tokens], *, progress: Progress | None
-) -> dict[str, Any]:
-    """Perplexity on every text, in the order of the recipe, and accuracy on its tasks."""
-    report = None if progress is None else partial(progress, "perplexity")
-    data: dict[str, Any] = {"perplexity": []}
-    for text, tokens in zip(cell.model.evaluations, texts, strict=True):
-        # The name as the recipe has it: where the file is on this machine does not matter.
-        data["perplexity"].append({**asdict(perplexity(model, tokens, progress=report)), "data": text.data})
-    if cell.tasks is not None:
-        from trisect.evaluate.tasks import evaluate_tasks, parse_tasks
-
-        asked = parse_tasks(cell.tasks.names, shots=cell.tasks.shots)
-        scores = evaluate_tasks(model, tokenizer, asked, limit=cell.tasks.limit, progress=progress)
-        data["tasks"] = scores.to_dict()
-    return data
