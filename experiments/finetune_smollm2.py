@@ -115,7 +115,7 @@ def run_row(name: str, row: Row, *, folder: str, device: str, max_steps: int | N
     removed = compare(budget_of(original_shape(loaded.model)), budget_of(shape_of(loaded.model))).ratio
     before = measured_before(row.model, loaded.model, held_out)
     state = RUNS / f"finetune-{name}.tuning.safetensors"
-    tuned = finetune(loaded.model, examples, config, state=state, save_every=10, resume=state.exists(), progress=say)
+    tuned = finetune(loaded.model, examples, config, state=state, save_every=10, progress=say)
     entry = {
         **tuned.receipt,
         "losses": [tuned.receipt["losses"][0], tuned.receipt["losses"][-1]],

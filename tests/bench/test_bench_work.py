@@ -12,9 +12,9 @@ from sweeps import use_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from tiny_models import tiny
-from trisect.bench.measure import cache_bytes, head_parameters, kv_bytes, model_flops, parameter_bytes, read_bytes
+from trisect.bench.measure import cache_bytes, head_parameters, model_flops, parameter_bytes, read_bytes
 from trisect.models import shape_of
-from trisect.plan import flops_of
+from trisect.plan import budget_of, flops_of
 from trisect.plan.budget import layer_flops
 from trisect.records.shapes import LayerShape
 
@@ -100,7 +100,7 @@ def test_bytes_are_those_of_the_real_parameters_and_the_real_cache(family: str) 
             cache = model(input_ids=ids, use_cache=True).past_key_values
         shape = shape_of(model)  # of 16 bits, as the model is
         real = cache_bytes(cache)
-        assert kv_bytes(shape, batch=2, context=9) == real
+        assert 2 * 9 * budget_of(shape).kv_bytes_per_token == real
         # Copies, because preparing for inference makes rows of one matrix out of several.
         assert parameter_bytes(model) == sum(p.clone().untyped_storage().nbytes() for p in model.parameters())
 

@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(
     assert [p.name for p in tmp_path.iterdir()] == ["out.tuning.safetensors"]
     monkeypatch.setattr(Training, "take_step", take_step)
     assert run("finetune", files / "small", *arguments, "--rank", 3) == 2
-    assert "add --fresh to start anew" in capsys.readouterr().err
+    assert "--fresh to start anew" in capsys.readouterr().err
     assert run("finetune", files / "small", *arguments) == 0
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert (out / "model.safetensors").read_bytes() == (tuned / "model.safetensors").read_bytes()

@@ -51,6 +51,7 @@ def bench_file(path: Path, subject: object, *, dense: float, narrow: float) -> P
     """What `trisect bench --json` writes, as far as the report reads it; seconds of one step."""
     case = {"subject": str(subject), "phase": "decode", "attention": "sdpa", "mode": "plain"}
     case |= {"batch": 1, "length": 64, "new": 8, "dtype": "float32", "device": "a cpu"}
+    case |= {"widths": "4/4/8", "folded": False, "layers": 2, "of_layers": 2}
     rows = []
     for kind, asked, seconds in (("dense", "", dense), ("trisect", "checkpoint", narrow), ("svd-llm", "", 9.0)):
         row = {"case": {**case, "kind": kind, "asked": asked}, "times": {"p50": seconds}}

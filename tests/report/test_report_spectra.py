@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from trisect.errors import TrisectError
+from trisect.records.parts import even_ranks
 from trisect.report.charts import across, spectrum_charts
 from trisect.report.collect import read_runs
 from trisect.report.page import render, report_sections
@@ -52,7 +53,7 @@ def test_lines_are_the_receipts_numbers_and_the_guide_stands_at_the_width(run: R
 def test_ranks_of_a_long_spectrum_span_it() -> None:
     spectrum = Spectrum(of="neuron scores", length=1001, values=[0.5, 0.01, 0.001])
     loss = Loss(layer=0, component="mlp", width=700, loss=0.1, total=1.0, note="", spectrum=spectrum)
-    assert spectrum.ranks == [0, 500, 1000]
+    assert even_ranks(spectrum.length, len(spectrum.values)) == [0, 500, 1000]
     run = run_of(loss)
     lines, guides = split(spectrum_charts(run)[0].series)
     assert [x for x, _ in lines[0].points] == [100 * (rank + 0.5) / 1001 for rank in (0, 500, 1000)]

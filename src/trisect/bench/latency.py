@@ -54,14 +54,17 @@ class Operands:
     dtype: torch.dtype
     generator: torch.Generator
 
-    def works(self, component: str) -> dict[str, Work]:
-        """What is timed for a component at the layer's width: its matrices, and attention if it has some."""
-        if component == REST:
-            return {"gemm": self._rest()}
-        if component == "mlp":
-            return {"gemm": self._mlp()}
-        gemm = self._query_key() if component == "qk" else self._value_output()
-        return {"gemm": gemm, "attention": self._attention()}
+    def seconds(self, component: str, lap: Lapping, repeats: int) -> float:
+        """The time of a component at the layer's width: its matrices, and half of attention if it has some."""
+        makes = {"qk": self._query_key, "ov": self._value_output, "mlp": self._mlp, REST: self._rest}
+        shares = {makes[component]: 1.0, **({self._attention: 0.5} if component in ("qk", "ov") else {})}
+        total = 0.0
+        for make, share in shares.items():
+            works = [make() for _ in range(self._copies())]
+            turn = map(lambda work: work(), cycle(works)).__next__
+            lap(turn, WARM_UP + len(works))
+            total += share * median(lap(turn, repeats))
+        return total
 
     def _random(self, *shape: int) -> Tensor:
         empty = torch.empty(*shape, dtype=self.dtype, device=self.device)
@@ -119,7 +122,7 @@ class Operands:
 
         return work
 
-    def copies(self) -> int:
+    def _copies(self) -> int:
         """Sets of operands to take in turn. On a CPU one: its caches are part of what small models run on."""
         if not is_cuda(self.device):
             return 1
@@ -147,25 +150,22 @@ def measure_latency(
             "Times are taken of single matrices, and how long experts take depends on how many of them a batch meets: "
             "plan a mixture of experts with --budget params or flops."
         )
-    setting: dict[str, Any] = {
-        "device": device_name(device),
-        "dtype": str(dtype).removeprefix("torch."),
-        "workload": asdict(workload),
-    }
+    setting: dict[str, Any] = {"device": device_name(device), "workload": asdict(workload)}
+    setting["dtype"] = str(dtype).removeprefix("torch.")
     table = known or LatencyTable(seconds={}, **setting)
     for name, value in setting.items():
         if getattr(table, name) != value:
-            raise TrisectError(
-                f"{table.source} was measured with {name} {getattr(table, name)!r}, not {value!r}; "
-                "name another file with --latency-table, or remove this one."
-            )
+            other = f"{table.source} was measured with {name} {getattr(table, name)!r}, not {value!r}"
+            raise TrisectError(f"{other}; name another file with --latency-table, or remove this one.")
     points = [p for p in grid_points(shape, align=align) if p[2] not in table.seconds.get(_key(*p[:2]), {})]
     generator = torch.Generator(device).manual_seed(0)
     for number, (layer, component, width) in enumerate(points):
-        narrow = _with_width(layer, component, width)
+        narrow = layer
+        if component != REST:  # attention takes one width for queries, keys and values
+            heads: Any = {"qk": width, "vo": width, "pairs": min(layer.pairs, width // 2)}
+            narrow = replace(layer, **({"mlp": width} if component == "mlp" else heads))
         operands = Operands(layer=narrow, workload=workload, device=device, dtype=dtype, generator=generator)
-        seconds = _component_seconds(operands, component, lap, repeats)
-        table = table.with_time(_key(layer, component), width, seconds)
+        table = table.with_time(_key(layer, component), width, operands.seconds(component, lap, repeats))
         save(table)
         progress(number + 1, len(points))
     return table
@@ -190,25 +190,6 @@ def layer_seconds(table: LatencyTable, layer: LayerShape) -> float:
     """What the table predicts for a whole layer."""
     parts = sum(table.nanoseconds(layer, part, layer.width(part)) for part in layer.components)
     return (parts + table.rest(layer)) / 1e9
-
-
-def _component_seconds(operands: Operands, component: str, lap: Lapping, repeats: int) -> float:
-    total = 0.0
-    for name, first in operands.works(component).items():
-        works = [first, *(operands.works(component)[name] for _ in range(operands.copies() - 1))]
-        turn = map(lambda work: work(), cycle(works)).__next__
-        lap(turn, WARM_UP + len(works))
-        total += (0.5 if name == "attention" else 1.0) * median(lap(turn, repeats))
-    return total
-
-
-def _with_width(layer: LayerShape, component: str, width: int) -> LayerShape:
-    """A layer for timing one component: attention takes one width for queries, keys and values."""
-    if component == REST:
-        return layer
-    if component == "mlp":
-        return replace(layer, mlp=width)
-    return replace(layer, qk=width, vo=width, pairs=min(layer.pairs, width // 2))
 
 
 def _key(layer: LayerShape, component: str) -> tuple[str, int, int, int]:

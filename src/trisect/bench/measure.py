@@ -71,20 +71,6 @@ def device_name(device: str) -> str:
     return f"{hardware()['cpu']}, {torch.get_num_threads()} threads"
 
 
-class PeakMemory:
-    """The most memory that tensors on a GPU took since this was made."""
-
-    def __init__(self, device: str):
-        self.cuda = is_cuda(device)
-        if self.cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-
-    def bytes(self) -> int | None:
-        """None on a CPU, where libraries and other models would be in it."""
-        return int(torch.cuda.max_memory_allocated()) if self.cuda else None
-
-
 def release() -> None:
     """Give back what the last model held, before the next one is built."""
     gc.collect()
@@ -168,11 +154,6 @@ def read_bytes(model: Any) -> int:
     return parameter_bytes(model) - sum(table.nbytes for table in tables.values()) - idle
 
 
-def kv_bytes(shape: ModelShape, *, batch: int, context: float) -> int:
-    """Keys and values of `context` tokens in every sequence."""
-    return round(batch * context * budget_of(shape).kv_bytes_per_token)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Effort:
     """How often to measure."""
@@ -206,14 +187,15 @@ def row_of(run: Run, model: Any, variant: Variant, case: Case, ceilings: Ceiling
     else:  # a step with the mean context, and one token written
         tokens, cached = 1, case.length + case.new / 2 + 1
         flops = model_flops(shape, batch=batch, tokens=1, context=round(cached - 1), head=head)
-    moved = read_bytes(model) + missing + kv_bytes(shape, batch=batch, context=cached)
+    kept = budget_of(shape).kv_bytes_per_token
+    moved = read_bytes(model) + missing + round(batch * cached * kept)
     return {
         "removed": variant.removed,
         "extrapolated": case.layers < case.of_layers,
         "tokens_per_second": batch * tokens / run["times"]["p50"],
         **run,
         "parameter_bytes": parameter_bytes(model) + missing,
-        "kv_bytes_per_token": budget_of(shape).kv_bytes_per_token,
+        "kv_bytes_per_token": kept,
         "flops": {**vars(flops), "layers": flops.layers, "total": flops.total},
         "bytes": moved,
         "floor_seconds": ceilings.floor(flops=flops.total, moved=moved),
@@ -231,9 +213,7 @@ def _prefill(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
 
     held = cache_bytes(once().past_key_values)
     lap(once, WARM_UP)
-    peak = PeakMemory(str(ids.device))
-    seconds = lap(once, effort.repeats)
-    return _run(seconds, peak, held)
+    return _timed(once, effort.repeats, lap, cuda=ids.is_cuda) | {"cache_bytes": held}
 
 
 def _decode(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
@@ -244,18 +224,20 @@ def _decode(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
         decoder.start()
         steps = min(effort.steps or case.new, case.new)
         decoder.seek((case.new - steps) // 2)
-        peak = PeakMemory(str(ids.device))
-        seconds = lap(decoder.step, steps)
-        run = _run(seconds, peak, decoder.cache_bytes())
-        run["times"]["mean"] = sum(seconds) / steps
-        return run
+        return _timed(decoder.step, steps, lap, cuda=ids.is_cuda) | {"cache_bytes": decoder.cache_bytes()}
     finally:
         decoder.close()
 
 
-def _run(seconds: list[float], peak: PeakMemory, held: int) -> Run:
+def _timed(work: Work, count: int, lap: Lapping, *, cuda: bool) -> Run:
+    """Percentiles of the laps, and the most memory that tensors took; on a CPU other models would be in that."""
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    seconds = lap(work, count)
     times = {f"p{percent}": float(np.percentile(seconds, percent)) for percent in (50, 90, 99)}
-    return {"times": times, "count": len(seconds), "peak_memory": peak.bytes(), "cache_bytes": held}
+    peak = int(torch.cuda.max_memory_allocated()) if cuda else None
+    return {"times": {**times, "mean": sum(seconds) / count}, "count": count, "peak_memory": peak}
 
 
 def random_tokens(model: Any, case: Case, seed: int) -> Tensor:

@@ -37,6 +37,19 @@ class Case:
     dtype: str
     device: str
 
+    @property
+    def model(self) -> str:
+        mark = "*" if self.layers < self.of_layers else ""
+        return f"{self.kind}{mark}" + (f" {self.asked}" if self.asked else "")
+
+    @property
+    def size(self) -> str:
+        return f"{self.batch} x {self.length}" + (f" + {self.new}" if self.new else "")
+
+    @property
+    def run(self) -> str:
+        return f"{self.size} {self.attention}" + ("" if self.mode == "plain" else f", {self.mode}")
+
     def setting(self) -> tuple[Any, ...]:
         """What this case has in common with the dense row it is compared with."""
         own = ("kind", "asked", "widths", "folded")
@@ -45,8 +58,7 @@ class Case:
     def describe(self) -> str:
         """One line for progress and errors."""
         model = " ".join(filter(None, (self.subject, self.kind, self.asked)))
-        size = f"{self.batch} x {self.length}" + (f"+{self.new}" if self.new else "")
-        return f"{model}, {self.phase} {size}, {self.attention}, {self.mode}"
+        return f"{model}, {self.phase} {self.size}, {self.attention}, {self.mode}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,21 +104,14 @@ def related(rows: Sequence[Row]) -> list[dict[str, Any]]:
     `against_dense` is the stock model, `against_owned` the dense one in our runtime: the difference between
     both is what the runtime does, not the compression.
     """
-    measured = [row for row in rows if "error" not in row]
-    baselines = {
-        (row["case"]["kind"], Case(**row["case"]).setting()): row
-        for row in measured
-        if row["case"]["kind"] in ("dense", "owned")
-    }
-    found = []
-    for row in rows:
-        new, setting = dict(row), Case(**row["case"]).setting()
+    found, measured = [dict(row) for row in rows], [row for row in rows if "error" not in row]
+    baselines = {(row["case"]["kind"], Case(**row["case"]).setting()): row for row in measured}
+    for row in found:
         if "error" not in row:
-            new["share_of_peak"] = row["floor_seconds"] / row["times"]["p50"]
+            row["share_of_peak"] = row["floor_seconds"] / row["times"]["p50"]
             for kind in ("dense", "owned"):
-                if (kind, setting) in baselines:
-                    new[f"against_{kind}"] = against(row, baselines[kind, setting])
-        found.append(new)
+                dense = baselines.get((kind, Case(**row["case"]).setting()))
+                row |= {} if dense is None else {f"against_{kind}": against(row, dense)}
     return found
 
 
@@ -152,9 +157,9 @@ def _against(name: str, form: str, *, baseline: str = "against_dense", scale: fl
 
 NAMES: Columns = {
     "shape": lambda row: row["case"]["subject"],
-    "model": lambda row: _model(row["case"]),
+    "model": lambda row: Case(**row["case"]).model,
     "widths": lambda row: row["case"]["widths"] + (" folded" if row["case"]["folded"] else ""),
-    "run": lambda row: f"{_size(row['case'])} {_kernels(row['case'])}",
+    "run": lambda row: Case(**row["case"]).run,
 }
 SPEED: Columns = {
     **NAMES,
@@ -200,37 +205,19 @@ def notes_for(rows: Sequence[Row]) -> list[str]:
     """What the numbers mean, and which of them mean nothing here."""
     notes = ["Random weights, as dense models have them here, are right for speed and wrong for accuracy."]
     if any(row.get("extrapolated") for row in rows):
-        notes.append(
-            "Rows marked * ran some of the layers; times, memory and tokens/s are extrapolated to all of "
-            "them from that slice and from one layer."
-        )
-    beyond = [r for r in rows if "error" not in r and r["floor_seconds"] > BEYOND * r["times"]["p50"]]
-    if beyond:
-        names = ", ".join(dict.fromkeys(f"{_model(row['case'])} ({row['case']['phase']})" for row in beyond))
-        notes.append(
-            f"Faster than this device can be, so noise: {names}. Measure again on a quiet machine, with more "
-            "--layers if some were left out."
-        )
-    uneven = [r for r in rows if "error" not in r and r["times"]["p90"] > UNEVEN * r["times"]["p50"]]
-    if uneven:
-        names = ", ".join(dict.fromkeys(f"{_model(row['case'])} ({row['case']['phase']})" for row in uneven))
-        notes.append(f"Noisy, one lap in ten took {UNEVEN} times the median or more: {names}.")
+        how = "times, memory and tokens/s are extrapolated to all of them from that slice and from one layer"
+        notes.append(f"Rows marked * ran some of the layers; {how}.")
+
+    def named(chosen: Callable[[Row], bool]) -> str:
+        cases = [Case(**row["case"]) for row in rows if "error" not in row and chosen(row)]
+        return ", ".join(dict.fromkeys(f"{case.model} ({case.phase})" for case in cases))
+
+    if beyond := named(lambda row: row["floor_seconds"] > BEYOND * row["times"]["p50"]):
+        again = "Measure again on a quiet machine, with more --layers if some were left out"
+        notes.append(f"Faster than this device can be, so noise: {beyond}. {again}.")
+    if uneven := named(lambda row: row["times"]["p90"] > UNEVEN * row["times"]["p50"]):
+        notes.append(f"Noisy, one lap in ten took {UNEVEN} times the median or more: {uneven}.")
     if any("threads" in row["case"]["device"] for row in rows):
-        notes.append(
-            "On a CPU, compare rows of one run: speed-ups and their limits mean something, absolute times "
-            "hold for this machine and its load only."
-        )
+        mean = "speed-ups and their limits mean something, absolute times hold for this machine and its load only"
+        notes.append(f"On a CPU, compare rows of one run: {mean}.")
     return notes
-
-
-def _model(case: Row) -> str:
-    mark = "*" if case["layers"] < case["of_layers"] else ""
-    return f"{case['kind']}{mark}" + (f" {case['asked']}" if case["asked"] else "")
-
-
-def _size(case: Row) -> str:
-    return f"{case['batch']} x {case['length']}" + (f" + {case['new']}" if case["new"] else "")
-
-
-def _kernels(case: Row) -> str:
-    return case["attention"] + ("" if case["mode"] == "plain" else f", {case['mode']}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import typer
 
@@ -73,10 +73,8 @@ def check_python() -> Iterator[Finding]:
     from packaging.specifiers import SpecifierSet
 
     found, wanted = platform.python_version(), SpecifierSet(next(iter(_metadata("Requires-Python")), ""))
-    fits = wanted.contains(found, prereleases=True)
-    yield problem(
-        "Python", f"{found} at {sys.executable}", "" if fits else f"make an environment with Python {wanted}"
-    )
+    fix = "" if wanted.contains(found, prereleases=True) else f"make an environment with Python {wanted}"
+    yield problem("Python", f"{found} at {sys.executable}", fix)
 
 
 def check_packages() -> Iterator[Finding]:
@@ -90,10 +88,18 @@ def check_packages() -> Iterator[Finding]:
         return
     yield note("trisect", package_version("trisect") or "")
     for extra in ("", *_metadata("Provides-Extra")):
+        command = f'pip install "trisect[{extra}]"' if extra else "pip install trisect"
         for one in requirements:
             wanted = [name for name in ("", extra) if one.marker is None or one.marker.evaluate({"extra": name})]
-            if wanted[:1] == [extra]:
-                yield _package(one, extra)
+            subject, found = f"{one.name} [{extra}]" if extra else one.name, package_version(one.name)
+            if wanted[:1] != [extra]:
+                continue
+            if found is None:
+                yield (note if extra else problem)(subject, "not installed", command)
+            elif one.specifier.contains(found, prereleases=True):
+                yield note(subject, found)
+            else:
+                yield problem(subject, f"{found}, but trisect needs {one.specifier}", f"{command} --upgrade")
 
 
 def check_devices() -> Iterator[Finding]:
@@ -176,23 +182,11 @@ def compress_tiny_model(device: str) -> str:
         ids = torch.randint(64, (8, 16))
     before = model.num_parameters()
     model = trisect.compress(model, 0.5, calibration=ids)
-    after = model.num_parameters()
     with torch.no_grad():
-        finite = bool(model(ids.to(device)).logits.isfinite().all())
+        finite, after = bool(model(ids.to(device)).logits.isfinite().all()), model.num_parameters()
     if not finite or after >= before:
         raise TrisectError(f"logits finite: {finite}; parameters {before} before, {after} after")
     return f"a random model went from {before:,} to {after:,} parameters, its logits are finite"
-
-
-def _package(requirement: Any, extra: str) -> Finding:
-    subject = f"{requirement.name} [{extra}]" if extra else requirement.name
-    command = f'pip install "trisect[{extra}]"' if extra else "pip install trisect"
-    found = package_version(requirement.name)
-    if found is None:
-        return (note if extra else problem)(subject, "not installed", command)
-    if requirement.specifier.contains(found, prereleases=True):
-        return note(subject, found)
-    return problem(subject, f"{found}, but trisect needs {requirement.specifier}", f"{command} --upgrade")
 
 
 def _metadata(field: str) -> list[str]:

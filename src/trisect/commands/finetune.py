@@ -50,7 +50,7 @@ def run(
     examples = load_examples(data, loaded.tokenizer, length=settings.length, loss=settings.loss)
     cut: dict[str, Any] = {"length": eval_length, "windows": eval_windows, "loss": settings.loss, "tuned_on": data}
     held_out = [load_held_out(source, loaded.tokenizer, **cut) for source in eval_data or []]
-    tuning: dict[str, Any] = {"state": state, "save_every": save_every, "resume": state.is_file()}
+    tuning: dict[str, Any] = {"state": state, "save_every": save_every}
     with screen.progress() as report:
 
         def measured(when: str) -> list[dict[str, Any]]:

@@ -48,16 +48,12 @@ def check_batch_size(batch_size: int | None) -> None:
 
 def input_device(model: Any) -> torch.device:
     """The device that token ids must be on."""
-    return _embedding(model).device
+    return next(model.get_input_embeddings().parameters()).device
 
 
 def vocabulary(model: Any) -> int:
     """The number of ids that the model can read."""
-    return int(_embedding(model).shape[0])
-
-
-def _embedding(model: Any) -> Tensor:
-    return next(model.get_input_embeddings().parameters())
+    return int(next(model.get_input_embeddings().parameters()).shape[0])
 
 
 def stated_contexts(model: Any) -> list[int]:
@@ -111,7 +107,9 @@ def perplexity(
         for start in range(0, num_windows, size):
             ids = tokens.ids[start : start + size]
             losses = (losses_of or own)(ids)
-            _check_finite(losses, first=start, tokens=tokens)
+            bad = (~torch.isfinite(losses)).nonzero()
+            if len(bad):
+                raise not_finite(f"in window {start + int(bad[0])} of {num_windows} ({tokens.source})")
             total += losses.sum().item()
             if progress is not None:
                 progress(start + len(ids), num_windows)
@@ -161,10 +159,8 @@ def _check_windows(model: PreTrainedModel, tokens: Tokens) -> None:
         raise TrisectError(f"Windows of {length} token predict nothing: give --length 2 or more (2048 is usual).")
     highest, known = int(tokens.ids.max()), vocabulary(model)
     if highest >= known:
-        raise TrisectError(
-            f"Token id {highest} of {tokens.source} is outside the model's vocabulary of "
-            f"{known}: make the ids with this model's own tokenizer."
-        )
+        outside = f"Token id {highest} of {tokens.source} is outside the model's vocabulary of {known}"
+        raise TrisectError(f"{outside}: make the ids with this model's own tokenizer.")
     check_positions(model, length=length)
 
 
@@ -175,29 +171,18 @@ def check_positions(model: PreTrainedModel, *, length: int) -> None:
             # OPT's table starts with rows that no position uses, and says how many.
             limit = module.num_embeddings - int(getattr(module, "offset", 0))
             if length > limit:
-                raise TrisectError(
-                    f"Windows of {length} tokens, but the model has learned {limit} positions: "
-                    f"give --length {limit} or less."
-                )
+                few = f"Windows of {length} tokens, but the model has learned {limit} positions"
+                raise TrisectError(f"{few}: give --length {limit} or less.")
     trained = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if isinstance(trained, int) and length > trained:
-        log.warning(
-            "Windows of %d tokens exceed the model's context of %d: perplexity will look worse "
-            "than the model is; --length %d stays inside.",
-            length,
-            trained,
-            trained,
-        )
+        exceed = f"Windows of {length} tokens exceed the model's context of {trained}"
+        log.warning("%s: perplexity will look worse than the model is; --length %d stays inside.", exceed, trained)
 
 
-def _check_finite(losses: Tensor, *, first: int, tokens: Tokens) -> None:
-    bad = (~torch.isfinite(losses)).nonzero()
-    if len(bad):
-        window = first + int(bad[0])
-        raise TrisectError(
-            f"The model's logits are not finite in window {window} of {len(tokens.ids)} "
-            f"({tokens.source}): try --dtype float32; if that fails too, the weights are damaged."
-        )
+def not_finite(where: str) -> TrisectError:
+    """The error for logits that are NaN or infinite."""
+    instead = "try --dtype float32; if that fails too, the weights are damaged"
+    return TrisectError(f"The model's logits are not finite {where}: {instead}.")
 
 
 def exponential(nll: float) -> float:

@@ -26,8 +26,9 @@ from transformers import PreTrainedModel
 
 from trisect.data.read import replaced, short_patience
 from trisect.errors import TrisectError, unknown_name
-from trisect.evaluate.perplexity import check_batch_size, fitting_batch_size
+from trisect.evaluate.perplexity import check_batch_size, fitting_batch_size, not_finite
 from trisect.models.looking import training_flags_kept
+from trisect.support.checks import explained
 
 log = logging.getLogger(__name__)
 
@@ -132,27 +133,19 @@ def parse_tasks(text: str, *, shots: int | None = None) -> list[Request]:
         raise TrisectError(f"No task in {text!r}: give one or more of {', '.join((*PRESETS, *FOLDERS))}.")
     if shots is not None and shots < 0:
         raise TrisectError(f"{shots} examples were asked for; give --shots 0 or more.")
-    requests: dict[str, Request] = {}
-    for entry in entries:
-        for member in PRESETS.get(entry, (entry,)):
-            request = _request(member, shots=shots, preset=entry in PRESETS)
-            if requests.setdefault(request.name, request) != request:
-                raise TrisectError(
-                    f"{text!r} asks for {request.name} with {requests[request.name].shots} and with "
-                    f"{request.shots} examples: name it once, or run twice."
-                )
-    return list(requests.values())
-
-
-def _request(entry: str, *, shots: int | None, preset: bool) -> Request:
-    name, colon, number = entry.partition(":")
-    if name not in FOLDERS and name not in _possible_names():
-        raise _unknown_task(name)
-    if not colon or (preset and shots is not None):
-        return Request(name, shots)
-    if not (number.isascii() and number.isdigit()):
-        raise TrisectError(f"{entry!r}: after the colon stands the number of examples, such as {name}:5.")
-    return Request(name, int(number))
+    found: dict[str, int | None] = {}
+    for entry, member in [(each, member) for each in entries for member in PRESETS.get(each, (each,))]:
+        name, colon, number = member.partition(":")
+        if name not in FOLDERS and name not in _possible_names():
+            raise _unknown_task(name)
+        if colon and not (number.isascii() and number.isdigit()):
+            raise TrisectError(f"{entry!r}: after the colon stands the number of examples, such as {name}:5.")
+        own = colon and not (entry in PRESETS and shots is not None)
+        wanted = int(number) if own else shots
+        if found.setdefault(name, wanted) != wanted:
+            both = f"{name} with {found[name]} and with {wanted} examples"
+            raise TrisectError(f"{text!r} asks for {both}: name it once, or run twice.")
+    return [Request(name, wanted) for name, wanted in found.items()]
 
 
 def _unknown_task(name: str) -> TrisectError:
@@ -166,21 +159,17 @@ def _possible_names() -> frozenset[str]:
 
     Reading them takes half a second, so a typo is found before a model is loaded.
     """
-    check_installed()
     value = re.compile(r"""(?:^|[:\-\[,])[ \t]*["']?([^\s:,\[\]"']+)["']?[ \t]*(?=,|\]|#|$)""", re.MULTILINE)
     files = (path for path in _task_folder().rglob("*") if path.suffix in ("", ".yaml") and path.is_file())
     return frozenset(name for path in files for name in value.findall(path.read_text(encoding="utf-8")))
 
 
 def _task_folder() -> Path:
-    import lm_eval
-
-    return Path(lm_eval.__file__).parent / "tasks"
-
-
-def check_installed() -> None:
-    if find_spec("lm_eval") is None:
+    """Where lm-eval's definitions are."""
+    found = find_spec("lm_eval")
+    if found is None or found.origin is None:
         raise TrisectError("Tasks need lm-eval, which is not installed: pip install 'trisect[eval]'.")
+    return Path(found.origin).parent / "tasks"
 
 
 def check_request(*, limit: int | None, batch_size: int | None = None) -> None:
@@ -188,7 +177,7 @@ def check_request(*, limit: int | None, batch_size: int | None = None) -> None:
     if limit is not None and limit < 1:
         raise TrisectError(f"{limit} questions were asked for; give --limit 1 or more.")
     check_batch_size(batch_size)
-    check_installed()
+    _task_folder()
 
 
 def load_task(request: Request) -> LoadedTask:
@@ -201,14 +190,9 @@ def load_task(request: Request) -> LoadedTask:
         manager = TaskManager(include_path=path, include_defaults=folder is None)
         if name not in manager.all_tasks:
             raise _unknown_task(name)
-        try:
+        come = "its documents come from the Hugging Face hub; check the connection to it"
+        with explained(f"lm-eval could not load {name}: {come}, or leave {name} out"):
             loaded: dict[str, Any] = manager.load([name])
-        except Exception as error:  # from every library between here and the wire
-            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            raise TrisectError(
-                f"lm-eval could not load {name} ({reason[:300]}): its documents come from the Hugging Face "
-                f"hub; check the connection to it, or leave {name} out."
-            ) from error
     for task in loaded["tasks"].values():
         # Like lm-eval: a task that says itself that it has no examples keeps to that.
         if request.shots is not None and task.config.num_fewshot != 0:
@@ -243,13 +227,18 @@ def evaluate_tasks(
     size = fitting_batch_size(model, length=USUAL_PROMPT) if batch_size is None else batch_size
     scores: list[TaskScore] = []
     with training_flags_kept(model), seeded(seed, model.device), quiet() as truncation:
+        from lm_eval import evaluate
+
         lm = lm or language_model(model, tokenizer, batch_size=size)
         for task in loaded:
             _check_fits(task, context=lm.max_length)
         for task in loaded:
-            name, truncation.seen = task.request.name, False
-            report = None if progress is None else partial(progress, name)
-            results = _run(lm, task, limit=limit, seed=seed, report=report)
+            name, truncation.seen, members = task.request.name, False, task.tasks["tasks"].values()
+            for member in members:
+                member.set_fewshot_seed(seed=seed)
+            lm.set_cache_hook(AnswerHook(task, report=None if progress is None else partial(progress, name)))
+            each = None if limit is None else math.ceil(limit / len(members))
+            results = evaluate(lm=lm, task_dict=task.tasks, limit=each, log_samples=False)
             if truncation.seen:
                 line = "%s: prompts exceed the model's context of %d tokens; their beginning was cut off."
                 log.warning(line + " Fewer examples: %s:0.", name, lm.max_length, name)
@@ -276,29 +265,11 @@ def _check_fits(task: LoadedTask, *, context: int) -> None:
             raise TrisectError(f"{name} runs code that models write, or shows pictures: leave {name} out.")
 
 
-def _run(
-    lm: Any, task: LoadedTask, *, limit: int | None, seed: int, report: Callable[[int, int], None] | None
-) -> dict[str, Any]:
-    """lm-eval's results of one request."""
-    from lm_eval import evaluate
-
-    members = task.tasks["tasks"].values()
-    for member in members:
-        member.set_fewshot_seed(seed=seed)
-    lm.set_cache_hook(AnswerHook(task, report=report))
-    each = None if limit is None else math.ceil(limit / len(members))
-    results: dict[str, Any] = evaluate(lm=lm, task_dict=task.tasks, limit=each, log_samples=False)
-    return results
-
-
-def _scores(task: LoadedTask, results: dict[str, Any], *, truncated: bool) -> Iterator[TaskScore]:
+def _scores(task: LoadedTask, results: dict[str, Any], *, truncated: bool) -> list[TaskScore]:
     """The score of a task or a group; a tag of lm-eval has none of its own, only its tasks have."""
     name, members = task.request.name, task.tasks["tasks"]
-    if name in results["results"]:
-        yield _score(name, members, results, truncated=truncated)
-    else:
-        for each, member in members.items():
-            yield _score(each, {each: member}, results, truncated=truncated)
+    whole = {name: members} if name in results["results"] else {each: {each: task} for each, task in members.items()}
+    return [_score(each, inside, results, truncated=truncated) for each, inside in whole.items()]
 
 
 def _score(name: str, members: dict[str, Any], results: dict[str, Any], *, truncated: bool) -> TaskScore:
@@ -307,6 +278,7 @@ def _score(name: str, members: dict[str, Any], results: dict[str, Any], *, trunc
     metric = "acc,none" if "acc,none" in metrics else metrics[0]
     counts = [results["n-samples"][member] for member in members]
     error = values.get(metric.replace(",", "_stderr,", 1))  # "N/A" where a single question allows none
+    prompts = [instance.args for member in members.values() for instance in member.instances]
     return TaskScore(
         task=name,
         version=results["versions"].get(name),
@@ -318,14 +290,9 @@ def _score(name: str, members: dict[str, Any], results: dict[str, Any], *, trunc
         available=sum(count["original"] for count in counts),
         other={key: float(values[key]) for key in metrics if key != metric},
         source=", ".join(sorted({str(member.DATASET_PATH) for member in members.values()})),
-        sha256=_prompt_hash(members),
+        sha256=hashlib.sha256(json.dumps(prompts, default=str, sort_keys=True).encode()).hexdigest(),
         truncated=truncated,
     )
-
-
-def _prompt_hash(members: dict[str, Any]) -> str:
-    prompts = [instance.args for member in members.values() for instance in member.instances]
-    return hashlib.sha256(json.dumps(prompts, default=str, sort_keys=True).encode()).hexdigest()
 
 
 class AnswerHook:
@@ -339,10 +306,7 @@ class AnswerHook:
     def add_partial(self, kind: str, request: Any, answer: Any) -> None:
         """Called by lm-eval with every answer."""
         if kind == "loglikelihood" and math.isnan(answer[0]):
-            raise TrisectError(
-                f"The model's logits are not finite on a question of {self._name}: try --dtype float32; if "
-                "that fails too, the weights are damaged."
-            )
+            raise not_finite(f"on a question of {self._name}")
         self._done += 1
         if self._report is not None:
             self._report(self._done, sum(len(task.instances) for task in self._tasks))

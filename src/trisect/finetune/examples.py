@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trisect.data import load_tokens
 from trisect.data.catalogue import parse_mixture
+from trisect.data.load import NO_TOKENIZER
 from trisect.data.read import TEXT_FIELDS, json_entries
 from trisect.errors import TrisectError
 from trisect.support.checks import validated
@@ -42,26 +43,22 @@ def holds_instructions(path: Path) -> bool:
 
 def read_instructions(path: Path) -> list[Instruction]:
     """All records of a .json list or a .jsonl file; the first that is not in the form is named."""
-    records = enumerate((record for _, record in json_entries(path)), start=1)
-    found = [
-        validated(Instruction, record, where=f"{path}, record {number}", hint=f"the form is {FORM}")
-        for number, record in records
-    ]
+    entries = enumerate(json_entries(path), start=1)
+    places = ((record, f"{path}, record {number}") for number, (_, record) in entries)
+    found = [validated(Instruction, record, where=where, hint=f"the form is {FORM}") for record, where in places]
     if not found:
         raise TrisectError(f"{path} holds no records; give objects such as {FORM}.")
     return found
 
 
-WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. "
-    "Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
-)
-WITHOUT_INPUT = (
-    "Below is an instruction that describes a task. "
-    "Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{instruction}\n\n### Response:\n"
-)
+PROMPT = """Below is an instruction that describes a task{about}. \
+Write a response that appropriately completes the request.
+
+### Instruction:
+{instruction}
+{context}
+### Response:
+"""
 
 
 @dataclass(frozen=True)
@@ -125,19 +122,14 @@ def instruction_examples(
 ) -> Examples:
     """Prompts with their responses; what does not fit the length is cut at its end."""
     if tokenizer is None:
-        raise TrisectError(
-            f"{source} is text, and the model came without a tokenizer: put the tokenizer's files into the "
-            "model's folder."
-        )
+        raise TrisectError(f"{source} {NO_TOKENIZER}.")
     bos = tokenizer("a")["input_ids"][:1]  # the token before every text, for tokenizers that have one
     start = bos if bos == [tokenizer.bos_token_id] else []
     whole = [_example(record, tokenizer, start=start, loss=loss) for record in records if record.output]
     fitting = [item for item in whole if item.first < length]
     if not fitting:
-        raise TrisectError(
-            f"No response of {source} begins within --length {length} tokens; give a greater length, or data "
-            "with outputs that are not empty."
-        )
+        late = f"No response of {source} begins within --length {length} tokens"
+        raise TrisectError(f"{late}; give a greater length, or data with outputs that are not empty.")
     return Examples(
         items=tuple(Example(item.ids[:length], item.first) for item in fitting),
         source=source,
@@ -153,7 +145,9 @@ def _example(record: Instruction, tokenizer: Any, *, start: list[int], loss: str
     A token that holds the prompt's last and the response's first letters is therefore learned: the model has
     to say it.
     """
-    prompt = (WITH_INPUT if record.input else WITHOUT_INPUT).format(**record.model_dump())
+    about = ", paired with an input that provides further context" if record.input else ""
+    context = f"\n### Input:\n{record.input}\n" if record.input else ""
+    prompt = PROMPT.format(about=about, context=context, instruction=record.instruction)
     alone, both = (
         tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         for text in (prompt, prompt + record.output)

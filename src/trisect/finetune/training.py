@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
+from pydantic import BaseModel
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from trisect.models import fingerprint, round_as_stored, save_model
 from trisect.models.checkpoint import as_stored
 from trisect.models.compressed import CompressedModel
 from trisect.models.looking import check_finite, check_tokens
+from trisect.support.checks import explained
 from trisect.support.files import check_disk_space, new_file, new_folder, write_json
 from trisect.support.receipt import build_receipt, package_version
 
@@ -35,9 +37,7 @@ WARM_UP = 0.03
 """Share of the steps in which the learning rate rises."""
 LONGEST_GRADIENT = 1.0
 """Longer ones are shortened to it."""
-RECORD, FORMAT = "trisect_tuning", 1
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps for every parameter."""
+RECORD, FORMAT = "trisect_tuning", 2
 
 Progress = Callable[[int, int], None]
 
@@ -68,10 +68,9 @@ def finetune(
     *,
     state: Path | None = None,
     save_every: int = 50,
-    resume: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Tuned:
-    """Tune a model in place, compressed or dense. With `state`, a file, an interrupted run can be resumed.
+    """Tune a model in place, compressed or dense. A run whose file `state` is there goes on from it.
 
     Torch's own random numbers are the same afterwards as before. An interruption leaves the model adapted.
     """
@@ -82,9 +81,8 @@ def finetune(
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
         training = Training(attach(model, config), examples.items, config)
-        if resume:
-            if state is None:
-                raise TrisectError("Resuming needs the file that the run was saved to.")
+        resumed = state is not None and state.is_file()
+        if state is not None and resumed:
             started -= load_state(state, training, identity)
         first = training.step
 
@@ -92,8 +90,17 @@ def finetune(
             if state is not None:
                 save_state(state, training, identity, seconds=time.perf_counter() - started)
 
-        if not _train(training, keep, save_every=save_every, progress=progress):
+        progress(training.step, training.total)
+        with stop_requested() as stop:
+            while training.step < training.total and training.take_step(stop):
+                if training.step % save_every == 0 or training.step == training.total:
+                    keep()
+                progress(training.step, training.total)
+        if training.step < training.total:
+            keep()
             raise Stopped(training.step, training.total, state)
+    if config.gradient_checkpointing:
+        training.adapted.gradient_checkpointing_disable()
     ids = collate([max(examples.items, key=lambda item: item.learned)], device).ids
     apart = logits_of(training.adapted, ids)
     merge(training.adapted)
@@ -109,7 +116,7 @@ def finetune(
         "adapters": sum(name.endswith("lora_A.default.weight") for name in training.parameters),
         "trained_parameters": sum(p.numel() for p in training.parameters.values()),
         "losses": training.losses,
-        "resumed_at": first if resume else None,
+        "resumed_at": first if resumed else None,
         "merge_difference": float((merged - apart).abs().max() / apart.abs().max()),
     }
     return Tuned(model=model, losses=training.losses, receipt=receipt)
@@ -118,15 +125,12 @@ def finetune(
 def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
     """Refuse models and data that tuning would spoil or that would fail half-way."""
     if model.dtype == torch.float16:
-        raise TrisectError(
-            "Gradients vanish in float16; give --dtype float32 or bfloat16 (the result is saved in float16 again)."
-        )
+        instead = "give --dtype float32 or bfloat16 (the result is saved in float16 again)"
+        raise TrisectError(f"Gradients vanish in float16; {instead}.")
     method = (getattr(model.config, "trisect", None) or {}).get("method")
     if method in METHODS and METHODS[method].masks:
-        raise TrisectError(
-            f"{method} saved zeros, and merging an adapter would fill them in again; tune the dense model "
-            "before it is masked, or compress with a method that changes shapes (`trisect ls methods`)."
-        )
+        zeros = f"{method} saved zeros, and merging an adapter would fill them in again"
+        raise TrisectError(f"{zeros}; tune the dense model before it is masked, or compress with another method.")
     if config.gradient_checkpointing and not model.supports_gradient_checkpointing:
         raise TrisectError(f"{type(model).__name__} has no gradient checkpointing in transformers; leave it out.")
     longest = max(examples.items, key=lambda item: len(item.ids))
@@ -141,29 +145,14 @@ def identify(model: Any, examples: Examples, config: TuneConfig) -> dict[str, An
     return {"model": fingerprint(model), "dtype": dtype, "data": examples.hash, **config.to_dict()}
 
 
-def _train(training: "Training", keep: Callable[[], None], *, save_every: int, progress: Progress) -> bool:
-    """Run to the end, the state kept every few steps, at the end, and on an interruption: False."""
-    progress(training.step, training.total)
-    if training.config.gradient_checkpointing:
-        # Not re-entrant: the re-entrant kind wants inputs that need gradients, and embeddings are frozen.
-        training.adapted.gradient_checkpointing_enable({"use_reentrant": False})
-    with stop_requested() as stop:
-        while training.step < training.total and training.take_step(stop):
-            if training.step % save_every == 0 or training.step == training.total:
-                keep()
-            progress(training.step, training.total)
-    if training.config.gradient_checkpointing:
-        training.adapted.gradient_checkpointing_disable()
-    if training.step < training.total:
-        keep()
-    return training.step == training.total
-
-
 class Training:
     """An adapted model in training: parameters, optimiser, order of the examples, and the step it is at."""
 
     def __init__(self, adapted: Any, examples: Sequence[Example], config: TuneConfig):
         self.adapted, self.examples, self.config = adapted.train(), examples, config
+        if config.gradient_checkpointing:
+            # Not re-entrant: the re-entrant kind wants inputs that need gradients, and embeddings are frozen.
+            adapted.gradient_checkpointing_enable({"use_reentrant": False})
         self.parameters = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr, weight_decay=0.0)
         generator = torch.Generator().manual_seed(config.seed)
@@ -181,26 +170,44 @@ class Training:
         met = self.order[: self.step * self.config.batch_size * self.config.accumulate]
         return {"examples": len(set(met)), "tokens": sum(self.examples[index].learned for index in met)}
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All that changes from step to step, by name: adapters, and what AdamW keeps for each."""
+        found: dict[str, Tensor] = {f"adapter/{name}": p for name, p in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            for kind, value in self.optimizer.state.get(parameter, {}).items():
+                found[f"optimizer/{kind}/{name}"] = value
+        return found
+
+    def begin_optimizer(self) -> None:
+        """Make what AdamW keeps, as its first step does, without moving anything."""
+        for parameter in self.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
     def take_step(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """One step: True; or, where `stop` says so between two batches, none of it: False."""
-        before = random_state(self.device)
-        batches = self._batches()
+        # Each step has a seed of its own, so that dropout is the same wherever a run was resumed.
+        torch.manual_seed(self.config.seed + 1 + self.step)
+        size = self.config.batch_size
+        start, count = self.step * size * self.config.accumulate, size * self.config.accumulate
+        # Examples of like length share a batch, for little padding.
+        chosen = sorted((self.examples[i] for i in self.order[start : start + count]), key=lambda e: len(e.ids))
+        batches = [collate(chosen[i : i + size], self.device) for i in range(0, len(chosen), size)]
         learned = sum(int((batch.labels[:, 1:] != IGNORED).sum()) for batch in batches)
         total = 0.0
         for batch in batches:
             if stop():
-                # As if this step had not begun: the next run will begin it with the same random numbers.
                 self.optimizer.zero_grad(set_to_none=True)
-                set_random_state(before, self.device)
                 return False
             loss = summed_loss(self.adapted, batch) / learned
             loss.backward()
             total += loss.item()
         if not math.isfinite(total):
-            raise TrisectError(
-                f"The loss is {total} at step {self.step + 1}; no model was written. Start again with a "
-                "smaller --lr, or with --dtype float32."
-            )
+            instead = "Start again with a smaller --lr, or with --dtype float32"
+            raise TrisectError(f"The loss is {total} at step {self.step + 1}; no model was written. {instead}.")
         torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), LONGEST_GRADIENT)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr * rate_at(self.step, self.total)
@@ -209,14 +216,6 @@ class Training:
         self.step += 1
         self.losses.append(total)
         return True
-
-    def _batches(self) -> list[Batch]:
-        """The batches of this step. Examples of like length share a batch, for little padding."""
-        size = self.config.batch_size
-        start, count = self.step * size * self.config.accumulate, size * self.config.accumulate
-        chosen = [self.examples[i] for i in self.order[start : start + count]]
-        chosen.sort(key=lambda example: len(example.ids))
-        return [collate(chosen[i : i + size], self.device) for i in range(0, len(chosen), size)]
 
 
 def rate_at(step: int, total: int) -> float:
@@ -261,20 +260,6 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
         restore()
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """State of the generators that dropout draws from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
-
-
 def state_path(out: str | Path) -> Path:
     """Where the run that makes `out` keeps its state."""
     out = Path(out)
@@ -283,64 +268,44 @@ def state_path(out: str | Path) -> Path:
 
 def save_state(path: Path, training: Training, identity: dict[str, Any], *, seconds: float) -> None:
     """Replace the file by one for the step that was just finished; readers see the old or the new one."""
-    tensors = {f"adapter/{name}": p.detach() for name, p in training.parameters.items()}
-    for name, parameter in training.parameters.items():
-        for kind, value in training.optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer/{kind}/{name}"] = value
-    tensors |= {f"random/{kind}": state for kind, state in random_state(training.device).items()}
     record = {"format": FORMAT, "step": training.step, "losses": training.losses, "seconds": seconds}
     metadata = {RECORD: json.dumps({**record, "identity": identity})}
     with new_file(path) as partial:
-        save_file({name: x.contiguous().cpu() for name, x in tensors.items()}, partial, metadata=metadata)
+        tensors = {name: x.detach().contiguous().cpu() for name, x in training.tensors().items()}
+        save_file(tensors, partial, metadata=metadata)
 
 
 def load_state(path: Path, training: Training, identity: dict[str, Any]) -> float:
     """Put a fresh run where the saved one was; returns the seconds that one had taken."""
-    record, tensors = _read_state(path)
-    saved = record["identity"]
+    with explained(f"{path} cannot be resumed from; add --fresh to start anew"):
+        with safe_open(path, framework="pt") as file:
+            record = State.model_validate_json((file.metadata() or {}).get(RECORD, "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
+    saved = record.identity
     names = [name for name in {**saved, **identity} if saved.get(name) != identity.get(name)]
     if names:
         apart = "; ".join(f"{name} was {saved.get(name)!r}, is {identity.get(name)!r}" for name in names)
-        raise TrisectError(
-            f"{path} is of another run: {apart}. Give what was given then, or add --fresh to start anew."
-        )
-    states = random_state(training.device)
-    moments = MOMENTS if record["step"] else ()
-    shapes = {f"random/{kind}": state.shape for kind, state in states.items()}
-    for name, parameter in training.parameters.items():
-        shapes[f"adapter/{name}"] = parameter.shape
-        for kind in moments:
-            shapes[f"optimizer/{kind}/{name}"] = torch.Size() if kind == "step" else parameter.shape
-    if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
-        raise _damaged(path, "its tensors are not those of this run")
-    for name, parameter in training.parameters.items():
-        parameter.data.copy_(tensors[f"adapter/{name}"])
-    if moments:
-        kept = [{kind: tensors[f"optimizer/{kind}/{n}"] for kind in moments} for n in training.parameters]
-        groups = training.optimizer.state_dict()["param_groups"]
-        training.optimizer.load_state_dict({"state": dict(enumerate(kept)), "param_groups": groups})
-    set_random_state({kind: tensors[f"random/{kind}"] for kind in states}, training.device)
-    training.step, training.losses = record["step"], record["losses"]
-    return float(record["seconds"])
+        raise TrisectError(f"{path} is of another run: {apart}. Give what was given then, or --fresh to start anew.")
+    if record.step:
+        training.begin_optimizer()
+    own = training.tensors()
+    if {name: tensor.shape for name, tensor in tensors.items()} != {name: x.shape for name, x in own.items()}:
+        raise TrisectError(f"{path} cannot be resumed from, its tensors are of another run; --fresh starts anew.")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+    training.step, training.losses = record.step, record.losses
+    return record.seconds
 
 
-def _read_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.is_file():
-        raise TrisectError(f"There is nothing to resume: no {path}.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            record = json.loads((file.metadata() or {}).get(RECORD, "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _damaged(path, str(error)) from error
-    parts = {"step", "losses", "seconds", "identity"}
-    if not isinstance(record, dict) or record.get("format") != FORMAT or not parts <= record.keys():
-        raise _damaged(path, f"it holds no tuning state of format {FORMAT}")
-    return record, tensors
+class State(BaseModel, strict=True):
+    """What the file of a run says besides its tensors."""
 
-
-def _damaged(path: Path, why: str) -> TrisectError:
-    return TrisectError(f"{path} cannot be resumed from ({why}); add --fresh to start anew.")
+    format: Literal[FORMAT]  # type: ignore[valid-type]
+    step: int
+    losses: list[float]
+    seconds: float
+    identity: dict[str, Any]
 
 
 HeldOut = Tokens | Examples
@@ -352,9 +317,7 @@ def load_held_out(
     """Windows of a text, or all examples of instruction data; never the tuning data itself."""
     path = Path(source).expanduser()
     if source == tuned_on or (path.exists() and path.resolve() == Path(tuned_on).expanduser().resolve()):
-        raise TrisectError(
-            f"--eval-data {source} is the tuning data, on which any tuning looks good; give another text."
-        )
+        raise TrisectError(f"--eval-data {source} is the tuning data, which shows nothing; give another text.")
     if path.is_file() and holds_instructions(path):
         return load_examples(source, tokenizer, length=length, loss=loss)
     cut: dict[str, Any] = {"samples": windows, "length": length, "sampling": "first"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from trisect.errors import TrisectError
 from trisect.plan.curves import Curves
-from trisect.records.parts import COMPONENTS
+from trisect.records.parts import COMPONENTS, even_ranks
 from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape, widths_of
 from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run, Spectrum
@@ -90,14 +90,12 @@ def tuning_chart(run: Run) -> Chart | None:
 def spectrum_charts(run: Run) -> list[Chart]:
     """Per component, a line for each of some layers and a guide where it was cut."""
     losses = run.compression.losses
-    known = [(loss, loss.spectrum) for loss in losses if loss.spectrum and loss.spectrum.values[0] > 0]
-    charts = []
-    for component in dict.fromkeys(loss.component for loss, _ in known):
-        there = [(loss, spectrum) for loss, spectrum in known if loss.component == component]
-        wanted = across([loss for loss, _ in there])
-        shown = [(loss, spectrum) for loss, spectrum in there if loss.layer in wanted]
-        charts.append(_spectrum_chart(run, component, shown))
-    return charts
+    parts: dict[str, list[Loss]] = {}
+    for loss in losses:
+        if loss.spectrum and loss.spectrum.values[0] > 0:
+            parts.setdefault(loss.component, []).append(loss)
+    shown = {part: [loss for loss in there if loss.layer in across(there)] for part, there in parts.items()}
+    return [_spectrum_chart(run, part, there) for part, there in shown.items()]
 
 
 def across(losses: Sequence[Loss]) -> set[int]:
@@ -108,19 +106,20 @@ def across(losses: Sequence[Loss]) -> set[int]:
     return steps | {max(losses, key=lambda loss: loss.share or 0.0).layer}
 
 
-def _spectrum_chart(run: Run, component: str, shown: Sequence[tuple[Loss, Spectrum]]) -> Chart:
+def _spectrum_chart(run: Run, component: str, shown: Sequence[Loss]) -> Chart:
     unit = "neuron" if component == "mlp" else "channel"
-    lines = [Series(label=f"layer {loss.layer}", points=_shares(spectrum)) for loss, spectrum in shown]
+    spectra = [(loss, loss.spectrum) for loss in shown if loss.spectrum]
+    lines = [Series(label=f"layer {loss.layer}", points=_shares(spectrum)) for loss, spectrum in spectra]
     shares = [y for line in lines for _, y in line.points]
     kept: dict[tuple[int, int], list[int]] = {}
-    for loss, spectrum in shown:
+    for loss, spectrum in spectra:
         kept.setdefault((loss.width, spectrum.length), []).append(loss.layer)
     for (width, length), layers in kept.items():
         where = f", layer {' '.join(map(str, layers))}" if len(kept) > 1 else ""
         label = f"kept: {width} of {length} ({width / length:.1%}){where}"
         ends = [(100 * width / length, end) for end in (min(shares), max(shares))]
         lines.append(Series(label=label, points=ends, guide=True))
-    sorts = " or ".join(dict.fromkeys(spectrum.of for _, spectrum in shown))
+    sorts = " or ".join(dict.fromkeys(spectrum.of for _, spectrum in spectra))
     added = ", heads added up rank by rank" if unit == "channel" else ""
     caption = (
         f"Share of the energy that each {unit} carries by itself, the largest first ({sorts}{added}). Left of the "
@@ -132,7 +131,7 @@ def _spectrum_chart(run: Run, component: str, shown: Sequence[tuple[Loss, Spectr
 
 
 def _shares(spectrum: Spectrum) -> list[Point]:
-    ranked = zip(spectrum.ranks, spectrum.values, strict=True)
+    ranked = zip(even_ranks(spectrum.length, len(spectrum.values)), spectrum.values, strict=True)
     drawn = [(rank, share) for rank, share in ranked if share > FAINTEST * spectrum.values[0]]
     return [(100 * (rank + 0.5) / spectrum.length, 100 * share) for rank, share in drawn]
 

@@ -1,7 +1,7 @@
 """Read runs from their folders, and match measurements to the models they are about."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,46 +53,38 @@ def read_measurement(path: Path) -> list[Reading]:
         if entry.tasks is not None:
             found += entry.tasks.readings(entry.model)
     if not found:
-        raise TrisectError(
-            f"{path} holds no measurement; give what --json of `trisect eval`, compress, quantize or bench wrote."
-        )
+        wanted = "give what --json of `trisect eval`, compress, quantize or bench wrote"
+        raise TrisectError(f"{path} holds no measurement; {wanted}.")
     return found
 
 
 def _read_run(folder: Path, name: str) -> Run:
     from trisect.models import read_shape
 
-    method = _method_of(folder)
-    receipts = _receipts(folder)
-    after, before, _ = read_shape(str(folder))
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    shapes: Any = {"before": before, "after": after, "weight_bytes": size}
-    return Run(name=name, folder=folder, source=_source_of(receipts), method=method, receipts=receipts, **shapes)
-
-
-def _method_of(folder: Path) -> str:
-    """From the `trisect` entry of a folder's config; its details are checked by whoever builds the model."""
-    path, problem = folder / "config.json", ""
-    if not folder.is_dir():
-        problem = "is a file" if folder.exists() else "does not exist"
-    elif not path.is_file():
-        problem = "is no run: it has no config.json"
-    config = None if problem else read_json(path)
+    path, wanted = folder / "config.json", "give a folder that `trisect compress -o` wrote"
+    if not path.is_file():
+        problem = "is a file" if folder.is_file() else "has no config.json" if folder.is_dir() else "does not exist"
+        raise TrisectError(f"{folder} {problem}; {wanted}.")
+    config = read_json(path)  # its details are checked by whoever builds the model
     entry = config.get("trisect") if isinstance(config, dict) else None
     if not isinstance(entry, dict):
-        problem = problem or "is no run: its config.json has no `trisect` entry"
-        raise TrisectError(f"{folder} {problem}; give a folder that `trisect compress -o` wrote.")
-    return str(entry.get("method"))
+        raise TrisectError(f"{folder} is no run: its config.json has no `trisect` entry; {wanted}.")
+    receipts = _receipts(folder)
+    # The dense model, as it was typed when it was compressed.
+    made = next(((r.source, r.model, r.recipe.get("model")) for r in receipts if r.made_from is None), ())
+    source = next((name for name in made if isinstance(name, str)), None)
+    after, before, _ = read_shape(str(folder))
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    about: Any = {"source": source, "method": str(entry.get("method")), "receipts": receipts, "weight_bytes": size}
+    return Run(name=name, folder=folder, before=before, after=after, **about)
 
 
 def _receipts(folder: Path) -> tuple[Receipt, ...]:
     """A folder's receipt, then those of the models it was made from, the newest first."""
     path = folder / "receipt.json"
     if not path.is_file():
-        raise TrisectError(
-            f"{folder} has no receipt.json, so nothing is known of how it was made; give a folder as "
-            "`trisect compress -o` wrote it."
-        )
+        unknown = f"{folder} has no receipt.json, so nothing is known of how it was made"
+        raise TrisectError(f"{unknown}; give a folder as `trisect compress -o` wrote it.")
     found: list[Receipt] = []
     entry: Any = read_json(path)
     while isinstance(entry, dict) and len(found) < LONGEST_CHAIN:
@@ -114,13 +106,6 @@ def _names(folders: Sequence[Path]) -> list[str]:
         depth += 1
         names = ["/".join(path.parts[-depth:]) for path in paths]
     return names
-
-
-def _source_of(receipts: Iterable[Receipt]) -> str | None:
-    """The dense model, as it was typed when it was compressed."""
-    first = [receipt for receipt in receipts if receipt.made_from is None]
-    names = (name for receipt in first for name in (receipt.source, receipt.model, receipt.recipe.get("model")))
-    return next((name for name in names if isinstance(name, str)), None)
 
 
 def _receipt_readings(receipts: tuple[Receipt, ...]) -> Iterator[Reading]:
@@ -149,23 +134,20 @@ def _by_run(
                 found[run.name].append(replace(reading, side=reading.side or side))
     if not any(found.values()):
         models = ", ".join(sorted({shown(reading.model) for reading in readings}))
-        names = ", ".join(run.name for run in runs)
-        raise TrisectError(
-            f"{path} is about {models}, which is neither a run given ({names}) nor what one was made from."
-        )
+        neither = f"neither a run given ({', '.join(found)}) nor what one was made from"
+        raise TrisectError(f"{path} is about {models}, which is {neither}.")
     return found
 
 
 def _about(model: str, runs: Sequence[Run]) -> list[tuple[Run, str]]:
     """The runs that a model's name means, and on which side; a folder that was moved is known by its name."""
     for known in (os.path.realpath, os.path.basename):
-        after = [(run, AFTER) for run in runs if known(_clean(model)) == known(str(run.folder))]
-        before = [(run, BEFORE) for run in runs if known(_clean(model)) == known(_clean(run.source or "\n"))]
+
+        def place(name: str, known: Any = known) -> str:
+            return str(known(name.replace("\0", "").rstrip("/")))  # no path can hold the former
+
+        after = [(run, AFTER) for run in runs if place(model) == place(str(run.folder))]
+        before = [(run, BEFORE) for run in runs if place(model) == place(run.source or "\n")]
         if after or before:
             return after or before
     return []
-
-
-def _clean(name: str) -> str:
-    """A name without what no path can hold."""
-    return name.replace("\0", "").rstrip("/")

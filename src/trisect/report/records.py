@@ -10,10 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
+from trisect.bench.rows import Case
 from trisect.plan.budget import PREFILL_LENGTH, budget_of
-from trisect.records.parts import even_ranks
 from trisect.records.shapes import ModelShape
 
 BEFORE, AFTER = "before", "after"
@@ -48,6 +48,7 @@ class Quantity:
 
 BITS = Quantity(kind=Kind.SIZE, name="bits per dense parameter", detail="weight files over parameters before")
 PARAMETERS = Quantity(kind=Kind.SIZE, name="parameters", detail="embeddings included")
+LINEAR = Quantity(kind=Kind.SIZE, name="decoder linear weights")
 KV_CACHE = Quantity(kind=Kind.SIZE, name="KV cache per token", detail="at the same precision", unit="B")
 FLOPS = Quantity(kind=Kind.SIZE, name="FLOPs", detail=f"a prefill of {PREFILL_LENGTH} tokens, decoder layers")
 
@@ -92,15 +93,10 @@ class Spectrum(Entry):
 
     @model_validator(mode="after")
     def _shares_that_fall(self) -> Self:
-        falls = all(after <= share <= 1 for share, after in zip(self.values, [*self.values[1:], 0.0], strict=True))
-        if len(self.values) > self.length or not falls:
+        falls = [1.0, *self.values, 0.0]
+        if len(self.values) > self.length or falls != sorted(falls, reverse=True):
             raise ValueError("a spectrum has shares that fall from 1 to 0, at most one per channel")
         return self
-
-    @property
-    def ranks(self) -> list[int]:
-        """The place of each value, from 0."""
-        return even_ranks(self.length, len(self.values))
 
 
 class Loss(Entry):
@@ -236,26 +232,10 @@ class Tasks(Entry):
             yield Reading(model=model, quantity=quantity, value=self.average, error=self.average_stderr)
 
 
-class BenchCase(Entry):
-    """What one row of `trisect bench` timed."""
-
-    kind: str
-    asked: str
-    subject: str
-    phase: str
-    attention: str
-    mode: str
-    dtype: str
-    device: str
-    batch: Count
-    length: Count
-    new: Count
-
-
 class BenchRow(Entry):
     """One row of `trisect bench`: its times, or why there are none."""
 
-    case: BenchCase
+    case: Annotated[Case, BeforeValidator(TypeAdapter(Case).validate_python)]
     error: Any = None
     times: dict[str, float] = {}
     tokens_per_second: float = 0.0
@@ -272,7 +252,7 @@ class BenchRow(Entry):
         side = {("dense", ""): BEFORE, ("trisect", "checkpoint"): AFTER}.get((case.kind, case.asked))
         if side is None or self.error is not None:
             return
-        name = f"{case.phase}, {case.batch} x {case.length}" + (f" + {case.new}" if case.new else "") + " tokens"
+        name = f"{case.phase}, {case.size} tokens"
         how = f"{case.attention}, {case.mode}, {case.dtype}, {case.device}; the dense model with random weights"
         speed = Quantity(kind=Kind.SPEED, name=name, detail=how, unit="tokens/s")
         latency = replace(speed, kind=Kind.LATENCY, unit="ms")
@@ -353,14 +333,10 @@ class Run:
         files = next((receipt.source_bytes for receipt in reversed(self.receipts) if receipt.source_bytes), None)
         detail = "the files" if files else f"before: {width} per parameter; after: the files"
         weights = Quantity(kind=Kind.SIZE, name="weights in bytes", detail=detail, unit="B")
-        was_bytes = files or old.parameters * width
-        pairs = {
-            PARAMETERS: (old.parameters, new.parameters),
-            Quantity(kind=Kind.SIZE, name="decoder linear weights"): (old.linear_parameters, new.linear_parameters),
-            weights: (was_bytes, self.weight_bytes),
-            BITS: (8 * was_bytes / old.parameters, 8 * self.weight_bytes / old.parameters),
-            KV_CACHE: (old.kv_bytes_per_token, new.kv_bytes_per_token),
-            FLOPS: (old.flops, new.flops),
-        }
-        for quantity, (was, now) in pairs.items():
-            yield Fact(quantity=quantity, before=was, after=now)
+        held = files or old.parameters * width, self.weight_bytes
+        yield Fact(quantity=PARAMETERS, before=old.parameters, after=new.parameters)
+        yield Fact(quantity=LINEAR, before=old.linear_parameters, after=new.linear_parameters)
+        yield Fact(quantity=weights, before=held[0], after=held[1])
+        yield Fact(quantity=BITS, before=8 * held[0] / old.parameters, after=8 * held[1] / old.parameters)
+        yield Fact(quantity=KV_CACHE, before=old.kv_bytes_per_token, after=new.kv_bytes_per_token)
+        yield Fact(quantity=FLOPS, before=old.flops, after=new.flops)

@@ -49,8 +49,7 @@ def explained(what: str) -> Iterator[None]:
         # A panic of the tokenizers library is no Exception, but it means a damaged file too.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise TrisectError(f"{what}: {lines[0][:400]}") from error
+        raise TrisectError(f"{what}: {' '.join(str(error).split())[:400] or type(error).__name__}") from error
 
 
 def check_device(device: str) -> None:

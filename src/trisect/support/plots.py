@@ -57,7 +57,8 @@ WIDTH, DPI = 5.8, 120
 Point = tuple[float, float]
 Row = tuple[str | float, ...]
 Table = tuple[tuple[str, ...], list[Row]]
-"""Header and rows."""
+Legend = list[tuple[str, Any]]
+"""Label and artist of every entry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +78,24 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What every figure has: a name for its file, a title, words below it."""
+    """What every figure has: a name for its file, a title, words below it; its numbers, and how they are drawn."""
 
     name: str
     title: str
     caption: str = ""
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width of the whole, and height of the plot itself."""
+        return WIDTH, 2.8
+
+    def table(self) -> Table:
+        """Header and rows."""
+        raise NotImplementedError
+
+    def draw(self, axes: Any) -> Legend:
+        """Put the numbers on matplotlib's axes; gives what the legend has to name."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +113,29 @@ class Chart(Figure):
         rows: list[Row] = [(series.label, *point) for series in self.series for point in series.points]
         return ("series", *self.axes), rows
 
+    def draw(self, axes: Any) -> Legend:
+        layers: Legend = []
+        named: Legend = []
+        for series in self.series:
+            number = len(named)
+            style: Any = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4}
+            every = max(1, math.ceil(len(series.points) / MOST_MARKS))
+            if series.guide:
+                style = {"color": SOFT, "linewidth": 1, "linestyle": "--"}
+            elif series.depth is not None:
+                style["color"] = _mixed(SHALLOW, DEEP, series.depth)
+                style |= {"marker": "o", "markersize": 2.5, "markevery": every}
+            elif len(series.points) <= MOST_MARKED:
+                style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5, "markevery": every}
+            style |= {} if series.line else {"linestyle": "none"}
+            line = axes.plot(*zip(*series.points, strict=True), clip_on=False, **style)[0]
+            (named if series.depth is None else layers).append((series.label, line))
+            for note, point in zip(series.notes, series.points, strict=False):
+                axes.annotate(note, point, textcoords="offset points", xytext=(4, 3), fontsize=7)
+        values = [y for series in self.series for _, y in series.points]
+        _set_scales(axes, values, self.axes, log=self.log_y)
+        return [*layers[:1], *layers[1:][-1:], *named]
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeatMap(Figure):
@@ -115,20 +152,35 @@ class HeatMap(Figure):
     def columns(self) -> int:
         return max(map(len, self.rows.values()))
 
-    def warmth(self, value: float) -> float:
-        """0 cold, 1 hot."""
-        span = self.hottest - self.coldest
-        return 0.0 if span == 0 else min(1.0, max(0.0, (value - self.coldest) / span))
+    @property
+    def size(self) -> tuple[float, float]:
+        return max(WIDTH, 1.0 + 0.32 * self.columns), 0.3 * len(self.rows)
+
+    def cells(self) -> list[tuple[int, str, float]]:
+        """Layer, row and value of each that has one."""
+        rows = self.rows.items()
+        return [(n, label, value) for label, values in rows for n, value in enumerate(values) if value is not None]
 
     def table(self) -> Table:
-        """A row per cell."""
-        rows: list[Row] = [
-            (layer, label, value, self.notes[label][layer] if label in self.notes else "")
-            for label, values in self.rows.items()
-            for layer, value in enumerate(values)
-            if value is not None
-        ]
+        notes: Any = {label: dict(enumerate(said)) for label, said in self.notes.items()}
+        rows: list[Row] = [(*cell, notes.get(cell[1], {}).get(cell[0], "")) for cell in self.cells()]
         return ("layer", "part", self.unit, "note"), rows
+
+    def draw(self, axes: Any) -> Legend:
+        names, span = list(self.rows), self.hottest - self.coldest
+        for layer, label, value in self.cells():
+            colour, ink = heat_colours(1 - ((value - self.coldest) / span if span else 0.0))
+            axes.barh(names.index(label), 0.96, left=layer - 0.48, height=0.94, color=colour)
+            centre = {"ha": "center", "va": "center", "fontsize": 7, "color": ink}
+            axes.text(layer, names.index(label), f"{100 * value:.0f}", **centre)
+        axes.set_yticks(range(len(names)), [_label(name, longest=9) for name in names])
+        axes.set_ylim(len(names) - 0.5, -0.6)
+        axes.tick_params(left=False)
+        axes.spines["left"].set_visible(False)
+        axes.set_xlim(-0.5, self.columns - 0.5)
+        axes.set_xticks(range(self.columns))
+        axes.set_xlabel(f"layer (cells: {self.unit}, %)")
+        return []
 
 
 class Bar(NamedTuple):
@@ -150,6 +202,23 @@ class Groups(Figure):
         """A row per bar."""
         rows: list[Row] = [(group, bar.label, bar.value) for group, bars in self.groups.items() for bar in bars]
         return ("group", "bar", self.y_label), rows
+
+    def draw(self, axes: Any) -> Legend:
+        from matplotlib.patches import Patch
+
+        names = dict.fromkeys(bar.label for bars in self.groups.values() for bar in bars)
+        colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+        for place, bars in enumerate(self.groups.values()):
+            width = 0.8 / len(bars)
+            for number, bar in enumerate(bars):
+                left = place - 0.4 + number * width
+                box = axes.bar(left, bar.value, 0.95 * width, align="edge", color=colours[bar.label])
+                axes.bar_label(box, [bar.note], fontsize=7, padding=2)
+        values = [bar.value for bars in self.groups.values() for bar in bars]
+        _set_scales(axes, values, ("", self.y_label), log=True)
+        axes.set_xticks(range(len(self.groups)), [_label(group) for group in self.groups], fontsize=7)
+        axes.margins(y=0.15)
+        return [(name, Patch(color=colour)) for name, colour in colours.items()]
 
 
 def has_matplotlib() -> bool:
@@ -196,9 +265,7 @@ def svg(figure: Figure, *, themed: bool = False) -> str:
 
 def png(figure: Figure) -> bytes:
     """A figure as PNG."""
-    out = io.BytesIO()
-    _save(_draw(figure), out, style=STYLE, format="png", dpi=DPI, metadata={"Software": None})
-    return out.getvalue()
+    return _saved(_draw(figure), STYLE, format="png", dpi=DPI, metadata={"Software": None})
 
 
 def file_name(text: str) -> str:
@@ -210,39 +277,32 @@ def as_svg(figure: Any, *, style: Any = STYLE) -> bytes:
     """A matplotlib figure as a file."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    out = io.BytesIO()
     FigureCanvasSVG(figure)
-    _save(figure, out, style=style, format="svg", metadata={"Date": None, "Creator": "trisect"})
+    made = _saved(figure, style, format="svg", metadata={"Date": None, "Creator": "trisect"})
     # matplotlib ends some lines in blanks, which editors and hooks like to take off.
-    lines = out.getvalue().decode("utf-8").splitlines()
-    return ("\n".join(line.rstrip() for line in lines) + "\n").encode()
+    return re.sub(rb"[ \t]+$", b"", made, flags=re.MULTILINE)
 
 
 def heat_colours(share: float) -> tuple[str, str]:
     """Of a share kept: its colour, and the ink that can be read on it."""
-    mixed = _mixed(HOT, COLD, min(1.0, max(0.0, share)))
-    return _hex(mixed), "white" if sum(mixed) < 380 else "black"
+    colour = _mixed(HOT, COLD, min(1.0, max(0.0, share)))
+    return colour, "white" if sum(bytes.fromhex(colour[1:])) < 380 else "black"
 
 
-def _mixed(one: Sequence[int], other: Sequence[int], share: float) -> list[int]:
-    return [round(a + share * (b - a)) for a, b in zip(one, other, strict=True)]
+def _mixed(one: Sequence[int], other: Sequence[int], share: float) -> str:
+    """A colour between two, as #rrggbb."""
+    return "#" + bytes(round(a + share * (b - a)) for a, b in zip(one, other, strict=True)).hex()
 
 
-def _hex(colour: Sequence[int]) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colour)
-
-
-def _save(figure: Any, out: Any, *, style: Any, **settings: Any) -> None:
+def _saved(figure: Any, style: Any, **settings: Any) -> bytes:
     from matplotlib import rc_context
 
+    out = io.BytesIO()
     with rc_context(style), warnings.catch_warnings():
         # A name in letters that the font does not have gets boxes.
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(out, **settings)
-
-
-Legend = list[tuple[str, Any]]
-"""Label and artist of every entry."""
+    return out.getvalue()
 
 
 def _draw(figure: Figure) -> Any:
@@ -252,16 +312,8 @@ def _draw(figure: Figure) -> Any:
 
     with rc_context(STYLE):
         canvas = Canvas()
-        axes: Any = canvas.subplots()
-        width, inner = WIDTH, 2.8
-        if isinstance(figure, Chart):
-            legend = _draw_chart(figure, axes)
-        elif isinstance(figure, HeatMap):
-            legend = _draw_heat_map(figure, axes)
-            width, inner = max(WIDTH, 1.0 + 0.32 * figure.columns), 0.3 * len(figure.rows)
-        else:
-            assert isinstance(figure, Groups)
-            legend = _draw_groups(figure, axes)
+        legend = figure.draw(canvas.subplots())
+        width, inner = figure.size
         labels = [_label(label) for label, _ in legend]
         columns = max(1, LINE_OF_LEGEND // (6 + max(map(len, labels), default=0)))
         top, bottom = 0.38 + 0.19 * math.ceil(len(labels) / columns), 0.55
@@ -278,48 +330,6 @@ def _draw(figure: Figure) -> Any:
     return canvas
 
 
-def _draw_chart(chart: Chart, axes: Any) -> Legend:
-    layers: Legend = []
-    named: Legend = []
-    for series in chart.series:
-        number = len(named)
-        style: Any = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4}
-        every = max(1, math.ceil(len(series.points) / MOST_MARKS))
-        if series.guide:
-            style = {"color": SOFT, "linewidth": 1, "linestyle": "--"}
-        elif series.depth is not None:
-            style["color"] = _hex(_mixed(SHALLOW, DEEP, series.depth))
-            style |= {"marker": "o", "markersize": 2.5, "markevery": every}
-        elif len(series.points) <= MOST_MARKED:
-            style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5, "markevery": every}
-        style |= {} if series.line else {"linestyle": "none"}
-        line = axes.plot(*zip(*series.points, strict=True), clip_on=False, **style)[0]
-        (named if series.depth is None else layers).append((series.label, line))
-        for note, point in zip(series.notes, series.points, strict=False):
-            axes.annotate(note, point, textcoords="offset points", xytext=(4, 3), fontsize=7)
-    values = [y for series in chart.series for _, y in series.points]
-    _set_scales(axes, values, chart.axes, log=chart.log_y)
-    return [*layers[:1], *layers[1:][-1:], *named]
-
-
-def _draw_groups(figure: Groups, axes: Any) -> Legend:
-    from matplotlib.patches import Patch
-
-    names = dict.fromkeys(bar.label for bars in figure.groups.values() for bar in bars)
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
-    for place, bars in enumerate(figure.groups.values()):
-        width = 0.8 / len(bars)
-        for number, bar in enumerate(bars):
-            left = place - 0.4 + number * width
-            box = axes.bar(left, bar.value, 0.95 * width, align="edge", color=colours[bar.label])
-            axes.bar_label(box, [bar.note], fontsize=7, padding=2)
-    values = [bar.value for bars in figure.groups.values() for bar in bars]
-    _set_scales(axes, values, ("", figure.y_label), log=True)
-    axes.set_xticks(range(len(figure.groups)), [_label(group) for group in figure.groups], fontsize=7)
-    axes.margins(y=0.15)
-    return [(name, Patch(color=colour)) for name, colour in colours.items()]
-
-
 def _set_scales(axes: Any, values: Sequence[float], labels: tuple[str, str], *, log: bool) -> None:
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
@@ -334,25 +344,6 @@ def _set_scales(axes: Any, values: Sequence[float], labels: tuple[str, str], *, 
     axes.set_ylabel(_cut(labels[1], LONGEST_TITLE))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
-
-
-def _draw_heat_map(heat: HeatMap, axes: Any) -> Legend:
-    for row, values in enumerate(heat.rows.values()):
-        for layer, value in enumerate(values):
-            if value is not None:
-                colour, ink = heat_colours(1 - heat.warmth(value))
-                axes.barh(row, 0.96, left=layer - 0.48, height=0.94, color=colour)
-                centre = {"ha": "center", "va": "center", "fontsize": 7, "color": ink}
-                axes.text(layer, row, f"{100 * value:.0f}", **centre)
-    names = [_label(label, longest=9) for label in heat.rows]
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.6)
-    axes.tick_params(left=False)
-    axes.spines["left"].set_visible(False)
-    axes.set_xlim(-0.5, heat.columns - 0.5)
-    axes.set_xticks(range(heat.columns))
-    axes.set_xlabel(f"layer (cells: {heat.unit}, %)")
-    return []
 
 
 def _label(text: str, *, longest: int = LONGEST_LABEL) -> str:
