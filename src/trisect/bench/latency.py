@@ -23,10 +23,8 @@ from trisect.plan.budget import REST, LatencyTable, key_of, linear_sizes
 from trisect.plan.problem import grid_of
 from trisect.records.shapes import LayerShape, ModelShape
 
-COPIES = 8
-"""Sets of operands at most: taken in turn, so that weights come from memory, not from a cache."""
-CACHE_BYTES = 256 << 20
-"""Operands of one turn together, several times the last cache of today's devices."""
+COPIES = 8  # sets of operands at most: taken in turn, so that weights come from memory, not from a cache
+CACHE_BYTES = 256 << 20  # operands of one turn together, several times the last cache of today's devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +33,7 @@ class Workload:
 
     phase: str = "prefill"
     batch: int = 1
-    length: int = 2048
-    """Tokens of a prefill; tokens in the cache for decoding."""
+    length: int = 2048  # tokens of a prefill; tokens in the cache for decoding
 
     @property
     def tokens(self) -> int:

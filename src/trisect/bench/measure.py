@@ -86,11 +86,9 @@ class Ceilings:
     """What the device can do at best, per second."""
 
     flops: float
-    copy_bytes: float
-    """Read plus written."""
+    copy_bytes: float  # read plus written
     read_bytes: float
-    matrix: int
-    """Side of the square product that gave `flops`."""
+    matrix: int  # side of the square product that gave `flops`
 
     def floor(self, *, flops: float, moved: float) -> float:
         """Seconds below which no version of this much work can run."""
@@ -158,10 +156,8 @@ def read_bytes(model: Any) -> int:
 class Effort:
     """How often to measure."""
 
-    repeats: int = 10
-    """Prefills."""
-    steps: int | None = None
-    """Decoding steps, from the middle of the new tokens; None for all of them."""
+    repeats: int = 10  # prefills
+    steps: int | None = None  # decoding steps, from the middle of the new tokens; None for all of them
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -169,8 +165,7 @@ class Effort:
             raise TrisectError("Repeats and steps are whole numbers of at least 1.")
 
 
-Run = dict[str, Any]
-"""What running a model showed: `times`, `count`, `peak_memory` and `cache_bytes`."""
+Run = dict[str, Any]  # what running a model showed: `times`, `count`, `peak_memory` and `cache_bytes`
 
 
 def run_case(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:

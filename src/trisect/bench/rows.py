@@ -26,14 +26,10 @@ class Case:
     attention: str
     mode: str
     batch: int
-    length: int
-    """Tokens of the prompt."""
-    new: int
-    """Tokens decoded; 0 for prefill."""
-    layers: int
-    """Layers that ran."""
-    of_layers: int
-    """Layers of the whole model."""
+    length: int  # tokens of the prompt
+    new: int  # tokens decoded; 0 for prefill
+    layers: int  # layers that ran
+    of_layers: int  # layers of the whole model
     dtype: str
     device: str
 
@@ -66,11 +62,9 @@ class Variant:
     """One model to be timed."""
 
     kind: str
-    asked: str
-    """What was asked for: a ratio, widths, or "checkpoint"; empty for dense models."""
+    asked: str  # what was asked for: a ratio, widths, or "checkpoint"; empty for dense models
     shape: ModelShape
-    removed: float
-    """Of the decoder's linear weights."""
+    removed: float  # of the decoder's linear weights
 
     @property
     def widths(self) -> str:
@@ -137,8 +131,7 @@ def against(row: Row, dense: Row) -> dict[str, Any]:
 
 
 GIGA = 1e9
-BEYOND = 1.2
-"""Share of the device's peak above which a row cannot be true; peaks themselves are measured, too."""
+BEYOND = 1.2  # share of the device's peak above which a row cannot be true; peaks themselves are measured, too
 
 UNEVEN = 1.5
 

@@ -35,8 +35,7 @@ class Sweep:
     phases: tuple[str, ...] = PHASES
     batches: tuple[int, ...] = (1,)
     lengths: tuple[int, ...] = (1024,)
-    new: int = 128
-    """Tokens that decoding adds to the prompt."""
+    new: int = 128  # tokens that decoding adds to the prompt
     attentions: tuple[str, ...] = ("sdpa",)
     modes: tuple[str, ...] = ("plain",)
     layers: int | None = None

@@ -38,8 +38,7 @@ def argument(help: str, metavar: str) -> Any:
 
 
 Model = Annotated[str, argument("Hub id, folder, GGUF file, or a name from `trisect ls models`.", "MODEL")]
-NEW_FOLDER = "New folder."
-"""By this help it is known that --out must not exist."""
+NEW_FOLDER = "New folder."  # by this help it is known that --out must not exist
 OutFolder = Annotated[Path, option(NEW_FOLDER, "DIR")]
 Length = Annotated[int | None, option("Tokens per window. (default: 2048, or the model's context)")]
 Dtype = Annotated[
@@ -88,8 +87,7 @@ class LoadOptions:
     trust_remote_code: TrustRemoteCode = False
 
 
-SOURCE = "calibration"
-"""What the calibration record's `source` is called on the command line."""
+SOURCE = "calibration"  # what the calibration record's `source` is called on the command line
 RECORDS = (CompressConfig, CalibrationConfig, SampleConfig, QuantizeConfig, TuneConfig, LoadOptions)
 """A parameter of one of these types in a verb's `run` stands for the options that make the record."""
 
@@ -180,8 +178,7 @@ def piece_names() -> list[str]:
     return re.findall(r'^    "([^"]+)":', table, re.MULTILINE)
 
 
-TEXTS = ("data", "calibration", "evaluate", "eval_data")
-"""Options that name texts."""
+TEXTS = ("data", "calibration", "evaluate", "eval_data")  # options that name texts
 NAMES: dict[str, Callable[[], list[str]]] = {
     "model": lambda: list(import_module("trisect.data.catalogue").REGISTRY_MODELS),
     "method": method_names,

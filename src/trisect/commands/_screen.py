@@ -21,12 +21,10 @@ from trisect.support.files import write_json
 if TYPE_CHECKING:
     from trisect.models import Loaded
 
-Report = Callable[[str, int, int], None]
-"""(stage, done, total): called again and again while a stage lasts."""
+Report = Callable[[str, int, int], None]  # (stage, done, total): called again and again while a stage lasts
 
 PIPED_WIDTH = 120
-SILENCE = 10.0
-"""Seconds without a word where there are no bars."""
+SILENCE = 10.0  # seconds without a word where there are no bars
 
 
 @dataclass(kw_only=True)

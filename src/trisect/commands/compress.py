@@ -15,8 +15,7 @@ from trisect.errors import TrisectError
 if TYPE_CHECKING:
     from trisect.pipeline.job import Result
 
-UNREMARKABLE = ("full width", "folded")
-"""Notes that a receipt keeps but nobody needs to read layer by layer."""
+UNREMARKABLE = ("full width", "folded")  # notes that a receipt keeps but nobody needs to read layer by layer
 
 
 @verb("Compress")

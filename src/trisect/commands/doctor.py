@@ -17,11 +17,9 @@ from trisect.commands._options import Json, verb
 from trisect.errors import TrisectError
 from trisect.support.receipt import package_version, usable_cores
 
-UNFIT = 1
-"""The exit code where there is a problem."""
+UNFIT = 1  # the exit code where there is a problem
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
-LITTLE = 2 * 10**9
-"""Bytes of free disk: less does not hold a fetched model and what is made of it."""
+LITTLE = 2 * 10**9  # bytes of free disk: less does not hold a fetched model and what is made of it
 
 
 class Finding(NamedTuple):

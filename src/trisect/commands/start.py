@@ -17,8 +17,7 @@ PROMPT = "A function in Python is"
 NEW_TOKENS = 40
 # Enough that the moments settle, little enough that two cores finish within four minutes.
 SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
-WIDTH = 100
-"""Of the comments in a file of options."""
+WIDTH = 100  # of the comments in a file of options
 FAMILY_COLUMNS = ("family", "QK", "OV", "MLP", "experts", "HF export", "GGUF", "vLLM")
 KINDS = ("methods", "pieces", "families", "data", "models")
 

@@ -18,8 +18,7 @@ from trisect.errors import TrisectError, check_names
 from trisect.methods import get_method
 from trisect.support.checks import shown, validated
 
-FORMAT = 1
-"""Part of every cell's key: raise it to retire all receipts."""
+FORMAT = 1  # part of every cell's key: raise it to retire all receipts
 CALIBRATION = {"samples": 128, "length": 2048}
 """Fixed here: a table's cells must not depend on the machine that they are run on."""
 ASSETS = re.compile(r"\$\{(\w+):-([^{}]+)\}")
@@ -75,10 +74,8 @@ class Entry(BaseModel):
     """A mapping in a recipe: unknown keys are refused by name, and values are not converted."""
 
     model_config = ConfigDict(strict=True)
-    short: ClassVar[str] = ""
-    """The key that a value by itself stands for."""
-    gathered: ClassVar[tuple[str, tuple[str, ...]]] = ("", ())
-    """A field, and the keys whose values it takes together."""
+    short: ClassVar[str] = ""  # the key that a value by itself stands for
+    gathered: ClassVar[tuple[str, tuple[str, ...]]] = ("", ())  # a field, and the keys whose values it takes together
 
     @model_validator(mode="before")
     @classmethod
@@ -116,8 +113,7 @@ class EvaluationEntry(Entry):
     data: Text
     name: Text = Field(default_factory=lambda given: given["data"])
     length: int = Field(2048, ge=2)
-    windows: int | None = Field(None, ge=1)
-    """None means all there are."""
+    windows: int | None = Field(None, ge=1)  # None means all there are
 
 
 class TaskEntry(Entry):
@@ -127,10 +123,8 @@ class TaskEntry(Entry):
 
     names: Annotated[Text, BeforeValidator(_joined)]
     """As `trisect eval --tasks` takes them: names with commas, or a preset."""
-    limit: int | None = Field(None, ge=1)
-    """Questions per task."""
-    shots: int | None = Field(None, ge=0)
-    """Examples in the prompt of tasks that do not state their own number."""
+    limit: int | None = Field(None, ge=1)  # questions per task
+    shots: int | None = Field(None, ge=0)  # examples in the prompt of tasks that do not state their own number
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -146,8 +140,7 @@ class ModelEntry(Entry):
     source: Text
     name: Text = Field(default_factory=lambda given: given["source"])
     dtype: str | None = None
-    note: Line = ""
-    """What to say beside every number taken on this model."""
+    note: Line = ""  # what to say beside every number taken on this model
     calibrations: Annotated[Several[CalibrationEntry], AsList] = Field(alias="calibration")
     evaluations: Several[EvaluationEntry] = Field(alias="evaluation")
 
@@ -159,11 +152,9 @@ class MethodEntry(Entry):
 
     name: Text
     label: Text
-    settings: dict[str, Any]
-    """Fields of CompressConfig, the recipe's defaults among them."""
+    settings: dict[str, Any]  # fields of CompressConfig, the recipe's defaults among them
     ratios: Annotated[Several[float], AsList]
-    models: Annotated[list[Text], AsList] | None = None
-    """Names of the models it is tried on; None means all."""
+    models: Annotated[list[Text], AsList] | None = None  # names of the models it is tried on; None means all
 
     def config(self, *, ratio: float, calibration: CalibrationConfig) -> CompressConfig:
         """The configuration of one cell."""
@@ -196,11 +187,9 @@ class Recipe(Entry):
     note: Line = ""
     models: Several[ModelEntry]
     methods: list[MethodEntry] = Field(min_length=1)
-    settings: dict[str, Any]
-    """What entries have where they do not say it themselves."""
+    settings: dict[str, Any]  # what entries have where they do not say it themselves
     tasks: TaskEntry | None = None
-    kv: bool = False
-    """Show KV bytes per token."""
+    kv: bool = False  # show KV bytes per token
     assets: Annotated[tuple[str, str] | None, BeforeValidator(_assets)] = None
     """From ${VARIABLE:-FOLDER}: the folder that names begin with, and where it is on this machine."""
 
@@ -258,8 +247,7 @@ class Cell:
     """One thing to compress and measure: one model, method, ratio and calibration set."""
 
     model: ModelEntry
-    method: MethodEntry | None = None
-    """None for the dense model."""
+    method: MethodEntry | None = None  # None for the dense model
     calibration: CalibrationEntry | None = None
     config: CompressConfig | None = None
     tasks: TaskEntry | None = None

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,7 @@ from trisect.support import files, plots
 from trisect.support.checks import read_record, validated
 
 ROUNDING = 1e-9
-SAME_SIZE = 0.01
-"""Shares removed that differ by no more are compared."""
+SAME_SIZE = 0.01  # shares removed that differ by no more are compared
 RUN_AGAIN = "remove it, and its cell is run again"
 REMOVED = {
     **{"removed": "chosen", "removed_of": "of", "zeros": "zeros", "removed_decoder": "decoder"},
@@ -39,8 +38,7 @@ LEGEND = (
 class Removed(Entry):
     """Shares that were removed; `chosen` is the one to compare with the ratio."""
 
-    of: str
-    """What the ratio is a share of: weights, or KV."""
+    of: str  # what the ratio is a share of: weights, or KV
     chosen: float
     step: float | None
     zeros: float
@@ -57,10 +55,8 @@ class CellReceipt(Entry):
     cpu: str = Field(validation_alias=AliasPath("receipt", "hardware", "cpu"))
     gpu: str | None = Field(validation_alias=AliasPath("receipt", "hardware", "gpu"))
     commit: str | None = Field(validation_alias=AliasPath("receipt", "commit"))
-    perplexity: list[Perplexity]
-    """In the order of the recipe's evaluations."""
-    removed: Removed | None = None
-    """None for the dense model."""
+    perplexity: list[Perplexity]  # in the order of the recipe's evaluations
+    removed: Removed | None = None  # None for the dense model
     notes: list[str] = []
     scores: dict[str, Score] = Field({}, validation_alias=AliasPath("tasks", "scores"))
 
@@ -266,7 +262,7 @@ def page(recipe: Recipe, models: Sequence[ModelOutcome]) -> str:
 
 def _table(recipe: Recipe, model: ModelOutcome, failures: Sequence[CellOutcome]) -> str:
     """A line for each cell, the dense model first, then ratio by ratio."""
-    values: dict[str, Callable[[CellOutcome], float | None]] = {}  # by column: less is better
+    values: dict[str, Any] = {}  # column -> its number for an outcome, or None: less is better
     for number, text in enumerate(model.model.evaluations):
         values[text.name] = lambda outcome, number=number: outcome.perplexity(number)
     for task in dict.fromkeys(name for outcome in model.outcomes for name in outcome.accuracies()):

@@ -32,8 +32,7 @@ from trisect.support.receipt import build_receipt
 
 log = logging.getLogger(__name__)
 
-COPY_LIMIT = 3_000_000_000
-"""Models with more parameters are loaded again for each cell: two of them may not fit."""
+COPY_LIMIT = 3_000_000_000  # models with more parameters are loaded again for each cell: two of them may not fit
 
 
 @dataclass
@@ -235,12 +234,9 @@ class ModelCount:
     """The size of a model, counted from the modules it has."""
 
     shape: ModelShape
-    weights: int
-    """Of the decoder layers' linear modules, without biases, as in the paper's ratio."""
-    zeros: int
-    """Of these, weights that are exactly zero: what a mask takes without making anything smaller."""
-    parameters: int
-    """Of the whole model, embeddings included."""
+    weights: int  # of the decoder layers' linear modules, without biases, as in the paper's ratio
+    zeros: int  # of these, weights that are exactly zero: what a mask takes without making anything smaller
+    parameters: int  # of the whole model, embeddings included
 
     @property
     def kv_bytes_per_token(self) -> int:

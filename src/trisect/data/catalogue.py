@@ -39,13 +39,11 @@ ONE_SPLIT = f"the first {HELD_OUT_DOCUMENTS} documents evaluate, those behind th
 class Split:
     """Which part of a dataset to read, and how much of it."""
 
-    name: str = "train"
-    """The hub's name for it. `datasets` calls every file that is listed by itself `train`."""
+    name: str = "train"  # the hub's name for it. `datasets` calls every file that is listed by itself `train`.
     data_files: str | None = None
     skip_documents: int = 0
     max_documents: int | None = None
-    max_characters: int | None = None
-    """Stop after the document that reaches this many."""
+    max_characters: int | None = None  # stop after the document that reaches this many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +119,8 @@ DATASETS: dict[str, DatasetRecord] = {
 }
 
 BUILTIN, SYNTHETIC = "builtin", "synthetic"
-TEXTS = (BUILTIN, SYNTHETIC, *DATASETS)
-"""All that is known by name."""
-ALIASES = {"own-words": SYNTHETIC}
-"""Names from before, still understood."""
+TEXTS = (BUILTIN, SYNTHETIC, *DATASETS)  # all that is known by name
+ALIASES = {"own-words": SYNTHETIC}  # names from before, still understood
 DEFAULT_MIXTURE = ("c4", "fineweb-edu", "wikipedia")
 """The default calibration text. WikiText-2 is not in it: results are reported on that."""
 STOPGAP = SYNTHETIC
@@ -191,11 +187,9 @@ class RegistryModel(Wheel):
     """One file inside one wheel, both known by hash."""
 
     description: str
-    member: str
-    """The file's path inside the wheel; its last part is the file's name in the cache."""
+    member: str  # the file's path inside the wheel; its last part is the file's name in the cache
     member_sha256: str
-    note: str = ""
-    """What to say beside every number taken on this model."""
+    note: str = ""  # what to say beside every number taken on this model
 
 
 REGISTRY_MODELS: dict[str, RegistryModel] = {

@@ -127,8 +127,7 @@ def _field(present: Iterable[str], *, where: str, fields: Sequence[str]) -> str:
 
 
 CONNECT_SECONDS = 5.0
-REMEMBERED_SECONDS = 60.0
-"""A run asks for many files in a row; whether the hub answers is asked once in a while."""
+REMEMBERED_SECONDS = 60.0  # a run asks for many files in a row; whether the hub answers is asked once in a while
 LOCAL_SUFFIXES = ("txt", "jsonl", "json", "parquet")
 
 

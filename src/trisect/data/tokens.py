@@ -15,10 +15,8 @@ class Tokens:
     """Windows of token ids and where they come from. The hash stands for the ids in comparisons."""
 
     ids: Tensor = field(compare=False)  # (n, length) int64, on the CPU
-    source: str
-    """What a person would call it: a name, a path, a mixture."""
-    hash: str
-    """sha256 over shape and content, both as little-endian int64."""
+    source: str  # what a person would call it: a name, a path, a mixture
+    hash: str  # sha256 over shape and content, both as little-endian int64
     text_bytes: int | None = None
     """UTF-8 bytes of the text that `ids` decode to, for bits per byte; None where it is unknown."""
 
@@ -111,10 +109,8 @@ def _enough(found: int, samples: int | None, *, source: str, length: int) -> int
     return found if samples is None else samples
 
 
-HELD_OUT = 10
-"""One token in so many, at the end of a text, is held out."""
-TEST_SHARE = 4
-"""One calibration window in so many is a test window: for loss curves, and for bounds on perplexity."""
+HELD_OUT = 10  # one token in so many, at the end of a text, is held out
+TEST_SHARE = 4  # one calibration window in so many is a test window: for loss curves, and for bounds on perplexity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +120,7 @@ class WindowSplit:
     solve: Tensor  # (n, length)
     test: Tensor  # (m, length), of calibration, too: a bound on perplexity is kept on them
     rest: Tensor  # (tokens,) or (rows, length): nothing of it is in the others
-    bos: int | None = None
-    """What windows of a text begin with; `rest` has none."""
+    bos: int | None = None  # what windows of a text begin with; `rest` has none
 
     def held_out(self, count: int, *, length: int) -> Tensor:
         """The last `count` windows of what is held out, or as many as there are."""

@@ -18,17 +18,12 @@ from trisect.models.looking import training_flags_kept
 
 log = logging.getLogger(__name__)
 
-CONTEXT_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")
-"""Where configs state their context."""
-Progress = Callable[[int, int], None] | None
-"""Called with (windows done, windows in all)."""
+CONTEXT_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")  # where configs state their context
+Progress = Callable[[int, int], None] | None  # called with (windows done, windows in all)
 CPU_LOGIT_BYTES = 1 << 30
-CUDA_LOGIT_SHARE = 0.25
-"""Share of the free memory that logits may take; activations need the rest."""
-MAX_BATCH = 16
-"""Beyond this many windows a batch gains no speed."""
-CHUNK_ELEMENTS = 1 << 24
-"""Logits turned to float32 log-probabilities at a time: 64 MiB."""
+CUDA_LOGIT_SHARE = 0.25  # share of the free memory that logits may take; activations need the rest
+MAX_BATCH = 16  # beyond this many windows a batch gains no speed
+CHUNK_ELEMENTS = 1 << 24  # logits turned to float32 log-probabilities at a time: 64 MiB
 POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings")
 
 
@@ -68,14 +63,11 @@ class Perplexity:
     """A measurement, with what is needed to repeat it."""
 
     perplexity: float
-    nll: float
-    """Mean negative log-likelihood of a predicted token, in nats."""
-    tokens: int
-    """Predicted tokens: length - 1 per window."""
+    nll: float  # mean negative log-likelihood of a predicted token, in nats
+    tokens: int  # predicted tokens: length - 1 per window
     windows: int
     length: int
-    bits_per_byte: float | None
-    """Bits per token over bytes per token: comparable between tokenizers."""
+    bits_per_byte: float | None  # bits per token over bytes per token: comparable between tokenizers
     data: str
     token_hash: str
 

@@ -51,12 +51,9 @@ FOLDERS = {
     "winogrande": "winogrande",
 }
 """Where lm-eval defines the usual tasks: to index all of its tasks takes a quarter of a minute."""
-FEWSHOT_SEED = 1234
-"""lm-eval's own default."""
-GENERATED_TOKENS = 256
-"""lm-eval's default length of a written answer."""
-USUAL_PROMPT = 1024
-"""Tokens of a long prompt, for choosing a batch size."""
+FEWSHOT_SEED = 1234  # lm-eval's own default
+GENERATED_TOKENS = 256  # lm-eval's default length of a written answer
+USUAL_PROMPT = 1024  # tokens of a long prompt, for choosing a batch size
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,7 @@ class LoadedTask:
     """A request with lm-eval's task or group of tasks, datasets included."""
 
     request: Request
-    tasks: dict[str, Any]
-    """As lm-eval's `evaluate` takes it."""
+    tasks: dict[str, Any]  # as lm-eval's `evaluate` takes it
 
 
 @dataclass(frozen=True, kw_only=True)

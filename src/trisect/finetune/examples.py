@@ -28,8 +28,7 @@ class Instruction(BaseModel, strict=True, frozen=True):
     """One task and its answer."""
 
     instruction: str
-    input: str = ""
-    """What the task is about."""
+    input: str = ""  # what the task is about
     output: str
 
 
@@ -66,8 +65,7 @@ class Example:
     """One text to learn from, or the end of it."""
 
     ids: tuple[int, ...]
-    first: int
-    """Index of the first token that counts in the loss. No model predicts token 0, so this is 1 or more."""
+    first: int  # index of the first token that counts in the loss. No model predicts token 0, so this is 1 or more.
 
     @property
     def learned(self) -> int:
@@ -81,12 +79,9 @@ class Examples:
 
     items: tuple[Example, ...] = field(repr=False)
     source: str
-    kind: str
-    """"instructions" or "text"."""
-    cut: int = 0
-    """Examples that were longer than the length and lost their end."""
-    left_out: int = 0
-    """Examples of which no response would have been left."""
+    kind: str  # "instructions" or "text"
+    cut: int = 0  # examples that were longer than the length and lost their end
+    left_out: int = 0  # examples of which no response would have been left
 
     @cached_property
     def hash(self) -> str:
@@ -158,16 +153,14 @@ def _example(record: Instruction, tokenizer: Any, *, start: list[int], loss: str
     return Example((*start, *both, *end), max(first, 1))
 
 
-IGNORED = -100
-"""The label of a token that does not count."""
+IGNORED = -100  # the label of a token that does not count
 
 
 class Batch(NamedTuple):
     """Examples side by side, (b, t), the shorter ones padded at their end."""
 
     ids: Tensor
-    mask: Tensor | None
-    """None where nothing was padded."""
+    mask: Tensor | None  # None where nothing was padded
     labels: Tensor
 
 

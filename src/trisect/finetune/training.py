@@ -33,10 +33,8 @@ from trisect.support.checks import explained
 from trisect.support.files import check_disk_space, new_file, new_folder, write_json
 from trisect.support.receipt import build_receipt, package_version
 
-WARM_UP = 0.03
-"""Share of the steps in which the learning rate rises."""
-LONGEST_GRADIENT = 1.0
-"""Longer ones are shortened to it."""
+WARM_UP = 0.03  # share of the steps in which the learning rate rises
+LONGEST_GRADIENT = 1.0  # longer ones are shortened to it
 RECORD, FORMAT = "trisect_tuning", 2
 
 Progress = Callable[[int, int], None]
@@ -54,11 +52,9 @@ class Stopped(KeyboardInterrupt):
 class Tuned:
     """What tuning made, and what happened on the way."""
 
-    model: Any
-    """The model that was given, its weights changed."""
+    model: Any  # the model that was given, its weights changed
     losses: list[float]
-    receipt: dict[str, Any]
-    """What is added to the model's receipt."""
+    receipt: dict[str, Any]  # what is added to the model's receipt
 
 
 def finetune(

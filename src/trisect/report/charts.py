@@ -14,12 +14,9 @@ from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run, 
 from trisect.report.terminal import kept_shares
 from trisect.support.plots import Bar, Chart, Groups, HeatMap, Point, Series
 
-ACROSS, FEW = 5, 8
-"""Layers whose spectra are shown, from the first to the last; of so few, all."""
-FAINTEST = 1e-7
-"""Of the largest share: what is below comes from rounding, and is not drawn."""
-SAME_COST = 1e-3
-"""Files of the same weights differ by a few bytes."""
+ACROSS, FEW = 5, 8  # layers whose spectra are shown, from the first to the last; of so few, all
+FAINTEST = 1e-7  # of the largest share: what is below comes from rounding, and is not drawn
+SAME_COST = 1e-3  # files of the same weights differ by a few bytes
 X_LABELS = {PARAMETERS: "parameters (millions)", BITS: "bits per dense parameter"}
 RISE = "rise of the loss (nats per token)"
 

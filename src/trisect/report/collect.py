@@ -10,10 +10,8 @@ from trisect.errors import TrisectError
 from trisect.report.records import AFTER, BEFORE, Kind, Measurement, Perplexity, Reading, Receipt, Run
 from trisect.support.checks import read_json, shown, validated
 
-MEASUREMENTS = "measurements"
-"""A run's subfolder whose JSON files belong to it."""
-LONGEST_CHAIN = 8
-"""Receipts inside one another: compressed, then quantised, perhaps more than once."""
+MEASUREMENTS = "measurements"  # a run's subfolder whose JSON files belong to it
+LONGEST_CHAIN = 8  # receipts inside one another: compressed, then quantised, perhaps more than once
 
 
 def read_runs(folders: Sequence[Path], measured: Sequence[Path] = ()) -> list[Run]:

@@ -35,14 +35,12 @@ HINTS = {
 }
 """How to measure what was not."""
 LEADING_SIZES = (PARAMETERS, KV_CACHE, FLOPS)
-CERTAIN = 2.0
-"""Standard errors that a difference must exceed before it is called better or worse."""
+CERTAIN = 2.0  # standard errors that a difference must exceed before it is called better or worse
 CALIBRATION = ("source", "samples", "length", "sampling", "seed")
 PROVENANCE = ("date", "trisect", "commit", "python", "token_hash")
 
 
-Load = Callable[[str], Any]
-"""From a model's name to what `models.load_model` gives."""
+Load = Callable[[str], Any]  # from a model's name to what `models.load_model` gives
 
 
 class Sample(NamedTuple):
@@ -57,8 +55,7 @@ class Change:
     """How a quantity moved, in words, and whether that is for the better."""
 
     text: str
-    css: str
-    """better or worse; open where it may be chance."""
+    css: str  # better or worse; open where it may be chance
     error: str = ""
 
 
@@ -67,8 +64,7 @@ class Section:
     """A part of the page with its own heading; one that has nothing is left out."""
 
     title: str
-    content: Any = None
-    """What the template shows below the figures."""
+    content: Any = None  # what the template shows below the figures
     figures: Sequence[Figure] = ()
 
 

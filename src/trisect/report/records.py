@@ -17,8 +17,7 @@ from trisect.plan.budget import PREFILL_LENGTH, budget_of
 from trisect.records.shapes import ModelShape
 
 BEFORE, AFTER = "before", "after"
-SUMS = ("compress",)
-"""Timings that are the sum of the others."""
+SUMS = ("compress",)  # timings that are the sum of the others
 
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
@@ -39,10 +38,8 @@ class Quantity:
 
     kind: Kind
     name: str
-    detail: str = ""
-    """What it was measured on."""
-    key: str = ""
-    """Tells apart what has the same name, e.g. the hash of a text's tokens."""
+    detail: str = ""  # what it was measured on
+    key: str = ""  # tells apart what has the same name, e.g. the hash of a text's tokens.
     unit: str = ""
 
 
@@ -57,14 +54,11 @@ FLOPS = Quantity(kind=Kind.SIZE, name="FLOPs", detail=f"a prefill of {PREFILL_LE
 class Reading:
     """One number about one model."""
 
-    model: str
-    """As it was typed."""
+    model: str  # as it was typed
     quantity: Quantity
     value: float
-    side: str | None = None
-    """`BEFORE` or `AFTER` where the file itself says so; else the model's name decides."""
-    error: float | None = None
-    """Its standard error, where the file says it."""
+    side: str | None = None  # `BEFORE` or `AFTER` where the file itself says so; else the model's name decides
+    error: float | None = None  # its standard error, where the file says it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +68,7 @@ class Fact:
     quantity: Quantity
     before: float | None = None
     after: float | None = None
-    error: float | None = None
-    """Standard error of the difference, where it is known."""
+    error: float | None = None  # standard error of the difference, where it is known
 
 
 class Entry(BaseModel):
@@ -157,10 +150,8 @@ class Sides(Entry):
 class Record(Entry):
     """A whole record of trisect: null means that there is nothing."""
 
-    perplexity: float | Sides | None = None
-    """Of the only text."""
-    perplexities: list[Sides] = []
-    """One entry per text."""
+    perplexity: float | Sides | None = None  # of the only text
+    perplexities: list[Sides] = []  # one entry per text
     timings: dict[str, float] = {}
     model: Any = None
 
@@ -194,11 +185,9 @@ class Receipt(Record):
     losses: list[Loss] = []
     tuning: list[Tuning] = []
     source: Any = None
-    source_bytes: Annotated[int, Field(gt=0)] | None = None
-    """Of the weight files of the model that it was made from."""
+    source_bytes: Annotated[int, Field(gt=0)] | None = None  # of the weight files of the model that it was made from
     made_from: Any = None
-    whole: dict[str, Any]
-    """As it was written."""
+    whole: dict[str, Any]  # as it was written
 
 
 class Score(Entry):
@@ -272,18 +261,14 @@ class Measurement(Record):
 class Run:
     """One run, as far as the report can know it."""
 
-    name: str
-    """For people; no two runs of a report share one."""
+    name: str  # for people; no two runs of a report share one
     folder: Path
-    source: str | None
-    """The model it was made from, as it was typed."""
+    source: str | None  # the model it was made from, as it was typed
     method: str
     before: ModelShape
     after: ModelShape
-    weight_bytes: int
-    """Of the weight files."""
-    receipts: tuple[Receipt, ...]
-    """The folder's own, then those of the models it was made from."""
+    weight_bytes: int  # of the weight files
+    receipts: tuple[Receipt, ...]  # the folder's own, then those of the models it was made from
     facts: tuple[Fact, ...] = ()
 
     def fact(self, quantity: Quantity) -> Fact:

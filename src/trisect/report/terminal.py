@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from trisect.evaluate.perplexity import Perplexity
 
 WIDTH_NAMES = ("head", "inner", "expert")
-LAYERS_PER_ROW = 24
-"""Fits a line of 120 characters."""
+LAYERS_PER_ROW = 24  # fits a line of 120 characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +29,7 @@ class Summary:
 
     before: Budget
     after: Budget
-    method: str | None
-    """None for a model that nothing was done to."""
+    method: str | None  # None for a model that nothing was done to
 
     @property
     def change(self) -> Change:

@@ -19,15 +19,11 @@ if TYPE_CHECKING:
 
 AnyModel = TypeVar("AnyModel", bound="BaseModel")
 
-LARGEST_JSON = 32 << 20
-"""Bytes. The index of a model of a thousand shards has a few million."""
-LARGEST_YAML = 64 << 10
-"""Bytes. Files that people write have a few thousand, and the YAML reader is slow."""
+LARGEST_JSON = 32 << 20  # bytes. The index of a model of a thousand shards has a few million.
+LARGEST_YAML = 64 << 10  # bytes. Files that people write have a few thousand, and the YAML reader is slow.
 DEEPEST = 64
-MOST_NODES = 20_000
-"""Of a YAML file with all its aliases written out."""
-LONGEST_NUMBER = 64
-"""Digits: Python's time to read more grows with their square."""
+MOST_NODES = 20_000  # of a YAML file with all its aliases written out
+LONGEST_NUMBER = 64  # digits: Python's time to read more grows with their square
 
 _short = Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 80

@@ -20,10 +20,8 @@ from torch import Tensor
 from trisect.errors import TrisectError
 from trisect.support.files import locked, remove_leftovers
 
-SUFFIX = ".unfinished"
-"""What a run on OUT keeps beside it until OUT is there."""
-PATIENCE = timedelta(minutes=30)
-"""How long a process waits for the others: the longest solve, and then some."""
+SUFFIX = ".unfinished"  # what a run on OUT keeps beside it until OUT is there
+PATIENCE = timedelta(minutes=30)  # how long a process waits for the others: the longest solve, and then some
 
 
 @contextmanager

@@ -22,10 +22,8 @@ INK, SOFT, FAINT, PAPER = "#1c2128", "#57606a", "#d8dde3", "#ffffff"
 COLOURS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #7f7f7f #8c564b #a09000 #5e4fa2".split()
 """Okabe and Ito's, which colour-blind people can tell apart, and three more."""
 MARKERS = "osD^vP*X<>h"
-SHALLOW, DEEP = (168, 168, 168), (150, 70, 180)
-"""The first and the last layer, where lines are layers."""
-COLD, HOT = (232, 240, 248), (178, 24, 43)
-"""Untouched, and cut to nothing."""
+SHALLOW, DEEP = (168, 168, 168), (150, 70, 180)  # the first and the last layer, where lines are layers
+COLD, HOT = (232, 240, 248), (178, 24, 43)  # untouched, and cut to nothing
 VARIABLES = {INK: "ink", SOFT: "soft", FAINT: "faint"}
 VARIABLES |= {colour: f"c{number}" for number, colour in enumerate(COLOURS)}
 """Colour -> the CSS variable that a page sets in its place."""
@@ -43,22 +41,16 @@ STYLE: Any = {
 
 UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 """What neither XML nor UTF-8 can hold, and what a terminal would obey."""
-LONGEST_TITLE, LONGEST_LABEL = 76, 40
-"""Letters that are drawn: folders may have any name."""
-LINE_OF_LEGEND = 90
-"""Letters that fit beside each other above a plot."""
-LOG_RANGE = 20.0
-"""An axis whose largest value is so many times its smallest is logarithmic where it may be."""
-MOST_MARKS, MOST_MARKED = 16, 100
-"""Marks of one line, and points of a line that has any."""
-WIDTH, DPI = 5.8, 120
-"""Inches, and dots per inch of a PNG."""
+LONGEST_TITLE, LONGEST_LABEL = 76, 40  # letters that are drawn: folders may have any name
+LINE_OF_LEGEND = 90  # letters that fit beside each other above a plot
+LOG_RANGE = 20.0  # an axis whose largest value is so many times its smallest is logarithmic where it may be
+MOST_MARKS, MOST_MARKED = 16, 100  # marks of one line, and points of a line that has any
+WIDTH, DPI = 5.8, 120  # inches, and dots per inch of a PNG
 
 Point = tuple[float, float]
 Row = tuple[str | float, ...]
 Table = tuple[tuple[str, ...], list[Row]]
-Legend = list[tuple[str, Any]]
-"""Label and artist of every entry."""
+Legend = list[tuple[str, Any]]  # label and artist of every entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +60,9 @@ class Series:
     label: str
     points: Sequence[Point]
     line: bool = True
-    guide: bool = False
-    """A line to compare with, that is nobody's data: dashed, without marks."""
-    depth: float | None = None
-    """From 0 to 1 for one of many layers: its colour goes by depth."""
-    notes: Sequence[str] = ()
-    """Beside each point."""
+    guide: bool = False  # a line to compare with, that is nobody's data: dashed, without marks
+    depth: float | None = None  # from 0 to 1 for one of many layers: its colour goes by depth
+    notes: Sequence[str] = ()  # beside each point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +91,9 @@ class Figure:
 class Chart(Figure):
     """Series over two axes."""
 
-    axes: tuple[str, str]
-    """What lies across, and what upwards."""
+    axes: tuple[str, str]  # what lies across, and what upwards
     series: Sequence[Series]
-    log_y: bool = False
-    """Logarithmic where the values need it."""
+    log_y: bool = False  # logarithmic where the values need it
 
     def table(self) -> Table:
         """A row per point."""

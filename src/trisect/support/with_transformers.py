@@ -27,8 +27,7 @@ def register_with_transformers() -> None:
 class _Watch(MetaPathFinder):
     """Finds what the other finders find, and acts when one of those modules has been executed."""
 
-    depth = 0
-    """Modules of ours about models that are being imported, one inside the other: not to be imported again."""
+    depth = 0  # modules of ours about models that are being imported, one inside the other: not to be imported again
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
