@@ -1,6 +1,7 @@
 """An MLP to first order in W_up and W_gate, over the calibration tokens.   [math.md F-8]"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,28 +43,31 @@ class Linearised:
 
     def change(self, v: Tensor, x: Tensor, slopes: Tensor) -> Tensor:
         """J v: what the output (n, D) of these tokens gains with weights (D, N) more."""
-        answers = slopes * (x @ v.to(x.dtype))
-        return answers.unflatten(-1, (-1, len(self.W_down))).sum(dim=-2) @ self.W_down
+        answers, slopes = (y.unflatten(-1, (-1, len(self.W_down))) for y in (x @ v.to(x.dtype), slopes))
+        neurons = answers[:, 0] * slopes[:, 0]
+        for other in range(1, answers.shape[1]):
+            neurons.addcmul_(answers[:, other], slopes[:, other])
+        return neurons @ self.W_down
 
-    def pull(self, u: Tensor, x: Tensor, slopes: Tensor) -> Tensor:
-        """J^T u, (D, N)."""
-        neurons = u @ self.W_down.mT
-        return products(x, slopes * neurons.repeat(1, slopes.shape[-1] // neurons.shape[-1]))
+    def pull(self, u: Tensor, x: Tensor, slopes: Tensor, total: Tensor | None = None) -> Tensor:
+        """J^T u, (D, N), added to `total`."""
+        neurons = (u @ self.W_down.mT).unsqueeze(-2)  # (n, 1, I)
+        return products(x, (slopes.unflatten(-1, (-1, len(self.W_down))) * neurons).flatten(1), total)
 
     def moments(self) -> dict[str, Tensor]:
         """Directions (K, D, N), and the regressions of what is missing on what they change."""
-        tokens = {held: self._sum(held, lambda x, s, r: torch.tensor(float(len(x)))).item() for held in (False, True)}
+        tokens = {
+            held: self._sum(held, _adding(lambda x, s, r: torch.tensor(float(len(x))))).item()
+            for held in (False, True)
+        }
         n = max(1.0, tokens[False])
-        right = self._sum(False, lambda x, s, r: self.pull(r, x, s)) / n
-
-        def normal(v: Tensor) -> Tensor:
-            return self._sum(False, lambda x, s, r: self.pull(self.change(v, x, s), x, s)) / n
-
-        found = krylov(right, normal, self._metric(n), DIRECTIONS)
-        energy = {held: self._sum(held, lambda x, s, r: r.double().square().sum()) for held in tokens}
-        apart = self._sum(True, lambda x, s, r: self._projected(found.vectors, x, s, r)) / max(1.0, tokens[True])
+        right = self._sum(False, lambda x, s, r, total: self.pull(r, x, s, total)).div_(n)
+        metric, kept = self._metric(n), torch.float32  # J sees rows, which have no more digits than that
+        found = krylov(right, lambda v: self._product(v).div_(n), metric, DIRECTIONS, kept=kept)
+        energy = {held: self._sum(held, _adding(lambda x, s, r: r.double().square().sum())) for held in tokens}
+        apart = self._sum(True, _adding(partial(self._projected, found.vectors))) / max(1.0, tokens[True])
         named = {
-            f"{INNER}_vectors": found.vectors.float(),
+            f"{INNER}_vectors": found.vectors,
             f"{INNER}_penalty": found.penalty,
             f"{INNER}_gram": found.gram,
             f"{INNER}_target": found.cross.unsqueeze(-1),
@@ -75,19 +79,26 @@ class Linearised:
             named[f"{INNER}_energy{suffix}"] = energy[held] / max(1.0, tokens[held])
         return named
 
-    def _sum(self, held: bool, of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """Over all batches of one set, in all processes."""
+    def _rows(self, held: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for number, apart in enumerate(self.held):
+            if apart == held:  # the others stay where they are
+                yield self.x[number], self.slopes[number], self.missing[number]
+
+    def _sum(self, held: bool, add: Callable[..., Tensor]) -> Tensor:
+        """Over all batches of one set, in all processes; `add` takes rows and the sum so far, or None."""
         # Of no tokens first: a process that has none adds zeros of the right shape.
-        total = of(self.x[0][:0], self.slopes[0][:0], self.missing[0][:0])
-        for *rows, apart in zip(self.x, self.slopes, self.missing, self.held, strict=True):
-            if apart == held:
-                total = total + of(*rows)
+        total = add(self.x[0][:0], self.slopes[0][:0], self.missing[0][:0], None)
+        for rows in self._rows(held):
+            total = add(*rows, total)
         return all_reduce({"sum": total})["sum"] if self.shared else total
+
+    def _product(self, v: Tensor) -> Tensor:
+        return self._sum(False, lambda x, s, r, total: self.pull(self.change(v, x, s), x, s, total))
 
     def _metric(self, tokens: float) -> Metric:
         """What J^T J would be of neurons that have nothing to do with each other, nor slopes with inputs."""
-        inputs = self._sum(False, lambda x, s, r: products(x, x))
-        slopes = self._sum(False, lambda x, s, r: s.double().square().sum(dim=0))
+        inputs = self._sum(False, lambda x, s, r, total: products(x, x, total))
+        slopes = self._sum(False, _adding(lambda x, s, r: s.double().square().sum(dim=0)))
         sizes = self.W_down.double().square().sum(dim=-1)  # (I,)
         return Metric.damped(inputs / tokens, slopes / tokens * sizes.repeat(len(slopes) // len(sizes)))
 
@@ -95,6 +106,11 @@ class Linearised:
         """Products (K, K + 1) of what directions change with each other and with what is missing."""
         features = torch.stack([*(self.change(v, x, slopes) for v in vectors), missing]).flatten(1)
         return features[:-1].double() @ features.double().mT
+
+
+def _adding(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What rows come to, added to the sum so far."""
+    return lambda x, s, r, total: of(x, s, r) if total is None else total + of(x, s, r)
 
 
 def lift(modules: dict[str, nn.Module], down: nn.Module, tell: Callable[..., None], columns: Any) -> list[Any]:

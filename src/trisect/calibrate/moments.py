@@ -178,8 +178,10 @@ class Accumulator:
         assert self.goal is not None
         root = self._root(REGRESSIONS[name])
         x, y = (x * root).to(x.dtype), rows(self.goal.target(REGRESSIONS[name])) * root
-        self._add(f"{name}_gram{self.suffix}", input_gram(x), tokens)
-        self._add(f"{name}_target{self.suffix}", products(x, y), tokens)
+        for what, other in (("gram", x), ("target", y)):  # added in place: these are the widest sums
+            key = f"{name}_{what}{self.suffix}"
+            self.sums[key] = products(x, other, self.sums.get(key))
+            self.counts[key] = self.counts.get(key, 0) + tokens
         self._add(f"{name}_energy{self.suffix}", y.double().square().sum(), tokens)
         self.count(tokens, f"{name}_tokens{self.suffix}")
 

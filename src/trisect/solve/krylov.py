@@ -30,8 +30,8 @@ class Metric:
 
     def raiser(self) -> Callable[[Tensor], Tensor]:
         """w -> M^-1 w."""
-        root = torch.linalg.cholesky(self.inputs)
-        return lambda w: torch.cholesky_solve(w / self.outputs, root)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.inputs))
+        return lambda w: inverse @ (w / self.outputs)
 
 
 def _floor(energies: Tensor) -> Tensor:
@@ -49,33 +49,46 @@ class Directions:
     penalty: Tensor  # (K, K) of v in the metric
 
 
-def krylov(right: Tensor, product: Callable[[Tensor], Tensor], metric: Metric, count: int) -> Directions:
+def krylov(
+    right: Tensor, product: Callable[[Tensor], Tensor], metric: Metric, count: int, *, kept: torch.dtype | None = None
+) -> Directions:
     """The first `count` directions M^-1 b, (M^-1 J^T J) M^-1 b, ... of  min |J v - r|^2,  b = J^T r.   [math.md F-8]
 
     `right` (D, N) is b and `product` is v -> J^T J v. Conjugate gradients look for their answer in the same
     space; with the space at hand every ridge is a system of `count` unknowns. Directions are orthonormal in the
-    metric up to rounding, and fewer where the space ends.
+    metric up to rounding, stored as `kept` (else as `right` is), and fewer where the space ends.
     """
-    raised, w, scale = metric.raiser(), right, None
-    vectors: list[Tensor] = []
-    pushed: list[Tensor] = []
-    for _ in range(count):
+    raised, w, scale, n = metric.raiser(), right, None, 0
+    V = right.new_empty(count, *right.shape, dtype=kept)
+    gram, penalty = right.new_zeros(2, count, count)
+    while n < count:
         v = raised(w)
-        for _ in range(2):  # once more: rounding brings old directions back
-            low = metric.lower(v)
-            for old in vectors:
-                v = v - (old * low).sum() * old
-        size = (v * metric.lower(v)).sum().clamp(min=0).sqrt()
+        v = _without(v, V[:n], _dots(V[:n], w))  # w is M v
+        # Once more, as rounding brings old directions back; what that does to sizes follows from them.
+        low = metric.lower(v)
+        back = _dots(V[:n], low)
+        v, P = _without(v, V[:n], back), penalty[:n, :n]
+        size = ((v * low).sum() - back.square().sum() + back @ P @ back).clamp(min=0).sqrt()
         scale = size if scale is None else scale
         if not size > 1e-7 * scale:
             break
-        vectors.append(v / size)
-        w = product(vectors[-1])
-        pushed.append(w)
-    found = (vectors, pushed, [metric.lower(v) for v in vectors])
-    V, W, lowered = (torch.stack(each) if each else right.new_zeros(0, *right.shape) for each in found)
-    rows = V.flatten(1)
-    gram = rows @ W.flatten(1).mT
-    return Directions(
-        vectors=V, gram=(gram + gram.mT) / 2, cross=rows @ right.flatten(), penalty=rows @ lowered.flatten(1).mT
-    )
+        V[n] = v.div_(size)
+        del v, low
+        penalty[n, :n] = penalty[:n, n] = (back - P @ back) / size
+        penalty[n, n] = 1.0
+        w = product(V[n])
+        gram[n, : n + 1] = gram[: n + 1, n] = _dots(V[: n + 1], w)
+        n += 1
+    V = V[:n]
+    return Directions(vectors=V, gram=gram[:n, :n], cross=_dots(V, right), penalty=penalty[:n, :n])
+
+
+def _dots(V: Tensor, w: Tensor) -> Tensor:
+    """Inner products (n,), one direction at a time: all at once would be a copy of all."""
+    return torch.stack([(v * w).sum() for v in V]) if len(V) else w.new_zeros(0)
+
+
+def _without(v: Tensor, V: Tensor, steps: Tensor) -> Tensor:
+    for old, step in zip(V, steps, strict=True):
+        v = v.sub_(step * old)
+    return v

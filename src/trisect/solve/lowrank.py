@@ -119,21 +119,25 @@ def stacked(T: Tensor, heads: int) -> Tensor:
 
 def _outputs(T: Tensor, gram: Tensor, goal: Tensor) -> Tensor:
     """B (h, r, D): least squares for fixed bases."""
-    h, r = goal.shape[0], T.shape[-1]
-    wide = stacked(T, h)
-    system = wide.mT @ gram @ wide
+    h, d, _ = goal.shape
+    heads = T.repeat_interleave(h // len(T), dim=0)  # (h, d, r)
+    rows = (heads.mT @ gram.unflatten(0, (h, d))).flatten(0, 1)  # (h r, h d)
+    system = (rows.unflatten(-1, (h, d)).transpose(0, 1) @ heads).transpose(0, 1).flatten(1)  # (h r, h r)
     system.diagonal().add_(1e-9 * system.diagonal().mean())
-    return torch.linalg.solve(system, wide.mT @ goal.flatten(0, 1)).unflatten(0, (h, r))
+    return torch.linalg.solve(system, (heads.mT @ goal).flatten(0, 1)).unflatten(0, (h, -1))
 
 
 def _improve(T: Tensor, B: Tensor, gram: Tensor, goal: Tensor) -> Tensor:
     """T for fixed B, by conjugate gradients on the normal equations."""
-    k, group = len(T), len(B) // len(T)
+    (k, d, r), h = T.shape, len(B)
+    flat = B.flatten(0, 1)
+    # Products of outputs, once: a step then costs one basis per head and no d_model.
+    outputs = (flat @ flat.mT).unflatten(0, (h, r))  # (h, r, h r)
+    gram = gram.unflatten(0, (h, d))  # (h, d, h d)
 
     def normal(X: Tensor) -> Tensor:
-        outputs = X.repeat_interleave(group, dim=0) @ B  # (h, d, D)
-        seen = (gram @ outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2])
-        return _sum_groups(seen @ B.mT, k)
+        seen = X.repeat_interleave(h // k, dim=0) @ outputs  # (h, d, h r)
+        return _sum_groups(gram @ seen.flatten(0, 1).unflatten(-1, (h, r)).transpose(0, 1), k)
 
     residual = _sum_groups(goal @ B.mT, k) - normal(T)
     direction, size = residual, residual.square().sum()

@@ -22,20 +22,23 @@ DEPENDENCE = 1e-10
 TIE = 1e-3
 
 
-def products(x: Tensor, y: Tensor) -> Tensor:
-    """x^T y of rows (n, I) and (n, D), in float64.
+def products(x: Tensor, y: Tensor, total: Tensor | None = None) -> Tensor:
+    """x^T y of rows (n, I) and (n, D), in float64; added to `total`, where there is one.
 
     On a GPU numbers of 16 bits are multiplied as they are: their products are exact in float32, where the
     tensor cores add them up, ten times as fast as float32 would be. A `y` of more bits is taken as two.
     """
     if torch.float64 in (x.dtype, y.dtype):
-        return x.double().mT @ y.double()
-    if not (x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)):
-        return (x.float().mT @ y.float()).double()
-    total = torch.zeros(x.shape[1], y.shape[1], dtype=torch.float64, device=x.device)
-    coarse = y.to(x.dtype)
-    for part in (y,) if y.dtype == x.dtype else (coarse, (y - coarse.to(y.dtype)).to(x.dtype)):
-        total += torch.mm(x.mT, part, out_dtype=torch.float32)
+        parts = iter((x.double().mT @ y.double(),))
+    elif not (x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)):
+        parts = iter((x.float().mT @ y.float(),))
+    else:
+        coarse = y.to(x.dtype)
+        shorter = (y,) if y.dtype == x.dtype else (coarse, (y - coarse.to(y.dtype)).to(x.dtype))
+        parts = (torch.mm(x.mT, part, out_dtype=torch.float32) for part in shorter)
+    for part in parts:
+        total = part.double() if total is None else total.add_(part)
+    assert total is not None
     return total
 
 
