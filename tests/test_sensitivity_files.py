@@ -19,7 +19,7 @@ CALIBRATION = tokens_from_tensor(tokens(6, 20, seed=5))
 def planned(path: Path | None, ratio: float = 0.2, **settings: Any) -> Plan:
     model, calibration = settings.pop("model", None) or tiny("gpt2"), settings.pop("text", CALIBRATION)
     config = CompressConfig(method="asvd", ratio=ratio, align=None, allocate="search", **settings)
-    return ranks.linear_plan(model, config, calibration, kept=path)
+    return ranks.linear_plan(model, config, calibration, path=path)
 
 
 def test_another_ratio_measures_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def solve(
         plan=plan,
         progress=progress,
     )
-    run.ledger = Ledger(getattr(model, "layer_store", None))
+    run.ledger = Ledger(model)
     return flow.solve_layers(run)
 
 
@@ -184,7 +184,7 @@ def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step
             hashes.add(step.token_hash)
         plan = flow.finish(Run(model=model, config=config, tokens=None, plan=plan), original)
     token_hash = hashes.pop() if len(hashes) == 1 else None
-    return flow.with_receipt(model, config, plan, losses, token_hash=token_hash, seconds=clock.seconds())
+    return flow.with_receipt(model, config, plan, losses, token_hash, clock.seconds())
 
 
 def perplexity(

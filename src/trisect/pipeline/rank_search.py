@@ -114,11 +114,11 @@ def linear_plan(
     tokens: Tokens | None = None,
     *,
     progress: Progress | None = None,
-    kept: str | Path | None = None,
+    path: str | Path | None = None,
 ) -> Plan:
     """The ranks (or kept weights) of every linear map that a method on linear maps is to change.
 
-    Uniform ranks need sizes only: there `model` may be a ModelShape.
+    Uniform ranks need sizes only: there `model` may be a ModelShape. What a search measures stays in the file `path`.
     """
     shape, method = model if isinstance(model, ModelShape) else shape_of(model), get_method(config.method)
     assert isinstance(method, LinearMethod)
@@ -140,7 +140,7 @@ def linear_plan(
         model=model,
         tokens=tokens,
         progress=progress,
-        kept=None if kept is None else Path(kept),
+        kept=None if path is None else Path(path),
     )
     if not problem.sizes:
         asked, known = ",".join(config.parts), ",".join(method.parts)

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from trisect.plan import Curves, Plan, check_plannable, plan_for, planner_for, p
 from trisect.plan.curves import TRIES, predicted_within, smallest_within
 from trisect.plan.problem import grid_of
 from trisect.records.parts import COMPONENTS, Solution
-from trisect.records.shapes import LayerShape, ModelShape, widths_of
+from trisect.records.shapes import ModelShape, widths_of
 from trisect.support import distributed
 from trisect.support.clock import stage, timing
 from trisect.support.receipt import build_receipt
@@ -60,7 +60,9 @@ class Run:
     def options(self) -> Options:
         """What solvers may read; too few tokens to refit millions of weights count as asking not to."""
         options = options_of(self.config)
-        few = self.tokens is None or self.tokens.ids.numel() < REFIT_TOKENS * max(map(_shared_by, self.shape.layers))
+        # Neurons that share the tokens of a layer: all of an MLP, or of one expert for its share of them.
+        neurons = [x.mlp * x.experts / max(1, x.top_k) if x.experts else x.mlp for x in self.shape.layers]
+        few = self.tokens is None or self.tokens.ids.numel() < REFIT_TOKENS * max(neurons)
         return replace(options, without=(*options.without, REFITS[0])) if few else options
 
     @cached_property
@@ -149,26 +151,22 @@ def compress(
     model: Any,
     config: CompressConfig,
     *,
-    tokenizer: Any = None,
-    tokens: Tokens | None = None,
-    moments: str | Path | None = None,
     curves: str | Path | None = None,
-    plan: Plan | None = None,
     work: Path | None = None,
-    progress: Progress | None = None,
     planned: Callable[[Plan], None] | None = None,
+    **given: Any,
 ) -> Compressed:
     """Compress a model in place and say what it cost.
 
-    Statistics come from `moments` if given, else from `tokens`, else from `config.calibration`. Loss curves,
-    or ASVD's sensitivities, are read from the file `curves` where the plan needs them, or measured and
-    written there. A `plan` given is carried out as it is. With a folder `work`, every finished layer is kept
-    there, and a run that finds some goes on after them. `planned` is called with the plan before any solving.
+    What is `given` is as for `open_run`; a plan among it is carried out as it is. Loss curves, or ASVD's
+    sensitivities, are read from the file `curves` where the plan needs them, or measured and written there.
+    With a folder `work`, every finished layer is kept there, and a run that finds some goes on after them.
+    `planned` is called with the plan before any solving.
     """
     with timing(next(model.parameters()).device) as clock:
-        run = open_run(model, config, tokenizer=tokenizer, tokens=tokens, moments=moments, progress=progress)
+        run = open_run(model, config, **given)
         run.ledger, known = open_ledger(model, run.config, run.token_hash, work)
-        run.plan = plan or known
+        run.plan = run.plan or known
         if run.plan is None:
             with stage("plan"):
                 run.plan = distributed.broadcast(make_plan(run, curves=curves))
@@ -181,35 +179,23 @@ def compress(
             log.warning("left whole: %s", "; ".join(whole))
         for step in solve_layers(run):
             step.apply()
-            run.ledger.note(step.layer, step.entry())
+            run.ledger.note(step.entry())
         found = finish(run, original)
     losses = [entry for _, entries in sorted(run.ledger.losses.items()) for entry in entries]
-    return with_receipt(
-        run.model,
-        run.config,
-        found,
-        losses,
-        token_hash=run.token_hash,
-        seconds=clock.seconds(),
-        last_norm_scale=run.ledger.last_norm_scale,
-        whole=whole,
-    )
-
-
-def _shared_by(layer: LayerShape) -> float:
-    """Neurons that share the tokens of a layer: all of an MLP, or of one expert for its share of them."""
-    return layer.mlp * layer.experts / max(1, layer.top_k) if layer.experts else layer.mlp
+    more = {"last_norm_scale": run.ledger.last_norm_scale, "left_whole": whole or None}
+    return with_receipt(model, run.config, found, losses, run.token_hash, clock.seconds(), **more)
 
 
 def solve_layers(run: Run) -> Iterator[Step]:
     """The one loop. Gives one solution after the other; whoever takes a step applies it before the next."""
     statistics = statistics_for(run)
     for view in statistics.layers():
-        if run.ledger.has(view.index):
+        if view.index in run.ledger.finished:
             run.ledger.restore(view)
         else:
             for number, component in enumerate(run.components(view.index)):
-                step = solve_step(run, view, component, statistics.moments(view, component), number)
+                owner = (view.index * len(COMPONENTS) + number) % distributed.world_size()
+                step = solve_step(run, view, component, statistics.moments(view, component), owner)
                 yield step
                 if not step.applied and run.method.in_order:
                     raise TrisectError(
@@ -223,25 +209,17 @@ def solve_layers(run: Run) -> Iterator[Step]:
     run.ledger.last_norm_scale = statistics.close()
 
 
-def solve_step(run: Run, view: LayerView, component: str, moments: dict[str, Any], number: int) -> Step:
-    """Solve one component of a layer in one process, and broadcast its solution to the others."""
-    assert run.plan is not None
+def solve_step(run: Run, view: LayerView, component: str, moments: dict[str, Any], owner: int) -> Step:
+    """Solve one component of a layer in the process `owner`, and broadcast its solution to the others."""
     width, solution = run.width(view, component), None
     part = view.part(STEPS.get(component, component))
-    owner = (view.index * len(COMPONENTS) + number) % distributed.world_size()
     with stage(component):
         if distributed.rank() == owner:
             solution = solve(run.method, component, part, moments, width=width, options=run.options)
         device = next(view.layer.parameters()).device
         solution = distributed.broadcast_record(solution, owner=owner, device=device)
-    return Step(
-        view=view,
-        component=component,
-        width=width,
-        solution=solution,
-        token_hash=run.token_hash,
-        calibration=run.config.calibration,
-    )
+    source: dict[str, Any] = {"token_hash": run.token_hash, "calibration": run.config.calibration}
+    return Step(view=view, component=component, width=width, solution=solution, **source)
 
 
 def open_run(
@@ -254,7 +232,10 @@ def open_run(
     plan: Plan | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """A run with its tokens read and everything checked that can be refused before the work."""
+    """A run with its tokens read and everything checked that can be refused before the work.
+
+    Statistics come from `moments` if given, else from `tokens`, else from `config.calibration`.
+    """
     config = with_method_defaults(config)
     check_model(model, config)
     if moments is None:
@@ -267,17 +248,18 @@ def open_run(
 
 def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     """Widths for the components, or ranks for the linear maps, whichever the method works on."""
-    check_plannable(run.config)
-    if run.method.linear:
-        return linear_plan(run.model, run.config, run.tokens, progress=run.progress, kept=curves)
-    check_parts(run.method, run.config.parts)
-    if "qk" in run.config.parts and "x_energy" in run.method.reads["qk"] and any(x.kv_in for x in run.shape.layers):
+    config, method = run.config, run.method
+    given: dict[str, Any] = {"tokens": run.tokens, "path": curves, "progress": run.progress}
+    check_plannable(config)
+    if method.linear:
+        return linear_plan(run.model, config, **given)
+    check_parts(method, config.parts)
+    if "qk" in config.parts and "x_energy" in method.reads["qk"] and any(x.kv_in for x in run.shape.layers):
         raise TrisectError(
-            f"{run.method.name} weighs queries and keys by the hidden states, and here they are made of latents; "
+            f"{method.name} weighs queries and keys by the hidden states, and here they are made of latents; "
             "use --method a3, or --parts mlp."
         )
-    found = curves_for(run.model, run.config, run.tokens, path=curves, progress=run.progress)
-    return plan_for(shape_of(run.model), run.config, found)
+    return plan_for(run.shape, config, curves_for(run.model, config, **given))
 
 
 def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | None = None) -> Plan:
@@ -310,20 +292,15 @@ def with_receipt(
     config: CompressConfig,
     plan: Plan,
     losses: list[dict[str, Any]],
-    *,
     token_hash: str | None,
     seconds: dict[str, float],
-    last_norm_scale: float | None = None,
-    whole: Sequence[str] = (),
+    **more: Any,
 ) -> Compressed:
-    """The model with its receipt."""
+    """The model with its receipt, and in it what is known of anything more."""
     timings = {"compress": sum(seconds.values()), **seconds}
     receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=token_hash, timings=timings)
-    model.receipt = {**receipt, "plan": plan.to_dict(), "losses": losses}
-    if last_norm_scale is not None:
-        model.receipt["last_norm_scale"] = last_norm_scale
-    if whole:
-        model.receipt["left_whole"] = list(whole)
+    known = {name: value for name, value in more.items() if value is not None}
+    model.receipt = {**receipt, "plan": plan.to_dict(), "losses": losses, **known}
     return Compressed(model=model, plan=plan, losses=losses, receipt=model.receipt)
 
 
@@ -341,35 +318,24 @@ def check_model(model: Any, config: CompressConfig) -> None:
     """Refuse weights that are not finite, experts that cannot go, and a model that cannot become portable."""
     check_finite(model)
     method = get_method(config.method)
-    if config.drop_experts or (isinstance(method, ComponentMethod) and method.mixture is not None):
-        check_experts(model, config)
     if config.portable:
         from trisect.export.stock import check_portable
 
         check_portable(model, config.parts)
-
-
-def check_experts(model: Any, config: CompressConfig) -> None:
-    """Refuse to drop experts where there are none, where they are not to be touched, or where all are needed."""
-    what = "--drop-experts" if config.drop_experts else f"--method {config.method}"
+    if not config.drop_experts and not (isinstance(method, ComponentMethod) and method.mixture is not None):
+        return
+    what = ("--drop-experts" if config.drop_experts else f"--method {config.method}") + " drops experts"
     mixtures = [view.experts for view in layer_views(model) if view.experts is not None]
     if not mixtures:
-        raise TrisectError(f"{what} drops experts, and this model has none; use --method a3+ without --drop-experts.")
+        raise TrisectError(f"{what}, and this model has none; use --method a3+ without --drop-experts.")
     if "mlp" not in config.parts:
-        raise TrisectError(f"{what} drops experts, which are no part of {','.join(config.parts)}; add mlp to --parts.")
+        raise TrisectError(f"{what}, which are no part of {','.join(config.parts)}; add mlp to --parts.")
     for mixture in mixtures:
         mixture.check_droppable()
 
 
 def compress_within(
-    model: Any,
-    config: CompressConfig,
-    *,
-    tokenizer: Any = None,
-    tokens: Tokens | None = None,
-    curves: str | Path | None = None,
-    tries: int = TRIES,
-    progress: Progress | None = None,
+    model: Any, config: CompressConfig, *, curves: str | Path | None = None, tries: int = TRIES, **given: Any
 ) -> Compressed:
     """The smallest of a few compressed copies inside the bound of `config.goal`; `model` stays as it is.
 
@@ -377,21 +343,28 @@ def compress_within(
     window in four (the last ones, which loss curves are measured on, too) takes no part in solving.
     Memory holds the model, the best copy and the one being tried. The receipt lists all trials.
     """
-    goal = _bound(config)
+    goal, method = config.goal, get_method(config.method)
+    if not isinstance(goal, Increase):
+        raise TrisectError("No bound on perplexity was given; set max_ppl_increase, e.g. to '5%'.")
+    if method.linear:
+        raise TrisectError(
+            f"{method.name} has ranks of single linear maps and no widths to search over; "
+            "use --ratio, or --method a3+."
+        )
+    check_parts(method, config.parts)
     refuse_streamed(model, "A bound on perplexity is kept by trying copies, which")
-    config = with_method_defaults(config)
-    check_model(model, config)
-    config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
-    solving, testing = _split(tokens)
-    loss_curves = curves_for(model, config, tokens, path=curves, progress=progress)
-    shape = shape_of(model)
+    run = open_run(model, config, **given)
+    config, shape = run.config, run.shape
+    assert run.tokens is not None
+    solving, testing = _split(run.tokens)
+    loss_curves = curves_for(model, config, run.tokens, path=curves, progress=run.progress)
     problem = problem_for(shape, config)
     dense = perplexity(model, testing)
     bound = goal.nats(dense.nll)
     inside: list[Compressed] = []
 
     def measure(plan: Plan) -> float:
-        trial = compress(copy.deepcopy(model), config, tokens=solving, plan=plan, progress=progress)
+        trial = compress(copy.deepcopy(model), config, tokens=solving, plan=plan, progress=run.progress)
         rise = perplexity(trial.model, testing).nll - dense.nll
         if rise <= bound:
             inside[:] = [trial]  # later trials inside the bound are smaller ones
@@ -413,27 +386,12 @@ def compress_within(
     return inside[0]
 
 
-def _bound(config: CompressConfig) -> Increase:
-    goal, method = config.goal, get_method(config.method)
-    if not isinstance(goal, Increase):
-        raise TrisectError("No bound on perplexity was given; set max_ppl_increase, e.g. to '5%'.")
-    if method.linear:
-        raise TrisectError(
-            f"{config.method} has ranks of single linear maps and no widths to search over; "
-            "use --ratio, or --method a3+."
-        )
-    check_parts(method, config.parts)
-    return goal
-
-
 def _split(tokens: Tokens) -> tuple[Tokens, Tokens]:
     """Windows to solve on, and windows to measure on."""
     if len(tokens.ids) < 2:
         raise TrisectError(
             "A bound on perplexity is measured on calibration windows set aside; give --samples 8 or more."
         )
-    solving, testing = held_out(tokens.ids)
-    return (
-        tokens_from_tensor(solving, f"{tokens.source} (solving)"),
-        tokens_from_tensor(testing, f"{tokens.source} (held out)"),
-    )
+    names = f"{tokens.source} (solving)", f"{tokens.source} (held out)"
+    solving, testing = map(tokens_from_tensor, held_out(tokens.ids), names)
+    return solving, testing

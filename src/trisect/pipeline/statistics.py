@@ -61,7 +61,7 @@ class Statistics:
 
     def reads(self, layer: int) -> frozenset[str]:
         """The moments that a layer's solvers read; none where the layer was finished before."""
-        if self.run.ledger.has(layer):
+        if layer in self.run.ledger.finished:
             return frozenset()
         return frozenset().union(*(self.run.method.reads_for(name) for name in self.run.components(layer)))
 
@@ -112,7 +112,7 @@ class Sequential(Statistics):
             names = frozenset(name for name in self.reads(view.index) if not name.startswith(NARROW))
             with recording(view, Accumulator(names, shared=windows.shared)) as whole:
                 dense.advance(view, progress=run.progress)
-            if not run.ledger.has(view.index):
+            if view.index not in run.ledger.finished:
                 with recording(view, Accumulator(names, shared=windows.shared)) as cut:
                     self.narrow.copy().advance(view)
                 behind = {f"{NARROW}{name}": value for name, value in cut.means(view.index).items()}
@@ -145,7 +145,7 @@ class Repaired(Statistics):
         )
         for view in walk(run.model):
             narrowed = "qk" in run.components(view.index) and self._width(view) != view.shape().qk
-            names = run.method.slot_reads if narrowed and not run.ledger.has(view.index) else frozenset()
+            names = run.method.slot_reads if narrowed and view.index not in run.ledger.finished else frozenset()
             self.current = self.streams.begin(view, names, progress=run.progress)
             yield view
 
