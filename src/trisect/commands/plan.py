@@ -76,8 +76,8 @@ def inspect(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode 
     for line in info["left_whole"]:
         screen.say(f"left whole: {line}")
     now, was = budget_of(current), budget_of(original)
-    facts = {**now.to_dict(), "ratio": compare(was, now).ratio, "layers": _widths(current)}
-    facts["original"] = {**was.to_dict(), "layers": _widths(original)}
+    facts = {**asdict(now), "ratio": compare(was, now).ratio, "layers": _widths(current)}
+    facts["original"] = {**asdict(was), "layers": _widths(original)}
     screen.keep_measurement(json, {"model": model, **facts, **info})
     screen.say_next(f"trisect eval {name}" if method else f"trisect compress {name} -o OUT --ratio 0.25")
 

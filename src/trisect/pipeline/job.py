@@ -5,9 +5,10 @@
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from trisect.models.streamed import STREAM
 from trisect.pipeline import run as flow
 from trisect.pipeline.loss_curves import curves_for
 from trisect.pipeline.run import Compressed, check_model, compress, compress_within
-from trisect.pipeline.statistics import calibrated_as
 from trisect.plan import CURVED, UNITS, Curves, Plan, apply_plan, budget_of, compare, outlook, read_curves
 from trisect.records.shapes import ModelShape
 from trisect.support import distributed
@@ -57,6 +57,8 @@ class Job:
     other_text: bool = True  # whether that other text is wanted
     load_options: dict[str, Any] = field(default_factory=dict)
     fresh: bool = False  # forget what an interrupted run has finished
+    say: Say = lambda line: None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +71,17 @@ class Result(Compressed):
     perplexities: list[tuple[Perplexity, Perplexity]]  # before and after, on one text after the other
 
 
-Texts = tuple[CompressConfig, Tokens | None, Sequence[Tokens]]
-"""What a run reads: the config with nothing left open, tokens to calibrate on, and texts to evaluate on."""
-
-
 def carry_out(job: Job, *, say: Say = lambda line: None, progress: Progress | None = None) -> Result:
     """Carry out a job; everything that can be refused is refused first."""
     refuse_early(job)
     with distributed.process_group(job.load_options.get("device", "cpu")) as device:
-        if not distributed.is_rank_zero():
-            say, progress = (lambda line: None), None
         job = replace(job, load_options={**job.load_options, "device": device})
+        if distributed.is_rank_zero():
+            job = replace(job, say=say, progress=progress)
         if job.out is not None and not job.config.portable:
-            say("The result runs where trisect is installed; --portable: in stock engines too, less accurate.")
+            job.say("The result runs where trisect is installed; --portable: in stock engines too, less accurate.")
         with _work_folder(job) as work:
-            result = _compress_in_memory(job, work, say=say, progress=progress)
+            result = _compress_in_memory(job, work)
             if job.out is not None and distributed.is_rank_zero():
                 streamed = work is not None and hasattr(result.model, "layer_store")
                 layers = sorted(work.glob("layer-*")) if work is not None and streamed else None
@@ -122,21 +120,20 @@ def refuse_early(job: Job) -> None:
             check_disk_space(job.out, 2 * budget_of(shape).parameters * shape.bytes_per_element)
 
 
-def _compress_in_memory(job: Job, work: Path | None, *, say: Say, progress: Progress | None) -> Result:
+def _compress_in_memory(job: Job, work: Path | None) -> Result:
     """Load, compress and measure; where the device runs out of memory, again with smaller batches."""
-    texts = None
+    evaluations = None
     while True:
         loaded = _loaded(job)
         check_model(loaded.model, job.config)
-        if texts is None:
-            texts = read_texts(job, loaded, say=say, progress=progress)
-            job = replace(job, config=texts[0])
+        if evaluations is None:
+            job, evaluations = read_texts(job, loaded)
         try:
-            return _compress_and_measure(job, loaded, texts, work, say=say, progress=progress)
+            return _compress_and_measure(job, loaded, evaluations, work)
         except torch.OutOfMemoryError as error:
             if not isinstance(job.model, str):
                 raise
-            job = replace(job, config=_with_smaller_batches(job.config, error, say=say))
+            job = _with_smaller_batches(job, error)
             del loaded
             torch.cuda.empty_cache()
 
@@ -149,32 +146,26 @@ def _loaded(job: Job) -> Loaded:
     return loaded if job.tokenizer is None else replace(loaded, tokenizer=job.tokenizer)
 
 
-def _compress_and_measure(
-    job: Job, loaded: Loaded, texts: Texts, work: Path | None, *, say: Say, progress: Progress | None
-) -> Result:
+def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], work: Path | None) -> Result:
     """Compress, with perplexity before and after on each of the evaluation texts.
 
     In place, unless copies are tried to stay within a bound on perplexity.
     """
 
-    _, tokens, evaluations = texts
-
     def measure(model: Any, when: str) -> list[Perplexity]:
-        return [
-            perplexity(model, text, progress=_of_stage(progress, f"perplexity {when}, {text.source}"))
-            for text in evaluations
-        ]
+        stages = [f"perplexity {when}, {text.source}" for text in evaluations]
+        reports = [None if job.progress is None else partial(job.progress, stage) for stage in stages]
+        return [perplexity(model, text, progress=each) for text, each in zip(evaluations, reports, strict=True)]
 
     before = shape_of(loaded.model)
-    planned = _say_outlook(before, job.config, say)
+    planned = _say_outlook(before, job.config, job.say)
     was = measure(loaded.model, "before")
-    given: dict[str, Any] = {"tokens": tokens, "curves": job.curves, "progress": progress}
+    given: dict[str, Any] = {"tokens": job.tokens, "curves": job.curves, "progress": job.progress}
     if not isinstance(job.config.goal, Increase):
         found = compress(loaded.model, job.config, moments=job.moments, work=work, planned=planned, **given)
     else:
         found = compress_within(loaded.model, job.config, **given)
-    both = list(zip(was, measure(found.model, "after"), strict=True))
-    return _result(job, loaded, found, before, both)
+    return _result(job, loaded, found, before, list(zip(was, measure(found.model, "after"), strict=True)))
 
 
 def _result(
@@ -182,21 +173,24 @@ def _result(
 ) -> Result:
     """The one receipt: in `model.receipt`, in receipt.json and in the file of --json."""
     after = shape_of(found.model)
-    old, new = budget_of(before), budget_of(after)
     rows = [{"before": asdict(was), "after": asdict(now)} for was, now in perplexities]
+    names = {"source": loaded.name or None, "model": loaded.name or None, "source_bytes": loaded.num_bytes}
+    names["out"] = None if job.out is None else str(job.out)
     receipt = {
         **found.receipt,
-        **({"source": loaded.name, "model": loaded.name} if loaded.name else {}),
-        **({"source_bytes": loaded.num_bytes} if loaded.num_bytes is not None else {}),
-        **({"out": str(job.out)} if job.out is not None else {}),
-        **compare(old, new).to_dict(),
-        "before": old.to_dict(),
-        "after": new.to_dict(),
+        **{name: value for name, value in names.items() if value is not None},
+        **sizes(before, after),
         **({"perplexity": rows[0], "perplexities": rows} if rows else {}),
     }
     found.model.receipt = receipt
     facts = {**vars(found), "receipt": receipt, "before": before, "after": after, "perplexities": perplexities}
     return Result(tokenizer=loaded.tokenizer, **facts)
+
+
+def sizes(before: ModelShape, after: ModelShape) -> dict[str, Any]:
+    """What both sides of a cut count, and the shares that are gone: the part that receipt and plan share."""
+    old, new = budget_of(before), budget_of(after)
+    return {**asdict(compare(old, new)), "before": asdict(old), "after": asdict(new)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,17 +207,15 @@ class Planned:
 
 def plan_before_work(job: Job, *, say: Say, progress: Progress | None) -> Planned:
     """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
-    config = flow.with_method_defaults(job.config)
+    job = replace(job, config=flow.with_method_defaults(job.config), say=say, progress=progress)
+    config = job.config
     shape, _, _ = read_shape(job.model, trust_remote_code=job.load_options["trust_remote_code"])
-    known = _known_curves(job, config, say=say, progress=progress)
+    known = _known_curves(job)
     plan = flow.plan_from_shape(shape, config, known)
     after, outcome = apply_plan(shape, plan), outlook(shape, config, plan)
     rise = None if known is None else known.rise(shape, plan)
-    old, new = budget_of(shape), budget_of(after)
     facts = {
-        **compare(old, new).to_dict(),
-        "before": old.to_dict(),
-        "after": new.to_dict(),
+        **sizes(shape, after),
         "plan": plan.to_dict(),
         "allocate": config.allocate,
         "budget": outcome.counts(),
@@ -238,28 +230,27 @@ def plan_before_work(job: Job, *, say: Say, progress: Progress | None) -> Planne
     return Planned(plan=plan, before=shape, after=after, outlook=str(outcome), facts=facts, lines=lines)
 
 
-def _known_curves(job: Job, config: CompressConfig, *, say: Say, progress: Progress | None) -> Curves | None:
+def _known_curves(job: Job) -> Curves | None:
     """From their file; one that does not exist yet is measured and written, as `compress` does."""
     path = job.curves
-    if path is None or get_method(config.method).linear:  # ranks of linear maps have no use for curves
+    if path is None or get_method(job.config.method).linear:  # ranks of linear maps have no use for curves
         return None
     if path.exists():
         return read_curves(path)
-    if config.allocate not in CURVED:
+    if job.config.allocate not in CURVED:
         raise TrisectError(
             f"There are no loss curves at {path}; --allocate search or balanced measures and writes them."
         )
     check_writable(path)
     loaded = _loaded(job)
-    prepared = _prepared(loaded, config, say=say, progress=progress)
-    return curves_for(loaded.model, config, prepared.tokens, path=path, progress=progress)
+    return curves_for(loaded.model, job.config, _prepared(job, loaded).tokens, path=path, progress=job.progress)
 
 
-def _prepared(loaded: Loaded, config: CompressConfig, *, say: Say, progress: Progress | None) -> Prepared:
-    """Calibration tokens, and what they are."""
-    prepared = prepare(loaded.model, config, loaded.tokenizer, progress=progress)
+def _prepared(job: Job, loaded: Loaded) -> Prepared:
+    """Calibration tokens; says what they are."""
+    prepared = prepare(loaded.model, job.config, loaded.tokenizer, progress=job.progress)
     for line in (prepared.line(), *prepared.notes):
-        say(line)
+        job.say(line)
     return prepared
 
 
@@ -277,62 +268,46 @@ def _say_outlook(shape: ModelShape, config: CompressConfig, say: Say) -> Callabl
     return lambda plan: say(str(outlook(shape, config, plan)))
 
 
-def read_texts(job: Job, loaded: Loaded, *, say: Say, progress: Progress | None) -> Texts:
-    """Read the texts of a run and say which they are."""
-    if job.tokens is not None:
-        return job.config, job.tokens, _evaluations(job, loaded, None, say)
-    if job.moments is not None:
-        return _texts_of_moments(job, loaded, say)
-    prepared = _prepared(loaded, job.config, say=say, progress=progress)
-    config = replace(job.config, calibration=prepared.calibration)
-    job = replace(job, config=config)
-    return config, prepared.tokens, _evaluations(job, loaded, prepared, say)
-
-
-def _texts_of_moments(job: Job, loaded: Loaded, say: Say) -> Texts:
-    """Nothing is calibrated now; the text of the moments is read for what is held out of it."""
-    info = read_info(str(job.moments))
-    config = calibrated_as(job.config, info)
-    length = config.calibration.length or usual_length(loaded.model)
-    job = replace(job, config=replace(config, calibration=replace(config.calibration, length=length)))
-    say(f"Calibrated on {info.source}: moments of {info.num_tokens:,} tokens.")
+def read_texts(job: Job, loaded: Loaded) -> tuple[Job, list[Tokens]]:
+    """The job with nothing left open about its calibration, and the texts to evaluate on; says which they are."""
     prepared = None
-    if job.evaluate is None:
+    if job.tokens is None and job.moments is None:
+        prepared = _prepared(job, loaded)
+        config = replace(job.config, calibration=prepared.calibration)
+        job = replace(job, config=config, tokens=prepared.tokens)
+    elif job.tokens is None:
+        # Nothing is calibrated now; the text of the moments is read for what is held out of it.
+        info = read_info(str(job.moments))
+        length = job.config.calibration.length or usual_length(loaded.model)
+        calibration = replace(job.config.calibration, source=info.source, length=length)
+        job = replace(job, config=replace(job.config, calibration=calibration))
+        job.say(f"Calibrated on {info.source}: moments of {info.num_tokens:,} tokens.")
         try:
-            prepared = prepare(loaded.model, job.config, loaded.tokenizer)
+            prepared = prepare(loaded.model, job.config, loaded.tokenizer) if job.evaluate is None else None
         except TrisectError as error:
             raise TrisectError(
                 f"What to measure on cannot be held out of the text of {job.moments}: {error} Or name a text "
                 "with --eval, or --eval none."
             ) from error
-    return job.config, None, _evaluations(job, loaded, prepared, say)
+    return job, [] if job.evaluate == NO_TEXT else _evaluations(job, loaded, prepared)
 
 
-def _evaluations(job: Job, loaded: Loaded, prepared: Prepared | None, say: Say) -> list[Tokens]:
+def _evaluations(job: Job, loaded: Loaded, prepared: Prepared | None) -> list[Tokens]:
     """The text that was named, or what is held out of calibration."""
-    if job.evaluate == NO_TEXT:
-        return []
     if job.evaluate is None:
         if prepared is None:
             raise TrisectError("Calibration tokens have nothing held out; name a text to evaluate on.")
         found, notes = held_out_texts(prepared, loaded.tokenizer, count=job.eval_windows, other=job.other_text)
         for note in notes:
-            say(note)
+            job.say(note)
         return found
-    named = load_tokens(
-        job.evaluate,
-        loaded.tokenizer,
-        samples=job.eval_windows,
-        length=job.config.calibration.length or usual_length(loaded.model),
-        sampling="first",
-        seed=job.config.seed,
-        split="evaluation",
-    )
-    return [named]
+    length = job.config.calibration.length or usual_length(loaded.model)
+    cut: dict[str, Any] = {"samples": job.eval_windows, "length": length, "sampling": "first", "seed": job.config.seed}
+    return [load_tokens(job.evaluate, loaded.tokenizer, split="evaluation", **cut)]
 
 
-def _with_smaller_batches(config: CompressConfig, error: Exception, *, say: Say) -> CompressConfig:
-    calibration = config.calibration
+def _with_smaller_batches(job: Job, error: Exception) -> Job:
+    calibration = job.config.calibration
     assert calibration.length is not None
     size = calibration.batch_size or max(1, TOKENS_PER_BATCH // calibration.length)
     if distributed.world_size() > 1:
@@ -346,8 +321,8 @@ def _with_smaller_batches(config: CompressConfig, error: Exception, *, say: Say)
             "The device has too little memory even for one window at a time; use --stream on, a shorter "
             "--length, or --states host."
         ) from error
-    say(f"out of memory: again with batches of {size // 2} windows")
-    return replace(config, calibration=replace(calibration, batch_size=size // 2))
+    job.say(f"out of memory: again with batches of {size // 2} windows")
+    return replace(job, config=replace(job.config, calibration=replace(calibration, batch_size=size // 2)))
 
 
 @contextmanager
@@ -361,8 +336,3 @@ def _work_folder(job: Job) -> Iterator[Path | None]:
             done = 0 if work is None else len(list(work.glob("layer-*")))
             kept = f"{done} finished layer{'s are' if done > 1 else ' is'} kept: the same command goes on from there."
             raise KeyboardInterrupt(kept if done else "") from error
-
-
-def _of_stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
-    """A callback with two numbers that reports as one stage."""
-    return None if progress is None else lambda done, total: progress(stage, done, total)

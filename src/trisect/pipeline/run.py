@@ -25,7 +25,7 @@ from trisect.models.view import LayerView
 from trisect.pipeline.loss_curves import curves_for, held_out
 from trisect.pipeline.rank_search import linear_plan
 from trisect.pipeline.resume import Ledger, open_ledger
-from trisect.pipeline.statistics import calibrated_as, refuse_stored_moments, statistics_for
+from trisect.pipeline.statistics import refuse_stored_moments, statistics_for
 from trisect.plan import Curves, Plan, check_plannable, plan_for, planner_for, problem_for
 from trisect.plan.curves import TRIES, predicted_within, smallest_within
 from trisect.plan.problem import grid_of
@@ -242,7 +242,7 @@ def open_run(
         config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
     else:
         refuse_stored_moments(get_method(config.method))
-        config = calibrated_as(config, read_info(str(moments)))
+        config = replace(config, calibration=replace(config.calibration, source=read_info(str(moments)).source))
     return Run(model=model, config=config, tokens=tokens, moments=moments, plan=plan, progress=progress)
 
 

@@ -5,7 +5,6 @@ before it are solved and in place, and carries the hidden states on when the lay
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -242,8 +241,3 @@ def calibrate(
     )
     save_moments(out, layers, info)
     return info
-
-
-def calibrated_as(config: CompressConfig, info: MomentsInfo) -> CompressConfig:
-    """The config with the text that stored moments are of."""
-    return replace(config, calibration=replace(config.calibration, source=info.source))

@@ -6,7 +6,7 @@ the decoder's linear layers are not in it: they shrink too, and are counted from
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,6 @@ class Budget:
     kv_bytes_per_token: int
     flops: int  # one prefill of PREFILL_LENGTH tokens through all decoder layers, batch 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {**asdict(self), "components": dict(self.components)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -43,10 +39,6 @@ class Change:
     parameters: float  # of the whole model, embeddings included
     kv_bytes_per_token: float
     flops: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {**asdict(self), "components": dict(self.components)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +92,16 @@ def budget_of(shape: ModelShape) -> Budget:
 
 def compare(before: Budget, after: Budget) -> Change:
     """What went, as fractions of what was there."""
+
+    def removed(old: int, new: int) -> float:
+        return 1 - new / old if old else 0.0
+
     return Change(
-        components={name: _removed(count, after.components[name]) for name, count in before.components.items()},
-        ratio=_removed(before.linear_parameters, after.linear_parameters),
-        parameters=_removed(before.parameters, after.parameters),
-        kv_bytes_per_token=_removed(before.kv_bytes_per_token, after.kv_bytes_per_token),
-        flops=_removed(before.flops, after.flops),
+        components={name: removed(count, after.components[name]) for name, count in before.components.items()},
+        ratio=removed(before.linear_parameters, after.linear_parameters),
+        parameters=removed(before.parameters, after.parameters),
+        kv_bytes_per_token=removed(before.kv_bytes_per_token, after.kv_bytes_per_token),
+        flops=removed(before.flops, after.flops),
     )
 
 
@@ -134,12 +130,11 @@ def linear_parameters(layer: LayerShape, name: str) -> int:
 def linear_sizes(layer: LayerShape, name: str) -> tuple[int, int]:
     """Inputs and outputs of one linear map."""
     D = layer.d_model
-    output_heads = 1 if layer.shared_output else layer.heads
     return {
         "q": (layer.q_in or D, layer.heads * (layer.qk + layer.rotated + layer.vo * layer.output_gate)),
         "k": (layer.kv_in or D, layer.kv_heads * layer.qk),
         "v": (layer.kv_in or D, layer.kv_heads * layer.vo),
-        "o": (output_heads * layer.vo, D),
+        "o": (linear_heads(layer, "o") * layer.vo, D),
         "gate": (D, layer.mlp),
         "up": (D, layer.mlp),
         "down": (layer.mlp, D),
@@ -198,10 +193,6 @@ def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> 
         norms=2 * rows * layer.d_model,
         residuals=2 * rows * layer.d_model,
     )
-
-
-def _removed(before: int, after: int) -> float:
-    return 1 - after / before if before else 0.0
 
 
 # What one component of one layer costs at a width. Every count of `budget_of` is a constant plus, per component, a
