@@ -17,18 +17,17 @@ Layout = Literal["half", "adjacent"]
 
 
 def head_angles(cos: Tensor, sin: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (b, t, k, p) that each key head rotates by; k = 1 when all heads share them.
+    """Cosines and sines (b, t, k, 2 p) that each key head rotates by; k = 1 when all heads share them.
 
     `cos`, `sin` are the model's own (b, t, 2 n), every frequency twice, so that any RoPE scaling the
     checkpoint uses is already inside. `index` (k, p) names the frequencies a head has kept.
     """
-    n = cos.shape[-1] // 2
-    cos, sin = cos[..., :n], sin[..., :n]
     if index is None:
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
-    places = index.flatten()
-    cos, sin = (x.index_select(-1, places).unflatten(-1, index.shape) for x in (cos, sin))
-    return cos, sin
+    places = torch.cat([index, index + cos.shape[-1] // 2], dim=-1).int()
+    grid = *cos.shape[:-1], *places.shape
+    places = places.flatten()
+    return cos.index_select(-1, places).view(grid), sin.index_select(-1, places).view(grid)
 
 
 def rate_angles(rates: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,12 +42,16 @@ def rate_angles(rates: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Rotate the leading pairs of the last dimension; channels beyond them pass.
+    """Rotate the leading pairs of the last dimension by cosines and sines (..., 2 p); channels beyond them pass.
 
-    A table wider than `x` is what the arithmetic is done in: one rounding, at the end.
+    A table of a wider type than `x` is what the arithmetic is done in: one rounding, at the end.
     """
-    p = cos.shape[-1]
+    p = cos.shape[-1] // 2
     first, second = split_pairs(x, p, layout)
+    if layout == "half" and x.shape[-1] == 2 * p:
+        # The same sums in half as many calls: on a CPU those are most of what a single token takes.
+        return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+    cos, sin = cos[..., :p], sin[..., :p]
     turned = first * cos - second * sin, second * cos + first * sin
     return joined_pairs(turned[0].to(x.dtype), turned[1].to(x.dtype), x[..., 2 * p :], layout)
 
@@ -56,7 +59,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 def rotate_heads(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, layout: Layout, *, inverse: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Queries (b, t, h, d) and keys (b, t, k, d) turned by the angles (b, t, k or 1, p) of their key head."""
+    """Queries (b, t, h, d) and keys (b, t, k, d) turned by the angles (b, t, k or 1, 2 p) of their key head."""
     if inverse:
         sin = -sin
     b, t, kv_heads, width = k.shape
@@ -119,11 +122,12 @@ def plain_rotation(
     cos, sin, index, rates, positions = angles
     if rates is not None:
         assert positions is not None
-        cos, sin = rate_angles(rates.view(torch.float32), positions)
+        once = rate_angles(rates.view(torch.float32), positions)
+        cos, sin = (torch.cat([x, x], dim=-1) for x in once)
     else:
         assert cos is not None
         assert sin is not None
-        cos, sin = head_angles(cos, sin, None if index is None else index.long())
+        cos, sin = head_angles(cos, sin, index)
     return rotate_heads(q, k, cos, sin, layout, inverse=inverse)
 
 

@@ -136,11 +136,12 @@ def sdpa(
     if sinks is not None:
         q, k, v, mask = with_sink(q, k, v, mask, sinks / scale, causal=causal)
         causal, way = False, route_of(q, k, v, mask)
-    q, k, v = prepared(q, k, v, way)
+    if way.copies:
+        q, k, v = prepared(q, k, v, way)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-    return out[..., :vo].transpose(1, 2)
+    return (out if way.pad is None else out[..., :vo]).transpose(1, 2)
 
 
 def with_sink(
@@ -158,8 +159,9 @@ def with_sink(
 
 def route_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Route:
     """The route for these tensors; training takes no detour around copies that the cache would pay for."""
-    if q.dtype == torch.float64 and q.device.type != "cpu":
-        return AS_THEY_ARE  # no fused kernel has float64
+    on_cpu = q.device.type == "cpu"
+    if q.shape[3] == v.shape[3] if on_cpu else q.dtype == torch.float64:
+        return AS_THEY_ARE  # what `_on_cpu` says, sooner; and no fused kernel has float64
     heads = Heads(
         qk=q.shape[3],
         vo=v.shape[3],

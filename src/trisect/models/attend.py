@@ -27,14 +27,15 @@ def function_name(asked: str, *, device: torch.device, capped: bool = False) -> 
 def _sdpa(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
     """Our way through torch's fused attention, for `attn_implementation="sdpa"`."""
     causal = module.is_causal if kwargs.get("is_causal") is None else kwargs["is_causal"]
-    settings = {"scale": kwargs["scaling"], "dropout": kwargs.get("dropout", 0.0), "sinks": kwargs.get("s_aux")}
-    return sdpa(q, k, v, mask, causal=bool(causal), **settings), None
+    dropout, sinks = kwargs.get("dropout", 0.0), kwargs.get("s_aux")
+    return sdpa(q, k, v, mask, scale=kwargs["scaling"], dropout=dropout, causal=bool(causal), sinks=sinks), None
 
 
 def _flash(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Attended:
     """Flash attention takes one width: transformers pads values up to keys, but cuts wider ones off."""
     attend, width = ALL_ATTENTION_FUNCTIONS[module.config._attn_implementation], max(q.shape[-1], v.shape[-1])
-    return attend(module, *(padded(x, width) for x in (q, k, v)), *args, **kwargs)
+    out, weights = attend(module, *(padded(x, width) for x in (q, k, v)), *args, **kwargs)
+    return out[..., : v.shape[-1]], weights
 
 
 def _vllm(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Attended:

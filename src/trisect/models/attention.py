@@ -85,6 +85,8 @@ class Attention(nn.Module):
     rotary_index: Tensor | None
     rotary_rates: Tensor | None
     is_causal: bool
+    window: int | None
+    """Tokens that a query sees; kept, since asking a config takes longer than a small layer's product."""
     shared_output = False
     tap: Tap | None = None
     fused: FusedMaps | None = None
@@ -125,7 +127,7 @@ class Attention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
         settings = {**self._settings(), "position_ids": position_ids, **kwargs}
         out, weights = attend(self, q, k, v, attention_mask, scaling=self.score_scale, **settings)
-        return self._put_out(out[..., : self.layout.vo], gate), weights
+        return self._put_out(out, gate), weights
 
     def _turned(
         self, q: Tensor, k: Tensor, table: Table | None, positions: Tensor | None, mask: Tensor | None
@@ -217,7 +219,7 @@ class Attention(nn.Module):
 
     def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (b, t, heads, qk) behind their norms, where they have any."""
-        norms = norms_of(self, self.family)
+        norms = norms_of(self, self.family) if self.family.norms else ()
         if not norms:
             return q, k
         if self.tap is not None:
@@ -244,11 +246,13 @@ class Attention(nn.Module):
 
     def _latent_maps(self, cache: Any) -> Maps:
         """The maps whose narrow side the cache holds: not keys behind a norm or a rotation."""
-        plain_keys = not self.layout.pairs and not norms_of(self, self.family)
-        none = cache is None or self.family.output_gate
-        names = () if none else ("k", "v") if plain_keys else ("v",)
-        maps = {name: self._map(name) for name in names}
-        return {name: m for name, m in maps.items() if isinstance(m, FactoredLinear) and m.cached}
+        if cache is None or self.family.output_gate:
+            return {}
+        maps = {name: self._map(name) for name in ("k", "v")}
+        found = {name: m for name, m in maps.items() if isinstance(m, FactoredLinear) and m.cached}
+        if "k" in found and (self.layout.pairs or norms_of(self, self.family)):
+            del found["k"]
+        return found
 
     def _as_heads(self, name: str, columns: Tensor, latent: Maps) -> Tensor:
         """(b, t, columns) of keys or values as heads (b, t, k, width); latents are expanded and clamped."""
@@ -333,14 +337,6 @@ class Attention(nn.Module):
         """(h,) what each head's softmax has beside its keys."""
         return named(self, self.family.sinks)
 
-    @property
-    def window(self) -> int | None:
-        if not getattr(self, "is_sliding", True):
-            return None
-        # Not as a default of getattr: reading a config takes transformers longer than some of our kernels.
-        owner = self if hasattr(self, "sliding_window") else self.config
-        return getattr(owner, "sliding_window", None)
-
     def _tempered(self, q: Tensor, positions: Any) -> Tensor:
         """Queries (b, t, h, qk) times the temperature of their positions, where the layer has one."""
         stock: Any = self
@@ -399,6 +395,14 @@ def _rotates(module: Any, family: Family, config: Any) -> bool:
     if family.rotates_windows and getattr(config, "sliding_window", None) is not None:
         return bool(config.layer_types[module.layer_idx] == "sliding_attention")
     return family.rotary is not None and (family.rotates is None or bool(getattr(module, family.rotates)))
+
+
+def window_of(module: Any, config: Any) -> int | None:
+    """How far back a layer's queries see, where that is bounded."""
+    if not getattr(module, "is_sliding", True):
+        return None
+    found: int | None = getattr(module if hasattr(module, "sliding_window") else config, "sliding_window", None)
+    return found
 
 
 def norms_of(module: Any, family: Family) -> tuple[nn.Module, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trisect.kernels import rotate_qk
 from trisect.kernels.rotary import Layout
-from trisect.models.attention import Attention, Maps, layout_of, named
+from trisect.models.attention import Attention, Maps, layout_of, named, window_of
 from trisect.models.families import Family, Latent
 from trisect.models.linear import QKV
 
@@ -129,6 +129,7 @@ def own(module: nn.Module, family: Family, config: Any) -> Attention:
         module.num_key_value_groups = layout.heads // layout.kv_heads
     module.clips_qk = module.clips_v = named(module, family.clip) or None
     module.is_causal = True
+    module.window = window_of(module, config)
     return module
 
 
