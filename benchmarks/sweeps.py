@@ -15,7 +15,7 @@ from torch import nn
 from trisect.bench import measure
 from trisect.bench.measure import Run, parameter_bytes
 from trisect.bench.rows import PHASES, TABLES, Case, Variant, cells
-from trisect.bench.sweep import Sweep, cases_of, described, measured_cases
+from trisect.bench.sweep import Sweep, cases_of, described, failed
 from trisect.errors import TrisectError
 from trisect.models import family_for
 from trisect.models.checkpoint import DTYPES
@@ -152,7 +152,15 @@ def _measured(
         use_attention(model, case.attention)
         return measured_row(model, variant, case, **settings)
 
-    for case, found in measured_cases(chain([first], cases), made, row):
+    model: Any = None
+    for case in chain([first], cases):
+        try:
+            model = made() if model is None else model
+            found = row(model, case)
+        except Exception as error:  # one model that does not fit must not take the others' rows with it
+            found = failed(error)
+        if case.mode == "compile":
+            torch.compiler.reset()
         yield case, found
         _make_room(variant)
 

@@ -1,6 +1,7 @@
 """`trisect bench` as a user meets it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,8 @@ def test_rows_that_fail_are_shown_and_end_in_a_code(
         (["MODEL", "--batch", "0"], "--batch takes whole numbers"),
         (["MODEL", "--length", "x"], "--length takes whole numbers"),
         (["MODEL", "--phase", "train"], "Unknown phase"),
+        (["MODEL", "--length", "4096"], "tokens, fewer than a prompt of"),
+        (["MODEL", "--new", "4096"], "tokens, fewer than a prompt of"),
         (["MODEL", "--graphs"], "CUDA graphs need a CUDA device"),
         (["MODEL", "--repeats", "0"], "at least 1"),
         (["MODEL", "--align", "7", "--latency-table", "t.json"], "Cannot align widths"),
@@ -118,3 +121,42 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert shown[0].startswith("error: ")
     assert message in shown[0]
     assert not out.exists()
+
+
+def test_models_are_timed_in_turn_and_each_as_often_as_asked(
+    narrow_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever slows the machine down while one model runs slows the others down as well."""
+    laps: list[tuple[int, int]] = []
+
+    def counting(work: Callable[[], object], count: int) -> list[float]:
+        laps.append((id(work), count))
+        return [1.0] * count
+
+    monkeypatch.setattr(measure, "laps_on", lambda device: counting)
+    typed = ["--length", "8", "--new", "20", "--phase", "decode", "-q", "--json", str(tmp_path / "bench.json")]
+    assert main(["bench", str(narrow_folder), *typed]) == 0
+    works = [work for work, _ in laps]
+    assert len(works) == 3 * sweep.TURNS
+    assert works == works[:3] * sweep.TURNS
+    for model in set(works):
+        assert sum(count for work, count in laps if work == model) == 20
+
+
+def test_a_speed_up_is_marked_noisy_when_either_of_its_two_models_was(
+    narrow_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the dense model's laps are uneven here, and what is compared with it cannot be trusted."""
+
+    def uneven(work: Callable[[], object], count: int) -> list[float]:
+        stock = "StockStepper" in getattr(work, "__qualname__", "")
+        return [2.0 if stock and lap % 2 else 1.0 for lap in range(count)]
+
+    monkeypatch.setattr(measure, "laps_on", lambda device: uneven)
+    typed = ["--length", "8", "--new", "20", "--phase", "decode", "-q", "--json", str(tmp_path / "bench.json")]
+    assert main(["bench", str(narrow_folder), *typed]) == 0
+    data = json.loads((tmp_path / "bench.json").read_text())
+    assert [row["against_dense"]["noisy"] for row in data["rows"]] == [True, True, True]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "or more: dense (decode)." in shown
+    assert "~1" in shown

@@ -2,8 +2,9 @@
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -168,9 +169,43 @@ class Effort:
 Run = dict[str, Any]  # what running a model showed: `times`, `count`, `peak_memory` and `cache_bytes`
 
 
+Turns = Generator[None, None, Run]
+"""A run in pieces, so that others can have theirs in between; what it returns is what was found."""
+
+
 def run_case(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
     """Run a model as the case says: seconds are those of one prefill, or of one decoding step."""
-    return (_prefill if case.phase == "prefill" else _decode)(model, case, effort, lap)
+    (found,) = in_turn([turns_of(model, case, effort, lap, turns=1)])
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def turns_of(model: Any, case: Case, effort: Effort, lap: Lapping, *, turns: int) -> Turns:
+    """A run of the case whose laps are taken in so many pieces."""
+    return (_prefill if case.phase == "prefill" else _decode)(model, case, effort, partial(_laps_in, turns, lap))
+
+
+def in_turn(runs: Sequence[Turns]) -> list[Run | Exception]:
+    """What runs find, or what went wrong, a piece of each at a time: what slows the machine down slows all of them."""
+    found: dict[int, Run | Exception] = {}
+    while len(found) < len(runs):
+        for number in [n for n in range(len(runs)) if n not in found]:
+            try:
+                next(runs[number])
+            except StopIteration as end:
+                found[number] = end.value
+            except Exception as error:  # one model that does not fit must not take the others' rows with it
+                found[number] = error
+    return [found[number] for number in range(len(runs))]
+
+
+def _laps_in(turns: int, lap: Lapping, work: Work, count: int) -> Generator[None, None, list[float]]:
+    seconds: list[float] = []
+    for turn in range(1, min(turns, count) + 1):
+        yield
+        seconds += lap(work, turn * count // min(turns, count) - len(seconds))
+    return seconds
 
 
 def row_of(run: Run, model: Any, variant: Variant, case: Case, ceilings: Ceilings, *, missing: int = 0) -> Run:
@@ -197,7 +232,10 @@ def row_of(run: Run, model: Any, variant: Variant, case: Case, ceilings: Ceiling
     }
 
 
-def _prefill(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
+Laps = Callable[[Work, int], Generator[None, None, list[float]]]
+
+
+def _prefill(model: Any, case: Case, effort: Effort, laps: Laps) -> Turns:
     ids = random_tokens(model, case, effort.seed)
     forward = torch.compile(model, dynamic=False) if case.mode == "compile" else model
 
@@ -207,11 +245,13 @@ def _prefill(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
         return forward(input_ids=ids, use_cache=True, logits_to_keep=1)
 
     held = cache_bytes(once().past_key_values)
-    lap(once, WARM_UP)
-    return _timed(once, effort.repeats, lap, cuda=ids.is_cuda) | {"cache_bytes": held}
+    for _ in range(WARM_UP):
+        once()
+    found = yield from _timed(once, effort.repeats, laps, cuda=ids.is_cuda)
+    return found | {"cache_bytes": held}
 
 
-def _decode(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
+def _decode(model: Any, case: Case, effort: Effort, laps: Laps) -> Turns:
     ids = random_tokens(model, case, effort.seed)
     kind = StockStepper if case.kind == "dense" else OwnStepper
     decoder = kind(model, ids, new=case.new, mode=case.mode)
@@ -219,17 +259,18 @@ def _decode(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
         decoder.start()
         steps = min(effort.steps or case.new, case.new)
         decoder.seek((case.new - steps) // 2)
-        return _timed(decoder.step, steps, lap, cuda=ids.is_cuda) | {"cache_bytes": decoder.cache_bytes()}
+        found = yield from _timed(decoder.step, steps, laps, cuda=ids.is_cuda)
+        return found | {"cache_bytes": decoder.cache_bytes()}
     finally:
         decoder.close()
 
 
-def _timed(work: Work, count: int, lap: Lapping, *, cuda: bool) -> Run:
+def _timed(work: Work, count: int, laps: Laps, *, cuda: bool) -> Turns:
     """Percentiles of the laps, and the most memory that tensors took; on a CPU other models would be in that."""
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    seconds = lap(work, count)
+    seconds = yield from laps(work, count)
     times = {f"p{percent}": float(np.percentile(seconds, percent)) for percent in (50, 90, 99)}
     peak = int(torch.cuda.max_memory_allocated()) if cuda else None
     return {"times": {**times, "mean": sum(seconds) / count}, "count": count, "peak_memory": peak}

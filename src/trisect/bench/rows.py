@@ -121,6 +121,7 @@ def against(row: Row, dense: Row) -> dict[str, Any]:
     peaks = dense["peak_memory"], row["peak_memory"]
     return {
         "speedup": speedup,
+        "noisy": uneven(row) or uneven(dense),
         "limit": limit,
         "share_of_limit": speedup / limit,
         "flops": row["flops"]["layers"] / dense["flops"]["layers"],
@@ -132,8 +133,14 @@ def against(row: Row, dense: Row) -> dict[str, Any]:
 
 GIGA = 1e9
 BEYOND = 1.2  # share of the device's peak above which a row cannot be true; peaks themselves are measured, too
-
+CALLS = 0.5  # share of the memory's pace below which most of a decoding step is calls
 UNEVEN = 1.5
+
+
+def uneven(row: Row) -> bool:
+    """Whether one lap in ten took much longer than the middle one."""
+    return bool(row["times"]["p90"] > UNEVEN * row["times"]["p50"])
+
 
 Columns = Mapping[str, Callable[[Row], str]]
 
@@ -142,8 +149,9 @@ def _against(name: str, form: str, *, baseline: str = "against_dense", scale: fl
     """A column of one comparison, empty for dense rows and where nothing is known."""
 
     def column(row: Row) -> str:
-        value = row.get(baseline, {}).get(name)
-        return "" if value is None or row["case"]["kind"] == "dense" else form.format(value / scale)
+        found = row.get(baseline, {})
+        value, mark = found.get(name), "~" if name == "speedup" and found.get("noisy") else ""
+        return "" if value is None or row["case"]["kind"] == "dense" else mark + form.format(value / scale)
 
     return column
 
@@ -196,7 +204,10 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def notes_for(rows: Sequence[Row]) -> list[str]:
     """What the numbers mean, and which of them mean nothing here."""
-    notes = ["Random weights, as dense models have them here, are right for speed and wrong for accuracy."]
+    notes = [
+        "dense: the original in transformers; owned: the same in trisect's runtime, no gain of compression. Their "
+        "weights are random, right for speed and wrong for accuracy."
+    ]
     if any(row.get("extrapolated") for row in rows):
         how = "times, memory and tokens/s are extrapolated to all of them from that slice and from one layer"
         notes.append(f"Rows marked * ran some of the layers; {how}.")
@@ -208,9 +219,17 @@ def notes_for(rows: Sequence[Row]) -> list[str]:
     if beyond := named(lambda row: row["floor_seconds"] > BEYOND * row["times"]["p50"]):
         again = "Measure again on a quiet machine, with more --layers if some were left out"
         notes.append(f"Faster than this device can be, so noise: {beyond}. {again}.")
-    if uneven := named(lambda row: row["times"]["p90"] > UNEVEN * row["times"]["p50"]):
-        notes.append(f"Noisy, one lap in ten took {UNEVEN} times the median or more: {uneven}.")
+    if noisy := named(uneven):
+        notes.append(f"Noisy (~), one lap in ten took {UNEVEN} times the median or more: {noisy}.")
+    paces = [row["floor_seconds"] / row["times"]["p50"] for row in rows if "error" not in row and _dense_step(row)]
+    if min(paces, default=1.0) < CALLS:
+        what = "most of a step is calls, not weights, so that fewer weights save little; larger models show more"
+        notes.append(f"The dense model decodes at {min(paces):.0%} of the memory's pace: {what}.")
     if any("threads" in row["case"]["device"] for row in rows):
         mean = "speed-ups and their limits mean something, absolute times hold for this machine and its load only"
         notes.append(f"On a CPU, compare rows of one run: {mean}.")
     return notes
+
+
+def _dense_step(row: Row) -> bool:
+    return bool(row["case"]["phase"] == "decode" and row["case"]["kind"] == "dense")

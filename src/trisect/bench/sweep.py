@@ -1,9 +1,10 @@
 """Time a model beside the dense one that it was made from, at every phase, batch and length that is asked for."""
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from functools import cache
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -17,13 +18,16 @@ from trisect.models import family_for, load_model, read_shape
 from trisect.models.checkpoint import DTYPES, fetched, read_config
 from trisect.models.families import FAMILIES
 from trisect.models.source import resolve
+from trisect.models.streamed import ROOM, available_bytes
 from trisect.plan import budget_of, compare
 from trisect.support.checks import check_device
 from trisect.support.receipt import build_receipt
 
 ATTENTIONS = ("eager", "sdpa")
 TRACEBACK_LINES = 12
-USUAL_LENGTH = 1024
+USUAL_LENGTH, USUAL_NEW = 1024, 128
+TURNS = 8
+"""Pieces that laps are taken in, where several models are timed in turn."""
 NOT_ORIGINAL = ("trisect", "model_type", "architectures", "quantization_config", "transformers_version")
 """What a compressed checkpoint's config has and its original's must not inherit."""
 
@@ -56,10 +60,16 @@ class Sweep:
             raise TrisectError("CUDA graphs need a CUDA device: add --device cuda, or leave --graphs out.")
 
 
-def prompt_length(name: str, new: int, *, trust_remote_code: bool) -> int:
-    """1024 tokens, or as many as a model reads before it adds `new` ones."""
-    context = read_shape(name, trust_remote_code=trust_remote_code)[2]["context"]
-    return USUAL_LENGTH if context is None else max(1, min(USUAL_LENGTH, context - new))
+def fitting_lengths(
+    name: str, lengths: tuple[int, ...], new: int | None, *, trust_remote_code: bool
+) -> tuple[tuple[int, ...], int]:
+    """Prompts and new tokens as asked for, else 1024 and 128; together never more than the model reads."""
+    context = read_shape(name, trust_remote_code=trust_remote_code)[2]["context"] or USUAL_LENGTH + USUAL_NEW
+    new = min(USUAL_NEW, context // 2) if new is None else new
+    if max(lengths, default=1) + new > context:
+        what = f"{name} reads {context} tokens, fewer than a prompt of {max(lengths, default=1)} and {new} new ones"
+        raise TrisectError(f"{what}; try --length {max(1, context // 2)} --new {max(1, min(new, context // 2))}.")
+    return lengths or (min(USUAL_LENGTH, context - new),), new
 
 
 def cases_of(name: str, variant: Variant, sweep: Sweep) -> Iterator[Case]:
@@ -77,21 +87,10 @@ def cases_of(name: str, variant: Variant, sweep: Sweep) -> Iterator[Case]:
             yield Case(phase=phase, attention=attention, mode=mode, batch=batch, length=length, new=new, **fixed)
 
 
-def measured_cases(
-    cases: Iterable[Case], build: Callable[[], Any], measured: Callable[[Any, Case], dict[str, Any]]
-) -> Iterator[tuple[Case, dict[str, Any]]]:
-    """Build a model once and measure its cases; whatever goes wrong becomes the row."""
-    model: Any = None
-    for case in cases:
-        try:
-            model = build() if model is None else model
-            found = measured(model, case)
-        except Exception as error:  # one model that does not fit must not take the others' rows with it
-            lines = traceback.format_exc().splitlines()[-TRACEBACK_LINES:]
-            found = {"error": f"{type(error).__name__}: {error}", "traceback": lines}
-        if case.mode == "compile":
-            torch.compiler.reset()
-        yield case, found
+def failed(error: Exception) -> dict[str, Any]:
+    """The row of a case that went wrong."""
+    lines = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
+    return {"error": f"{type(error).__name__}: {error}", "traceback": lines}
 
 
 def original_config(config: Any) -> Any:
@@ -137,6 +136,16 @@ def models_beside_dense(
     return models, "sdpa" if stock._supports_sdpa else "eager"
 
 
+def timed_together(models: Mapping[Variant, Any], device: str) -> list[list[Variant]]:
+    """Models whose laps are taken in turn: all of them, or each by itself.
+
+    On a GPU nobody else is at work, and the most memory that a model takes is one of its figures.
+    """
+    needed = sum(budget_of(variant.shape).parameters * variant.shape.bytes_per_element for variant in models)
+    apart = measure.is_cuda(device) or needed > ROOM * available_bytes(device)
+    return [[variant] for variant in models] if apart else [list(models)]
+
+
 def time_beside_dense(
     name: str,
     sweep: Sweep,
@@ -145,25 +154,36 @@ def time_beside_dense(
     trust_remote_code: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Rows and a receipt, one model in memory at a time; a case that fails has its error for a row."""
+    """Rows and a receipt; a case that fails has its error for a row."""
     models, attention = models_beside_dense(name, sweep, seed=effort.seed, trust_remote_code=trust_remote_code)
     sweep, lap = replace(sweep, attentions=(attention,)), measure.laps_on(sweep.device)
     if torch.device(sweep.device).index is not None:
         torch.cuda.set_device(sweep.device)
     ceilings = measure.measure_ceilings(sweep.device, DTYPES[sweep.dtype], lap)
-    rows = []
-    for variant, build in models.items():
+    rows: dict[Variant, list[dict[str, Any]]] = {variant: [] for variant in models}
+    for group in timed_together(models, sweep.device):
         measure.release()
+        built = {variant: cache(models[variant]) for variant in group}
 
-        def measured(model: Any, case: Case, variant: Variant = variant) -> dict[str, Any]:
-            return measure.row_of(measure.run_case(model, case, effort, lap), model, variant, case, ceilings)
+        def turns(variant: Variant, case: Case, built: Any = built, alone: bool = len(group) == 1) -> measure.Turns:
+            model = built[variant]()
+            run = yield from measure.turns_of(model, case, effort, lap, turns=1 if alone else TURNS)
+            return measure.row_of(run, model, variant, case, ceilings)
 
-        for case, found in measured_cases(cases_of(name, variant, sweep), build, measured):
-            rows.append({"case": asdict(case), **found, "receipt": 0})
-            say(described(rows[-1]))
+        for cases in zip(*(cases_of(name, variant, sweep) for variant in group), strict=True):
+            pairs = list(zip(group, cases, strict=True))
+            for (variant, case), found in zip(pairs, measure.in_turn([turns(*pair) for pair in pairs]), strict=True):
+                row = failed(found) if isinstance(found, Exception) else found
+                rows[variant].append({"case": asdict(case), **row, "receipt": 0})
+                say(described(rows[variant][-1]))
+            if cases[0].mode == "compile":
+                torch.compiler.reset()
     recipe = {"bench": name, "sweeps": [asdict(sweep)], **asdict(effort), "ceilings": asdict(ceilings)}
     recipe["threads"] = torch.get_num_threads()
-    return {"receipts": [build_receipt(recipe, seed=effort.seed, token_hash=None, timings={})], "rows": rows}
+    return {
+        "receipts": [build_receipt(recipe, seed=effort.seed, token_hash=None, timings={})],
+        "rows": [*chain(*rows.values())],
+    }
 
 
 def described(row: Mapping[str, Any]) -> str:

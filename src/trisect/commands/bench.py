@@ -25,7 +25,9 @@ def run(
     length: Annotated[
         str | None, option("Tokens of a prompt, e.g. 1024,2048. (default: 1024, or what the model reads)", "LIST")
     ] = None,
-    new: Annotated[int, option("Tokens to decode behind the prompt.")] = 128,
+    new: Annotated[
+        int | None, option("Tokens to decode behind the prompt. (default: 128, or half of what the model reads)")
+    ] = None,
     graphs: Annotated[bool, option("Decode by CUDA graphs.")] = False,
     compile: Annotated[bool, option("Run through torch.compile.")] = False,
     repeats: Annotated[int, option("Prefills to time.")] = 10,
@@ -51,14 +53,15 @@ def run(
     """
     from trisect.bench.measure import Effort
     from trisect.bench.rows import failures, notes_for, related
-    from trisect.bench.sweep import Sweep, described, prompt_length, time_beside_dense
+    from trisect.bench.sweep import Sweep, described, fitting_lengths, time_beside_dense
     from trisect.config import parse_align
 
     how = {"trust_remote_code": trust_remote_code}
+    lengths, new = fitting_lengths(model, () if length is None else _numbers(length, "--length"), new, **how)
     sweep = Sweep(
         phases=_names(phase),
         batches=_numbers(batch, "--batch"),
-        lengths=(prompt_length(model, new, **how),) if length is None else _numbers(length, "--length"),
+        lengths=lengths,
         new=new,
         modes=("plain",) if not (graphs or compile) else ("graphs",) * graphs + ("compile",) * compile,
         device=device,
