@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -52,7 +52,8 @@ TrustRemoteCode = Annotated[bool, option("Run code that the checkpoint brings al
 Json = Annotated[Path | None, option("Write the measurement as JSON.", "FILE")]
 
 
-class Verb(NamedTuple):
+@dataclass
+class Verb:
     """A verb: its function, where help lists it, and (what for, command line) pairs below its help."""
 
     run: Callable[..., None]

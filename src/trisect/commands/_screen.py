@@ -4,7 +4,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -89,6 +89,15 @@ def say(*results: str | Table) -> None:
 def table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
     """A table whose last columns hold numbers."""
     return Table(*left, *(Column(name, justify="right") for name in right), title_justify="left", **style)
+
+
+def say_table(left: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), **style: Any) -> None:
+    """A table whose last columns hold numbers; nothing where it has no rows."""
+    found = table(*left, right=right, **style)
+    for row in rows:
+        found.add_row(*row)
+    if found.rows:
+        say(found)
 
 
 def say_saved(path: Path) -> None:

@@ -1,6 +1,7 @@
 """`trisect bench`: how fast a model is, beside its dense one and what its FLOPs and bytes allow."""
 
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,15 +127,10 @@ def _show_tables(rows: list[dict[str, Any]]) -> None:
 
     from trisect.bench.rows import PHASES, TABLES, cells
 
-    for phase in PHASES:
-        for name, chosen in TABLES.items():
-            header, lines = cells(rows, phase, chosen)
-            style: dict[str, Any] = {"title": f"{phase}, {name}", "box": SIMPLE, "padding": (0, 1, 0, 0)}
-            table = screen.table(*header[:3], right=header[3:], **style)
-            for line in lines:
-                table.add_row(*line)
-            if lines:
-                screen.say(table)
+    for phase, (name, chosen) in product(PHASES, TABLES.items()):
+        header, lines = cells(rows, phase, chosen)
+        style: dict[str, Any] = {"title": f"{phase}, {name}", "box": SIMPLE, "padding": (0, 1, 0, 0)}
+        screen.say_table(header[:3], lines, right=header[3:], **style)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

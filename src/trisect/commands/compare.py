@@ -67,9 +67,8 @@ def run(
     done = {} if counts is None else {"ran": len(counts.ran), "done": counts.done}
     if counts is not None:
         elsewhere = f", {counts.elsewhere} run by other processes" if counts.elsewhere else ""
-        screen.say(
-            f"{loaded.name}: {len(counts.ran)} cells run, {counts.done} done before, {failed} failed{elsewhere}"
-        )
+        before = f"{counts.done} done before, {failed} failed{elsewhere}"
+        screen.say(f"{loaded.name}: {len(counts.ran)} cells run, {before}")
     table = folder.path / "table.md"
     screen.say(table.read_text(encoding="utf-8").strip(), f"Table: {table}" + ("" if written else " (unchanged)"))
     rows = list(measurements(models))
@@ -83,12 +82,12 @@ def _show_cells(recipe: "Recipe", folder: "Folder") -> None:
     """The cells of a recipe, and which of them are done."""
     from trisect.compare.recipe import cells_of
 
-    table = screen.table("model", "method", "ratio", "calibration", "state")
-    waiting, cells = 0, list(cells_of(recipe))
-    for cell in cells:
+    rows = []
+    for cell in cells_of(recipe):
         done, failed = folder.receipt_path(cell.key).exists(), folder.error_path(cell.key).exists()
-        waiting += not done
         ratio, text = (f"{cell.ratio:g}", cell.calibration.name) if cell.calibration else ("", "")
         state = "done" if done else "failed before" if failed else "to run"
-        table.add_row(cell.model.name, cell.label, ratio, text, state)
-    screen.say(table, f"{recipe.name}: {len(cells)} cells, {waiting} to run; nothing was run.")
+        rows.append((cell.model.name, cell.label, ratio, text, state))
+    waiting = sum(state != "done" for *_, state in rows)
+    screen.say_table(("model", "method", "ratio", "calibration", "state"), rows)
+    screen.say(f"{recipe.name}: {len(rows)} cells, {waiting} to run; nothing was run.")

@@ -55,7 +55,7 @@ def run(json: Json = None) -> None:
     table = screen.table("", "state", "found", "what to do")
     for entry in findings:
         if not (screen.running().quiet and entry.state == "ok"):
-            table.add_row(entry.subject, entry.state, entry.says, entry.fix, style=STYLES[entry.state])
+            table.add_row(*entry, style=STYLES[entry.state])
     screen.say(table)
     problems = [entry.subject for entry in findings if entry.state == "problem"]
     screen.keep_measurement(json, {"problems": len(problems), "findings": [entry._asdict() for entry in findings]})

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, Length, LoadOptions, Model, option, verb
 from trisect.config.settings import RUNNING
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 
 if TYPE_CHECKING:
     from trisect.evaluate.tasks import TaskResults
-
-BACKENDS = ("transformers", "vllm")
 
 
 @verb("Measure")
@@ -52,8 +50,7 @@ def run(
     from trisect.evaluate.perplexity import perplexity
     from trisect.evaluate.tasks import check_request, evaluate_tasks, load_task, parse_tasks
 
-    if backend not in BACKENDS:
-        raise unknown_name("backend", backend, BACKENDS)
+    check_names("backend", [backend], ("transformers", "vllm"))
     requests = [] if tasks is None else parse_tasks(tasks, shots=shots)
     if requests:
         check_request(limit=limit, batch_size=batch_size)
@@ -96,16 +93,12 @@ def run(
 def _show_scores(results: "TaskResults") -> None:
     """One row per task, then the average."""
     limited = "" if results.limit is None else f" (--limit {results.limit})"
-    table = screen.table("task", "metric", right=("shots", f"questions{limited}", "score", "error"))
+    rows = []
     for score in results.scores:
         # lm-eval's `metric,filter` for people: the filter `none` says nothing.
         metric = score.metric.removesuffix(",none").replace(",", ", ")
-        asked = f"{score.questions} of {score.available}"
-        table.add_row(score.task, metric, str(score.shots), asked, f"{score.value:.4f}", _error(score.stderr))
-    table.add_section()
-    table.add_row("average", "", "", "", f"{results.average:.4f}", _error(results.average_stderr))
-    screen.say(table)
-
-
-def _error(value: float | None) -> str:
-    return "" if value is None else f"+-{value:.4f}"
+        asked = str(score.shots), f"{score.questions} of {score.available}"
+        rows.append((score.task, metric, *asked, score.value, score.stderr))
+    rows.append(("average", "", "", "", results.average, results.average_stderr))
+    shown = [(*row[:4], f"{row[4]:.4f}", "" if row[5] is None else f"+-{row[5]:.4f}") for row in rows]
+    screen.say_table(("task", "metric"), shown, right=("shots", f"questions{limited}", "score", "error"))

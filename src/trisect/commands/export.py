@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, argument, option, verb
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names, unknown_name
 
 if TYPE_CHECKING:
     from trisect.export import Exported
-
-FORMATS = ("hf", "gguf", "arena")
 
 
 @verb("Use")
@@ -40,21 +38,26 @@ def run(
     A file for llama.cpp: trisect export small -o small.gguf --to gguf --dtype q8_0
     """
     from trisect.export import NotPortable, export_arena, export_gguf, export_hf, portable_command
+    from trisect.models.checkpoint import DTYPES, read_config
+    from trisect.models.source import resolve
     from trisect.support.files import check_new_folder
     from trisect.support.receipt import read_receipt
 
-    if to not in FORMATS:
-        raise unknown_name("format", to, FORMATS)
+    check_names("format", [to], ("hf", "gguf", "arena"))
     with screen.quiet_libraries():
+        kind: Any = dtype or "f16"
         if to != "gguf":
             check_new_folder(out)
-            kind = _dtype(folder, dtype, trust_remote_code)
+            if dtype is not None and dtype not in DTYPES:
+                raise unknown_name("dtype", dtype, DTYPES, "f32, f16 and q8_0 are for --to gguf.")
+            own = read_config(resolve(folder), trust_remote_code=trust_remote_code).dtype
+            kind = DTYPES[dtype] if dtype else own or DTYPES["float32"]
         receipt = read_receipt(folder)
         loaded = screen.load(folder, LoadOptions(dtype="float32", trust_remote_code=trust_remote_code))
         what: Any = {"model": loaded.model, "tokenizer": loaded.tokenizer, "receipt": receipt, "out": out}
         try:
             if to == "gguf":
-                done = export_gguf(**what, kind=dtype or "f16")
+                done = export_gguf(**what, kind=kind)
             else:
                 done = (export_hf if to == "hf" else export_arena)(**what, dtype=kind)
         except NotPortable as error:
@@ -62,18 +65,6 @@ def run(
             raise TrisectError(f"{error} The nearest that can: {again}") from error
     _show(done, to, tokenizer=loaded.tokenizer is not None)
     screen.keep_measurement(json, {**asdict(done), "path": str(done.path)})
-
-
-def _dtype(folder: str, dtype: str | None, trust_remote_code: bool) -> Any:
-    from trisect.models.checkpoint import DTYPES, read_config
-    from trisect.models.source import resolve
-
-    if dtype is None:
-        config = read_config(resolve(folder), trust_remote_code=trust_remote_code)
-        return config.dtype or DTYPES["float32"]
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES, "f32, f16 and q8_0 are for --to gguf.")
-    return DTYPES[dtype]
 
 
 def _show(done: "Exported", to: str, *, tokenizer: bool) -> None:

@@ -78,18 +78,17 @@ def run(
 
 def _show(tuned: "Tuned", examples: "Examples", held_out: list[dict[str, Any]]) -> None:
     """What happened to the data, and the held-out table."""
+    receipt, seen = tuned.receipt, tuned.receipt["seen"]
     screen.say(
-        f"{tuned.receipt['steps']} steps on {tuned.receipt['seen']['examples']} of {len(examples.items)} examples of "
-        f"{examples.source} ({tuned.receipt['seen']['tokens']:,} learned tokens, each time that they were seen); "
-        f"loss {tuned.losses[0]:.4f} at the first, "
+        f"{receipt['steps']} steps on {seen['examples']} of {len(examples.items)} examples of {examples.source} "
+        f"({seen['tokens']:,} learned tokens, as often as seen); loss {tuned.losses[0]:.4f} at the first, "
         f"{tuned.losses[-1]:.4f} at the last."
     )
     if examples.cut or examples.left_out:
         left_out = f"{examples.left_out} had no response left and were left out."
         screen.say(f"{examples.cut} examples were cut to the length, {left_out}")
-    table = screen.table("held out", right=("before", "after", "change"))
+    rows = []
     for entry in held_out:
         was, now = entry["before"]["perplexity"], entry["after"]["perplexity"]
-        table.add_row(entry["before"]["data"], f"{was:.4f}", f"{now:.4f}", f"{now / was - 1:+.1%}")
-    if held_out:
-        screen.say(table)
+        rows.append((entry["before"]["data"], f"{was:.4f}", f"{now:.4f}", f"{now / was - 1:+.1%}"))
+    screen.say_table(("held out",), rows, right=("before", "after", "change"))

@@ -37,6 +37,7 @@ def run(
     from trisect.models import fingerprint, save_model
     from trisect.quantize import count_bits, quantize_model
     from trisect.quantize.weights import require
+    from trisect.support.receipt import build_receipt, read_receipt
 
     require(settings.backend)
     loaded = screen.load(model, loading, own_dtype=True)  # scales and zeros are saved in what weights are loaded in
@@ -57,13 +58,11 @@ def run(
     # Per parameter of the model that came: a head that no longer shares the embedding would count twice.
     bits.append(replace(count_bits(loaded.model), parameters=bits[0].parameters))
     _show(settings, bits, measures)
-    receipt = _receipt(
-        {"model": loaded.name, "fingerprint": was, "quantize": asdict(settings)},
-        source_bytes=loaded.num_bytes,
-        seed=0,
-        token_hash=None if tokens is None else tokens.hash,
-        timings={"quantise": seconds},
-    )
+    recipe = {"model": loaded.name, "fingerprint": was, "quantize": asdict(settings)}
+    token_hash = None if tokens is None else tokens.hash
+    receipt = build_receipt(recipe, seed=0, token_hash=token_hash, timings={"quantise": seconds})
+    made = read_receipt(loaded.name)  # of the model that was quantised: kept inside
+    receipt |= {"source": made.get("source"), "made_from": made} if made else {"source_bytes": loaded.num_bytes}
     save_model(loaded.model, loaded.tokenizer, out, receipt=receipt)
     screen.say_saved(out)
     found = {"before": bits[0].to_dict(), "after": bits[1].to_dict()}
@@ -73,24 +72,12 @@ def run(
     screen.say_next(f"trisect eval {screen.quoted(out)}")
 
 
-def _receipt(recipe: dict[str, Any], *, source_bytes: int | None, **facts: Any) -> dict[str, Any]:
-    """What was done; the receipt of the model that was quantised is kept inside."""
-    from trisect.support.receipt import build_receipt, read_receipt
-
-    receipt, made = build_receipt(recipe, **facts), read_receipt(recipe["model"])
-    return {
-        **receipt,
-        **({"source": made.get("source"), "made_from": made} if made else {"source_bytes": source_bytes}),
-    }
-
-
 def _show(config: QuantizeConfig, bits: "list[Bits]", measures: "list[Perplexity]") -> None:
-    table = screen.table("", right=("before", "after"), title=f"{config.backend}, {config.bits} bits")
-    table.add_row("bits per decoder weight, scales included", *(f"{b.per_weight:.3f}" for b in bits))
+    rows = [("bits per decoder weight, scales included", *(f"{b.per_weight:.3f}" for b in bits))]
     if bits[0].decoder_weights != bits[0].original_decoder_weights:
-        table.add_row("the same per weight of the dense model", *(f"{b.per_original_weight:.3f}" for b in bits))
-    table.add_row("bits per parameter, embeddings included", *(f"{b.per_parameter:.3f}" for b in bits))
-    table.add_row("whole model, MB", *(f"{b.model_bytes / 1e6:.1f}" for b in bits))
+        rows.append(("the same per weight of the dense model", *(f"{b.per_original_weight:.3f}" for b in bits)))
+    rows.append(("bits per parameter, embeddings included", *(f"{b.per_parameter:.3f}" for b in bits)))
+    rows.append(("whole model, MB", *(f"{b.model_bytes / 1e6:.1f}" for b in bits)))
     if measures:
-        table.add_row(f"perplexity on {measures[0].data}", *(f"{measure.perplexity:.4f}" for measure in measures))
-    screen.say(table)
+        rows.append((f"perplexity on {measures[0].data}", *(f"{measure.perplexity:.4f}" for measure in measures)))
+    screen.say_table(("",), rows, right=("before", "after"), title=f"{config.backend}, {config.bits} bits")

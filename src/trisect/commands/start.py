@@ -10,11 +10,9 @@ from trisect.commands import _screen as screen
 from trisect.commands._options import Json, LoadOptions, argument, option, verb
 from trisect.commands.compare import RECIPE
 from trisect.commands.compress import show_result
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 
-MODEL = "smollm2-135m"
-PROMPT = "A function in Python is"
-NEW_TOKENS = 40
+MODEL, PROMPT, NEW_TOKENS = "smollm2-135m", "A function in Python is", 40
 # Enough that the moments settle, little enough that two cores finish within four minutes.
 SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
 WIDTH = 100  # of the comments in a file of options
@@ -41,8 +39,7 @@ def demo(
     from trisect.report.page import continue_prompts
 
     calibration = CalibrationConfig(source=BUILTIN, samples=SAMPLES, length=LENGTH)
-    config = CompressConfig(ratio=ratio, method=method, calibration=calibration)
-    get_method(method)
+    config = CompressConfig(ratio=ratio, method=get_method(method).name, calibration=calibration)
 
     def continued(loaded: Any) -> str:
         return " ".join((PROMPT + continue_prompts(loaded, [PROMPT], NEW_TOKENS)[0]).split())
@@ -53,21 +50,13 @@ def demo(
         loaded = screen.load(MODEL, LoadOptions(dtype="float32"))
         report("load", 1, 1)
         dense_text = continued(loaded)
-        job = Job(
-            model=loaded.model,
-            source=MODEL,
-            tokenizer=loaded.tokenizer,
-            config=config,
-            evaluate=None,
-            eval_windows=EVAL_WINDOWS,
-            other_text=False,
-        )
+        how: Any = {"evaluate": None, "eval_windows": EVAL_WINDOWS, "other_text": False}
+        job = Job(model=loaded.model, source=MODEL, tokenizer=loaded.tokenizer, config=config, **how)
         result = carry_out(job, say=screen.say, progress=report)
-        narrow_text = continued(loaded)
+        texts = {"prompt": PROMPT, "before": dense_text, "after": continued(loaded)}
     show_result(result)
     screen.say(f"({MODEL}: {REGISTRY_MODELS[MODEL].note})")
-    screen.say(f"before:     {dense_text}", f"compressed: {narrow_text}")
-    texts = {"prompt": PROMPT, "before": dense_text, "after": narrow_text}
+    screen.say(f"before:     {texts['before']}", f"compressed: {texts['after']}")
     screen.keep_measurement(json, {**result.receipt, "texts": texts})
     screen.say_next(f"trisect compress {MODEL} -o small --ratio {ratio} --method {method}")
 
@@ -85,9 +74,7 @@ def init(
     """
     from trisect.support.files import atomic_write_text
 
-    known = commands.verbs()
-    if verb not in known:
-        raise unknown_name("verb", verb, known)
+    check_names("verb", [verb], commands.verbs())
     if out.exists():
         raise TrisectError(f"{out} exists and may hold your own settings; name another file with -o.")
     recipe = verb == "compare"
@@ -130,14 +117,11 @@ def ls(kind: Annotated[str | None, argument("Leave it out for everything.", f"[{
     Everything there is to choose from: trisect ls
     One table: trisect ls methods
     """
-    if kind is not None and kind not in KINDS:
-        raise unknown_name("list", kind, KINDS)
+    check_names("list", [kind] if kind else [], KINDS)
     for wanted in (kind,) if kind else KINDS:
         known = wanted == "families"
-        table = screen.table(*(FAMILY_COLUMNS if known else ()), title=wanted, show_header=known)
-        for row in family_rows() if known else entries(wanted).items():
-            table.add_row(*row)
-        screen.say(table)
+        header = FAMILY_COLUMNS if known else ()
+        screen.say_table(header, family_rows() if known else entries(wanted), title=wanted, show_header=known)
 
 
 def family_rows() -> list[tuple[str, ...]]:
@@ -170,20 +154,14 @@ def _qk(family: Any) -> str:
     return "pairs, folds; whole behind a LayerNorm" if family.norm_centred else "pairs"
 
 
-def entries(kind: str) -> dict[str, str]:
-    """Name -> one line about it."""
-    if kind == "methods":
-        from trisect.methods import METHODS
+def entries(kind: str) -> list[tuple[str, str]]:
+    """Names, each with one line about it."""
+    from trisect import data, methods
+    from trisect.methods.a3plus import PIECES
 
-        return {name: method.summary for name, method in METHODS.items()}
-    if kind == "pieces":
-        from trisect.methods.a3plus import PIECES
-
-        return dict(PIECES)
-    if kind == "data":
-        from trisect.data import list_sources
-
-        return dict(list_sources())
-    from trisect.data import REGISTRY_MODELS
-
-    return {name: entry.description for name, entry in REGISTRY_MODELS.items()}
+    return {
+        "methods": [(name, method.summary) for name, method in methods.METHODS.items()],
+        "pieces": list(PIECES.items()),
+        "data": data.list_sources(),
+        "models": [(name, entry.description) for name, entry in data.REGISTRY_MODELS.items()],
+    }[kind]

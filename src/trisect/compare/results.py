@@ -110,7 +110,7 @@ class Folder:
 
     def waiting(self, name: str) -> AbstractContextManager[None]:
         """Let one process make what many cells share, while the others wait for it."""
-        return files.after_others(self.cache / f"{name}.lock")
+        return files.locked(self.cache / f"{name}.lock")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,9 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -95,9 +96,9 @@ def read_json(path: str | Path, *, largest: int = LARGEST_JSON) -> Any:
 def parse_json(text: str, *, where: str) -> Any:
     """JSON without what only trouble is made of: repeated keys, NaN, endless numbers, bottomless nesting."""
     try:
-        data = json.loads(
-            text, object_pairs_hook=_unique_keys, parse_int=_integer, parse_float=_finite, parse_constant=_finite
-        )
+        real, whole = partial(_number, kind=float), partial(_number, kind=int)
+        numbers: Any = {"parse_int": whole, "parse_float": real, "parse_constant": real}
+        data = json.loads(text, object_pairs_hook=_unique_keys, **numbers)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise TrisectError(f"{where} is not JSON ({error.msg}, {place}).") from error
@@ -185,54 +186,35 @@ def check_plain(data: Any, *, where: str) -> None:
         value, depth = todo.pop()
         if depth > DEEPEST:
             raise _too_deep(where)
-        if isinstance(value, dict):
-            for key in value:
+        if isinstance(value, dict | list):
+            todo += [(entry, depth + 1) for entry in (value if isinstance(value, list) else value.values())]
+            for key in value if isinstance(value, dict) else ():
                 if not isinstance(key, str):
                     raise TrisectError(f"{where}: the key {shown(key)} must be text; put it in quotes.")
-                _check_value(key, where)
-            todo += [(entry, depth + 1) for entry in value.values()]
-        elif isinstance(value, list):
-            todo += [(entry, depth + 1) for entry in value]
-        else:
-            _check_value(value, where)
-
-
-def _check_value(value: Any, where: str) -> None:
-    if isinstance(value, str):
-        if any("\ud800" <= letter <= "\udfff" for letter in value):
+                todo.append((key, depth + 1))
+        elif isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
             raise TrisectError(f"{where}: {shown(value)} holds half a letter (a lone surrogate).")
-    elif isinstance(value, float):
-        if math.isnan(value):
+        elif isinstance(value, float) and math.isnan(value):
             raise TrisectError(f"{where} holds NaN, which is no number.")
-    elif isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise TrisectError(f"{where} holds an integer of more than 64 bits.")
-    elif value is not None:
-        kind = type(value).__name__
-        raise TrisectError(f"{where}: {shown(value)} was read as a {kind}; put it in quotes to make it text.")
+        elif value is not None and not isinstance(value, str | float | int):
+            kind = type(value).__name__
+            raise TrisectError(f"{where}: {shown(value)} was read as a {kind}; put it in quotes to make it text.")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    _refuse_repeated([key for key, _ in pairs])
-    return dict(pairs)
-
-
-def _refuse_repeated(names: list[str]) -> None:
+    names = [key for key, _ in pairs]
     if len(set(names)) != len(names):
         name, _ = Counter(names).most_common(1)[0]
         raise ValueError(f"the key {shown(name)} comes twice")
+    return dict(pairs)
 
 
-def _integer(text: str) -> int:
-    if len(text) > LONGEST_NUMBER:
-        raise ValueError(f"a number of {len(text)} digits")
-    return int(text)
-
-
-def _finite(text: str) -> float:
-    value = float(text) if len(text) <= LONGEST_NUMBER else math.inf
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is too large or no number")
+def _number(text: str, kind: Callable[[str], float]) -> float:
+    """An integer or a finite float, of not too many digits."""
+    if len(text) > LONGEST_NUMBER or not math.isfinite(value := kind(text)):
+        raise ValueError(f"{text[:20]} is too large or no number, or has {len(text)} digits")
     return value
 
 
@@ -243,14 +225,12 @@ def _written_out(node: yaml.Node, sizes: dict[int, int], above: set[int]) -> int
     if id(node) in above:
         raise yaml.YAMLError("an alias that holds itself")
     above.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        _refuse_repeated([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-    elif isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
-        if len(node.value) > LONGEST_NUMBER:
-            raise yaml.YAMLError(f"a number of {len(node.value)} digits")
     children = node.value if isinstance(node, yaml.CollectionNode) else []
     if isinstance(node, yaml.MappingNode):
-        children = [child for pair in children for child in pair]
+        _unique_keys([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+        children = [child for pair in node.value for child in pair]
+    elif node.tag.endswith((":int", ":float")) and len(node.value) > LONGEST_NUMBER:
+        raise yaml.YAMLError(f"a number of {len(node.value)} digits")
     total = 1 + sum(_written_out(child, sizes, above) for child in children)
     above.discard(id(node))
     sizes[id(node)] = total

@@ -3,7 +3,6 @@
 Without torchrun there is one process, and everything here does nothing.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -78,7 +77,12 @@ def all_reduce(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if world_size() == 1:
         return dict(sums)
     names = sorted(sums)
-    _check_same(names)
+    every: list[Any] = [None] * world_size()
+    dist.all_gather_object(every, names)
+    if any(other != names for other in every):
+        needs = "each needs calibration windows of its own to fit and to hold out"
+        least = f"raise --samples to at least {16 * world_size()}"
+        raise TrisectError(f"The processes have gathered different moments: {needs}; {least}.")
     total = {}
     for name in names:
         value = sums[name].contiguous()
@@ -125,16 +129,6 @@ def _wire() -> torch.device:
     """Where a tensor must be to be sent."""
     on_gpu = dist.get_backend() == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-
-
-def _check_same(names: list[str]) -> None:
-    every: list[Any] = [None] * world_size()
-    dist.all_gather_object(every, json.dumps(names))
-    if len(set(every)) != 1:
-        raise TrisectError(
-            "The processes have gathered different moments: each needs calibration windows of its own to fit "
-            f"and to hold out; raise --samples to at least {16 * world_size()}."
-        )
 
 
 @contextmanager

@@ -77,28 +77,18 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Keep a second run out. The system lets go of the lock when this process ends, however it ends."""
+def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
+    """Keep a second process out, or waiting where no `refusal` is given, until this one leaves or ends."""
     import fcntl
 
     with path.open("w") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
         except OSError as error:
-            raise TrisectError(refusal) from error
+            raise TrisectError(refusal or str(error)) from error
         # The run before may have removed the file between our opening and locking it.
-        if not path.exists() or path.stat().st_ino != os.fstat(handle.fileno()).st_ino:
+        if refusal and (not path.exists() or path.stat().st_ino != os.fstat(handle.fileno()).st_ino):
             raise TrisectError(refusal)
-        yield
-
-
-@contextmanager
-def after_others(path: Path) -> Iterator[None]:
-    """Wait until no other process is in here under the same name."""
-    import fcntl
-
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
@@ -139,10 +129,8 @@ def check_disk_space(path: str | Path, needed: int) -> None:
     """Refuse work whose output of `needed` bytes will not fit where `path` is."""
     free = shutil.disk_usage(existing_parent(path)).free
     if free < needed:
-        raise TrisectError(
-            f"{path} needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there; "
-            "make room or name another place."
-        )
+        full = f"{path} needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there"
+        raise TrisectError(f"{full}; make room or name another place.")
 
 
 def existing_parent(path: str | Path) -> Path:
@@ -170,9 +158,8 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise TrisectError(
-                f"The disk is full: {path} was not written; make room or name another place."
-            ) from error
+            full = f"The disk is full: {path} was not written"
+            raise TrisectError(f"{full}; make room or name another place.") from error
         # Reading something else inside the block may fail too; that is not about this output.
         ours = error.filename is not None and str(error.filename).startswith(str(path.parent))
         if ours and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -41,11 +42,10 @@ def read_receipt(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / "receipt.json"
     if not path.is_file():
         return {}
-    receipt = read_json(path)
-    wrong = "it is no mapping" if not isinstance(receipt, dict) else _wrong_part(receipt)
+    receipt: dict[str, Any] = read_json(path)
+    wrong = _wrong_part(receipt) if isinstance(receipt, dict) else "it is no mapping"
     if wrong:
         raise TrisectError(f"{path} is no receipt of trisect: {wrong}. Mend it or remove it.")
-    assert isinstance(receipt, dict)
     return receipt
 
 
@@ -114,15 +114,10 @@ def hardware() -> dict[str, Any]:
     """The processor, its usable cores, and the GPU if there is one."""
     import torch
 
-    return {"cpu": _cpu_model(), "cores": usable_cores(), "gpu": _gpu_model() if torch.cuda.is_available() else None}
-
-
-def _gpu_model() -> str:
-    """Its name, and whether it may round what float32 products are made of, which moves a figure's end."""
-    import torch
-
-    exact = torch.get_float32_matmul_precision() == "highest"
-    return torch.cuda.get_device_name() + ("" if exact else " with TF32 products")
+    # Whether a GPU may round what float32 products are made of moves a figure's end.
+    rounds = "" if torch.get_float32_matmul_precision() == "highest" else " with TF32 products"
+    gpu = torch.cuda.get_device_name() + rounds if torch.cuda.is_available() else None
+    return {"cpu": _cpu_model(), "cores": usable_cores(), "gpu": gpu}
 
 
 def usable_cores() -> int:
@@ -133,11 +128,8 @@ def usable_cores() -> int:
 @cache
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    named = re.search(r"^model name\s*: *(.*)$", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def _git(*arguments: str) -> str | None:

@@ -27,6 +27,7 @@ def register_with_transformers() -> None:
 class _Watch(MetaPathFinder):
     """Finds what the other finders find, and acts when one of those modules has been executed."""
 
+    sparing = False  # in a command of ours, which asks transformers for no optional library, nor for every family
     depth = 0  # modules of ours about models that are being imported, one inside the other: not to be imported again
 
     def find_spec(
@@ -58,19 +59,13 @@ OPTIONAL = ("is_hqq_available", "is_torchao_available", "is_scipy_available")
 """By which transformers decides whether to import libraries, two of which bring torch's compiler along."""
 
 
-class _Sparing:
-    """Whether the process is a command of ours: nobody in it asks transformers for those, nor for every family."""
-
-    here = False
-
-
 def spare_imports() -> None:
     """For the rest of this process; a compressed model's own family is registered when its config is read."""
-    _Sparing.here = True
+    _Watch.sparing = True
 
 
 def _act(name: str) -> None:
-    if _Sparing.here:
+    if _Watch.sparing:
         for test in OPTIONAL if name == TRANSFORMERS else ():
             setattr(sys.modules["transformers.utils"], test, lambda: False)
     elif name == MODELS:
