@@ -112,6 +112,17 @@ def test_a_balanced_run_removes_no_more_than_asked_and_reuses_its_curves(tmp_pat
     assert shape_of(models[0]) == shape_of(models[1])
 
 
+def test_a_balanced_plan_does_not_count_on_what_the_method_leaves_whole() -> None:
+    """Behind its norms QK can be left whole; then the other components have to give all."""
+    model = tiny("qwen3")
+    before = budget_of(shape_of(model)).linear_parameters
+    config = CompressConfig(method="a3", ratio=0.2, allocate="balanced", align=None, qk_norm_tolerance=1e-9)
+    found = compress(model, config, tokens=CALIBRATION)
+    assert all(now.qk == tiny("qwen3").config.head_dim for now in shape_of(found.model).layers)
+    removed = 1 - budget_of(shape_of(found.model)).linear_parameters / before
+    assert removed == pytest.approx(0.2, abs=0.02)  # the grid's step
+
+
 def widened(changes: dict[str, int]) -> torch.nn.Module:
     import transformers
 

@@ -115,6 +115,8 @@ def _curve(answers: DrawnAnswers, view: LayerView, part: str, solved: Callable[.
     for width in sorted((width for width in widths if width < full), reverse=True):
         with view.trial():
             view.apply(solved(part=view.part(part), width=width))
+            if view.shape().width(part) != width:  # left whole by the method: nothing below is to be had
+                break
             curve[width] = answers.rise(view)
     return curve
 
