@@ -21,7 +21,7 @@ from trisect.records.parts import Slots
 # Sampled queries per layer over all windows; more settle the Gram, fewer save time.
 QUERIES = 2048
 
-MOST_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 28}
+MOST_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}
 """Of the largest tensor that one step makes: windows, or else heads, are taken together as long as they stay
 below. A CPU is faster on what its caches hold; a GPU waits for every operation, and gets few and large ones.
 """
@@ -42,6 +42,8 @@ class SampledQueries:
     key: Tensor  # (r, t, d)
     weights: Tensor  # (r, g, q, t)
     positions: Tensor  # (r, q)
+    stretches: Sequence[tuple[slice, int]]
+    """Some queries each, and how many of the first keys these may look at: the others weigh nothing."""
 
 
 class Reading(Protocol):
@@ -71,7 +73,8 @@ class QuerySampler:
         """
         b, t = q.shape[:2]
         numbers = range(b) if self.numbers is None else self.numbers
-        positions = torch.stack([self.positions(number, t) for number in numbers]).to(q.device)  # (b, q)
+        drawn = torch.stack([self.positions(number, t) for number in numbers])  # (b, q), on the host
+        positions = drawn.to(q.device)
         sampled = q[torch.arange(b, device=q.device).unsqueeze(-1), positions]  # (b, q, h, d)
         hidden = _hidden(positions, t, mask)
         # A row is one key head of one window.
@@ -81,7 +84,11 @@ class QuerySampler:
         total: dict[str, Tensor] = {}
         for start in range(0, b, at_once):
             some = slice(start, start + at_once)
-            found = self._windows(sampled[some], k[some], positions[some], hidden[some], sinks, heads_at_once=rows)
+            keys = None if sinks is not None else drawn[some]  # a sink is the last key, and everybody's
+            stretches = _stretches(drawn.shape[1], t, keys, most=MOST_NUMBERS[q.device.type] * drawn.shape[1] // row)
+            found = self._windows(
+                sampled[some], k[some], positions[some], hidden[some], sinks, stretches, heads_at_once=rows
+            )
             for name, value in found.items():
                 total[name] = total[name] + value if name in total else value
         return total, positions.numel()
@@ -90,10 +97,18 @@ class QuerySampler:
         """The queries (q,) of a window; the first tokens have nothing to choose between."""
         generator = torch.Generator().manual_seed(self.seed * WINDOWS_APART + number)
         count = min(self.per_window, tokens)
-        return torch.randint(tokens // 8, tokens, (count,), generator=generator)
+        return torch.randint(tokens // 8, tokens, (count,), generator=generator).sort().values
 
     def _windows(
-        self, q: Tensor, k: Tensor, positions: Tensor, hidden: Tensor, sinks: Tensor | None, *, heads_at_once: int
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        hidden: Tensor,
+        sinks: Tensor | None,
+        stretches: Sequence[tuple[slice, int]],
+        *,
+        heads_at_once: int,
     ) -> dict[str, Tensor]:
         """(b, q, h, d), (b, t, k, d) -> sums over these windows; a sink is one more key, of zeros."""
         b, _, heads, _ = k.shape
@@ -116,11 +131,24 @@ class QuerySampler:
                 key=key.flatten(0, 1),
                 weights=weights.flatten(0, 1),
                 positions=positions.repeat_interleave(count, dim=0),
+                stretches=stretches,
             )
             for reading in self.readings:
                 for name, value in reading(seen).items():
                     parts.setdefault(name, []).append(value.unflatten(0, (b, -1)).sum(dim=0))
         return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _stretches(queries: int, tokens: int, positions: Tensor | None, *, most: int) -> list[tuple[slice, int]]:
+    """Up to `most` queries at a time, at least one, with the keys up to the last of their positions (b, q).
+
+    In four parts at least: early queries are spared the late keys, a third of the work.
+    """
+    found, step = [], max(1, min(most, -(-queries // 4)))
+    for start in range(0, queries, step):
+        some = slice(start, start + step)
+        found.append((some, tokens + 1 if positions is None else int(positions[:, some].max()) + 1))
+    return found
 
 
 def _weights(scores: Tensor, unseen: Tensor, sinks: Tensor | None) -> Tensor:
@@ -154,7 +182,7 @@ class PairGrams:
         tokens: s = q1 k1 + q2 k2 and t = q1 k2 - q2 k1.
         """
         P = self.num_pairs
-        cov = covariance(seen.key[..., : 2 * P], seen.weights)  # (r, g, q, 2P, 2P)
+        cov = covariance(seen.key[..., : 2 * P], seen)  # (r, g, q, 2P, 2P)
         query = seen.query[..., : 2 * P]
         return {"scores": turned(query, turned(query, cov).mT).sum(dim=2).flatten(0, 1).double()}
 
@@ -174,7 +202,7 @@ class KeyCovariances:
         key = key - key.mean(dim=1, keepdim=True)
         mean = (seen.weights.flatten(1, 2).to(key.dtype) @ key).unflatten(1, seen.weights.shape[1:3])
         # The query heads of a key head look at the same keys: only their sum is asked for.
-        second = weighted(key.conj(), seen.weights.sum(dim=1), key)  # (r, q, P, P)
+        second = weighted(key.conj(), seen.weights.sum(dim=1, keepdim=True), key, seen.stretches).squeeze(1)
         cov = second - (mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)).sum(dim=1)
         gaps = theta.unsqueeze(-1) - theta.unsqueeze(-2)  # (r, P, P)
         frame = phases(gaps.unsqueeze(1), seen.positions[..., None, None])  # (r, q, P, P)
@@ -200,7 +228,7 @@ class SlotGrams:
         found = {}
         for number, slots in enumerate(self.slots):
             query, key = self._turned_to(slots, seen)
-            cov = covariance(key, seen.weights)
+            cov = covariance(key, seen)
             cross = (centred @ key.unsqueeze(1)).unsqueeze(-1)  # (r, g, q, 2p, 1)
             gram = turned(query, turned(query, cov).mT).sum(dim=2)
             found[f"slots{number}_gram"] = gram.flatten(0, 1).double()
@@ -225,19 +253,21 @@ class SlotGrams:
         return query.unflatten(1, (g, -1)), through(seen.key, slots.k_map, times)
 
 
-def covariance(key: Tensor, weights: Tensor) -> Tensor:
-    """(r, t, n) and (r, g, q, t) -> (r, g, q, n, n)."""
+def covariance(key: Tensor, seen: SampledQueries) -> Tensor:
+    """Of keys (r, t, n), as every query weighs them: (r, g, q, n, n)."""
     key = key - key.mean(dim=1, keepdim=True)  # a shift that no covariance sees, and that saves its digits
-    queries = weights.flatten(1, 2)  # (r, g q, t)
-    mean = queries @ key  # (r, g q, n)
-    cov = weighted(key, queries, key) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-    return cov.unflatten(1, weights.shape[1:3])
+    mean = seen.weights @ key.unsqueeze(1)  # (r, g, q, n)
+    cov = weighted(key, seen.weights, key, seen.stretches)
+    return cov.sub_(mean.unsqueeze(-1) * mean.unsqueeze(-2))
 
 
-def weighted(left: Tensor, weights: Tensor, right: Tensor) -> Tensor:
-    """Products (r, q, n, m) of (r, t, n) and (r, t, m), summed over t with the weights (r, q, t)."""
-    product = weights.unsqueeze(-2) * left.mT.unsqueeze(1)  # (r, q, n, t)
-    return (product.flatten(1, 2) @ right).unflatten(1, product.shape[1:3])
+def weighted(left: Tensor, weights: Tensor, right: Tensor, stretches: Sequence[tuple[slice, int]]) -> Tensor:
+    """Products (r, g, q, n, m) of (r, t, n) and (r, t, m), summed over t with the weights (r, g, q, t)."""
+    parts = []
+    for queries, live in stretches:
+        some = weights[:, :, queries, :live].unsqueeze(-2) * left[:, :live].mT[:, None, None]  # (r, g, q, n, t)
+        parts.append((some.flatten(1, 3) @ right[:, :live]).unflatten(1, some.shape[1:4]))
+    return torch.cat(parts, dim=2)
 
 
 def turned(query: Tensor, x: Tensor) -> Tensor:
