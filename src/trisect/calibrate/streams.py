@@ -257,10 +257,10 @@ def scale_last_norm(norm: nn.Module | None, streams: TwoStreams) -> float:
 
 
 def last_norm(model: nn.Module, family: Family) -> nn.Module | None:
-    """The norm between the last layer and the head; None in a model that goes without."""
+    """The norm between the last layer and the head; None in a model that goes without, or without weights in it."""
     decoder = model.get_submodule(family.layers.rpartition(".")[0])
     if not hasattr(decoder, family.last_norm):
         near, hint = dict(decoder.named_children()), "Give the family its last_norm=..., or add --without tail."
         raise unknown_name(f"last norm of family {family.name}", family.last_norm, near, hint)
     norm: nn.Module | None = getattr(decoder, family.last_norm)
-    return norm
+    return norm if norm is not None and list(norm.parameters()) else None

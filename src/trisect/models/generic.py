@@ -107,14 +107,22 @@ def _first_difference(model: Any, name: str) -> Family | str:
     family = replace(LLAMA, name=name, model=MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name])
     if not _scales(model.get_submodule(LLAMA.layers.rpartition(".")[0]).get_submodule(LLAMA.last_norm)):
         return "its last norm is not one that its weights multiply"
-    stock = model(ids).logits
+    loud = copy.deepcopy(model)  # what clips values (OLMo may) does nothing to small ones
+    for layer in loud.get_submodule(LLAMA.layers).children():
+        layer.get_submodule(f"{LLAMA.attention}.{LLAMA.qkv[2]}").weight.mul_(1000)
     for rotary in ("half", "adjacent"):
-        record, owned = replace(family, rotary=rotary), copy.deepcopy(model)
-        for index, layer in enumerate(owned.get_submodule(LLAMA.layers).children()):
-            LayerView(index, layer, record, owned.config).own()
-        if _close(owned(ids).logits, stock):
+        record = replace(family, rotary=rotary)
+        if all(_close(_owned(stock, record)(ids).logits, stock(ids).logits) for stock in (model, loud)):
             return record
     return "its attention computes something else"
+
+
+def _owned(model: Any, record: Family) -> Any:
+    """A copy with trisect's attention in all layers."""
+    owned = copy.deepcopy(model)
+    for index, layer in enumerate(owned.get_submodule(LLAMA.layers).children()):
+        LayerView(index, layer, record, owned.config).own()
+    return owned
 
 
 def _has(model: nn.Module, path: str) -> bool:
