@@ -38,6 +38,7 @@ KINDS = {
     "rotate and write": ("write_kernel", "rotate_write"),
     "gate": ("gate_kernel", "gate_split", "silu"),
     "norm": ("norm",),
+    "angles": ("sgemm",),
     "product": ("gemm", "gemv", "nvjet", "cutlass", "xmma", "dot_kernel", "product_kernel", "aten::mm", "aten::addmm"),
     "product's sum": ("splitk", "reduce_1block"),
     "choice of a token": ("argmax", "reduce_kernel"),

@@ -23,6 +23,7 @@ from trisect.decode import Decoder
 from trisect.decode.prepare import FusedNorm, fuse_norm
 from trisect.kernels import rotate_qk, using
 from trisect.kernels.gate import gated, plain_gated
+from trisect.kernels.norm import normed
 from trisect.kernels.sdpa import sdpa
 from trisect.models import layer_views
 
@@ -198,6 +199,16 @@ def test_bf16_decodes_finitely_in_every_mode_and_batch() -> None:
         decoder = Decoder(tiny("llama-gqa", attention="sdpa", dtype=torch.bfloat16).cuda(), batch=batch, max_length=32)
         assert decoder.mode == "graphs"
         assert decoder.generate(tokens(batch, 8).cuda(), 20).shape == (batch, 28)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1, 5120), (32, 1, 4096), (8, 1, 32, 128), (7, 1037)])
+def test_the_norm_kernel_computes_the_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, weight = 3 * torch.randn(shape, device="cuda").to(dtype), torch.rand(shape[-1], device="cuda").to(dtype)
+    wide = x.double()
+    expected = wide / (wide.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    with torch.no_grad():
+        torch.testing.assert_close(normed(x, weight, 1e-5).double(), expected, rtol=TOLERANCE[dtype], atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

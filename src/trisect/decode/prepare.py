@@ -11,6 +11,7 @@ from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 
 from trisect.kernels.gate import gated
+from trisect.kernels.norm import normed
 from trisect.models import LayerView, layer_views
 from trisect.models.linear import FusedMaps, fused_maps
 from trisect.models.norms import eps_of
@@ -24,7 +25,7 @@ SCALES = (1e-4, 1.0, 1e3)
 
 
 class FusedNorm(nn.Module):
-    """Mixed in before a stock RMS norm: torch's own kernel, which rounds once, where stock rounds twice."""
+    """Mixed in before a stock RMS norm: one kernel, which rounds once, where stock rounds twice."""
 
     weight: nn.Parameter
 
@@ -32,7 +33,7 @@ class FusedNorm(nn.Module):
         weight = self.weight
         if weight.dtype != x.dtype or x.dtype not in TYPES:
             return super().forward(x)  # the stock class
-        return rms_norm(x, weight.shape, weight, eps_of(self))
+        return normed(x, weight, eps_of(self))
 
 
 def fuse_norm(module: nn.Module) -> None:

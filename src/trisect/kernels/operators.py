@@ -66,7 +66,7 @@ def register(
 Choice = Literal["auto", "kernel", "plain"]
 CHOICES = get_args(Choice)
 
-_chosen: dict[str, Choice] = {"rotary": "auto", "decode": "auto", "gate": "auto"}
+_chosen: dict[str, Choice] = {"rotary": "auto", "decode": "auto", "gate": "auto", "norm": "auto"}
 
 
 @cache
