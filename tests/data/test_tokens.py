@@ -33,11 +33,28 @@ def test_random_windows_are_consecutive_and_inside_the_text(extra: int, length: 
     assert torch.equal(cut - cut[:, :1], torch.arange(length).expand(samples, length))
 
 
-def test_random_starts_reach_every_position_that_fits_equally_often():
-    cut = windows(torch.arange(12), samples=8000, length=9, sampling="random", seed=1)
-    counts = torch.bincount(cut[:, 0])
+@given(extra=st.integers(0, 40), length=lengths, samples=st.integers(1, 12), seed=seeds)
+def test_random_windows_share_no_token_where_the_text_has_room(extra: int, length: int, samples: int, seed: int):
+    cut = windows(torch.arange(samples * length + extra), samples=samples, length=length, sampling="random", seed=seed)
+    assert len(cut.unique()) == cut.numel()
+
+
+@given(length=st.integers(2, 9), samples=st.integers(2, 12), seed=seeds, data=st.data())
+def test_windows_of_a_short_text_overlap_as_little_as_they_can(
+    length: int, samples: int, seed: int, data: st.DataObject
+):
+    size = data.draw(st.integers(length, samples * length - 1))
+    cut = windows(torch.arange(size), samples=samples, length=length, sampling="random", seed=seed)
+    steps = cut[:, 0].sort().values.diff()
+    assert int(steps.max() - steps.min()) <= 1  # evenly spread, from the first token to the last
+    assert (int(cut.min()), int(cut.max())) == (0, size - 1)
+
+
+def test_a_random_window_starts_at_every_position_that_fits_equally_often():
+    starts = [int(windows(torch.arange(12), samples=1, length=9, sampling="random", seed=s)[0, 0]) for s in range(2000)]
+    counts = torch.bincount(torch.tensor(starts))
     assert len(counts) == 4  # starts 0, 1, 2, 3
-    assert (counts - 2000).abs().max() < 5 * (8000 * 0.25 * 0.75) ** 0.5
+    assert (counts - 500).abs().max() < 5 * (2000 * 0.25 * 0.75) ** 0.5
 
 
 @given(seed=seeds)

@@ -51,7 +51,8 @@ def windows(
     """Cut (samples, length) windows out of one stream of tokens, (num_tokens,).
 
     `first`: consecutive windows from the start, without overlap; all of them if `samples` is None.
-    `random`: `samples` windows, each start drawn uniformly from all that fit; they may overlap.
+    `random`: `samples` windows in random order, with random gaps between them; where the text is too short for that
+    many, they overlap as little as they can. What one window holds out another must not have seen.
     """
     check_request(samples=samples, length=length, sampling=sampling)
     if len(ids) < length:
@@ -60,7 +61,13 @@ def windows(
     if sampling == "random":
         assert samples is not None
         generator = torch.Generator().manual_seed(seed)
-        starts = torch.randint(0, len(ids) - length + 1, (samples,), generator=generator)
+        spare = len(ids) - samples * length
+        if spare >= 0:
+            gaps = torch.randint(0, spare + 1, (samples,), generator=generator).sort().values
+            starts = gaps + length * torch.arange(samples)
+        else:
+            starts = torch.arange(samples) * (len(ids) - length) // max(1, samples - 1)
+        starts = starts[torch.randperm(samples, generator=generator)]
         return ids[starts[:, None] + torch.arange(length)]
     wanted = _enough(len(ids) // length, samples, source=source, length=length)
     return ids[: wanted * length].reshape(wanted, length)
@@ -154,7 +161,7 @@ def split_windows(
     keep = len(ids) if whole or sampling == "first" else _edge(len(ids), unit=unit)
     cut = partial(windows if ids.ndim == 1 else rows, length=length, sampling=sampling, seed=seed)
     if 0 < test < samples and ids.ndim == 1 and sampling == "random":
-        # Random windows of one stream overlap: test windows come from its last part.
+        # Random windows of a short stream overlap: test windows come from its last part.
         at = keep - keep * test // samples
         first = cut(ids[:at], samples=samples - test, source=f"the first part of {source}")
         picked = torch.cat([first, cut(ids[at:keep], samples=test, source=f"the last part of {source}")])
