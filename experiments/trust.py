@@ -1,18 +1,20 @@
-"""Does a3+ give the same answer everywhere, what should it be calibrated on, and how good is it? Four tables of rows.
+"""Does a3+ give the same answer everywhere, what should it be calibrated on, and how good is it? Five tables of rows.
 
     .venv/bin/python experiments/trust.py spread                    # this CPU, every row that is missing
     .venv/bin/python experiments/trust.py spread --device cuda      # one GPU, in three precisions
     .venv/bin/python experiments/trust.py texts --device cuda       # calibration texts and window counts
     .venv/bin/python experiments/trust.py few --device cuda         # a handful of tokens of another kind of text
-    .venv/bin/python experiments/trust.py accuracy                  # a3, a3+ also balanced, and svd-llm
+    .venv/bin/python experiments/trust.py accuracy --device cuda    # a3, a3+ also balanced, svd-llm and asvd
+    .venv/bin/python experiments/trust.py pieces --device cuda      # a3+ with each piece left out once
     .venv/bin/python experiments/trust.py spread --model stories15m --workers 2 --seconds 500
     .venv/bin/python experiments/trust.py spread --again            # also what another CPU has measured
 
-Rows go to experiments/results/spread.json, calibration-texts.json, few-tokens.json and accuracy.json; what is
+Rows go to experiments/results/spread.json, calibration-texts.json, few-tokens.json, accuracy.json and
+pieces-left-out.json; what is
 there is not run again. Each row is a process of its own, because instruction sets and threads are settled when
 torch starts.
-Synthetic text is runs/synthetic.jsonl, written once on a GPU:
-`trisect sample smollm2-135m -o runs/synthetic.jsonl --samples 320 --batch-size 160`.
+Synthetic text is runs/synthetic-MODEL.jsonl, written once on a GPU: `trisect sample smollm2-135m -o
+runs/synthetic-smollm2-135m.jsonl --samples 320 --batch-size 160`, for story models `--samples 480 --batch-size 480`.
 SmolLM2-135M is dequantised from 4 bits. A quarter is removed unless a row says otherwise, widths exact.
 Options of a3+ are chosen on Alpaca, held-out windows and stories of the calibration half, never on what is judged.
 """
@@ -35,6 +37,7 @@ FILES = {
     "texts": "calibration-texts.json",
     "few": "few-tokens.json",
     "accuracy": "accuracy.json",
+    "pieces": "pieces-left-out.json",
 }
 INSTRUCTIONS = {
     "native": {},
@@ -116,36 +119,58 @@ def few_cells(device: str) -> list[Cell]:
     ]
 
 
+def story_base(model: str, device: str) -> Cell:
+    """A story model: its half of TinyStories, and four times as much that it writes itself."""
+    base = {"model": model, "calibration": ["tinystories", "synthetic"], "counts": [112, 400], "windows": 512}
+    base |= {"length": 256, "evaluate": {"tinystories": [96, 256]}, "device": device}
+    return base | ({"threads": 1} if device == "cpu" else {})
+
+
+def mixture_base(device: str, windows: int) -> Cell:
+    """SmolLM2 on the mixture, judged on its texts and on two that took no part."""
+    large = device == "cuda"
+    reported = [*MIXTURE, "lambada", "tinystories", "alpaca"]
+    base = {"model": "smollm2-135m", "calibration": MIXTURE, "windows": windows if large else 32, "device": device}
+    base |= {"length": 2048 if large else 512}
+    base["evaluate"] = {t: [32 if large and t != "tinystories" else 14, base["length"]] for t in reported}
+    return base | ({} if large else {"threads": 1})
+
+
 def accuracy_cells(device: str) -> list[Cell]:
-    """Every model at three sizes, each method on the same tokens; three seeds in the middle."""
+    """Every model at three sizes, each method on the same tokens; three seeds in the middle, for a3 and a3+."""
     cells = []
-    for model in MODELS:
-        story = model in STORIES
-        reported = ["tinystories"] if story else [*MIXTURE, "lambada", "tinystories"]
-        large = {
-            "length": 2048,
-            "windows": 256,
-            "evaluate": {t: [32 if t != "tinystories" else 14, 2048] for t in reported},
-        }
-        small = {"length": 512, "windows": 32, "evaluate": {t: [16, 512] for t in reported}}
-        stories = {"length": 256, "windows": 112, "evaluate": {"tinystories": [96, 256]}}
-        size = stories if story else large if device == "cuda" else small
-        base = {"model": model, "calibration": ["tinystories"] if story else MIXTURE, "device": device, **size}
-        base |= {"threads": 1} if device == "cpu" else {}
+    for base in (mixture_base(device, 256), *(story_base(model, device) for model in STORIES)):
         cells.append({**base, "method": "dense", "seed": 0, "ratio": 0.0})
-        methods = [{"method": "a3"}, {"method": "a3+"}, {"method": "a3+", "allocate": "balanced"}]
-        methods += [] if model == "stories-moe-22m" else [{"method": "svd-llm"}]
-        runs = [(0.25, 0), (0.125, 0), (0.375, 0), (0.25, 1), (0.25, 2)]
-        cells += [{**base, **method, "ratio": ratio, "seed": seed} for ratio, seed in runs for method in methods]
-        cells.append({**base, "method": "a3+", "without": ["refit-up"], "ratio": 0.25, "seed": 0})
+        ours = [{"method": "a3+", "allocate": "balanced"}, {"method": "a3"}, {"method": "a3+"}]
+        others = [] if base["model"] == "stories-moe-22m" else [{"method": "svd-llm"}, {"method": "asvd"}]
+        for ratio, seed in [(0.25, 0), (0.125, 0), (0.375, 0), (0.25, 1), (0.25, 2)]:
+            methods = ours + (others if seed == 0 else [])
+            cells += [{**base, **method, "ratio": ratio, "seed": seed} for method in methods]
     return cells
 
 
-CELLS = {"spread": spread_cells, "texts": text_cells, "few": few_cells, "accuracy": accuracy_cells}
+def piece_cells(device: str) -> list[Cell]:
+    """a3+ at 25%, uniform widths, with each of its pieces left out once."""
+    from trisect.methods.a3plus import PIECES
+
+    bases = [mixture_base(device, 64), *(story_base(model, device) for model in STORIES[:2])]
+    same = {"method": "a3+", "ratio": 0.25, "seed": 0}
+    cells = [{**base, **same, "without": [name]} for name in PIECES for base in bases]
+    cells += [{**base, **same} for base in bases] + [{**base, **same, "method": "a3"} for base in bases]
+    return cells + [{**base, **same, "method": "dense", "ratio": 0.0} for base in bases]
 
 
-def read_text(name: str, *, split: str) -> str:
-    """The text of one half of what is at hand."""
+CELLS = {
+    "spread": spread_cells,
+    "texts": text_cells,
+    "few": few_cells,
+    "accuracy": accuracy_cells,
+    "pieces": piece_cells,
+}
+
+
+def read_text(name: str, *, split: str, model: str = "smollm2-135m") -> str:
+    """The text of one half of what is at hand; synthetic text is the model's own."""
     data = ASSETS / "data"
     if name == "wikitext-2":
         return (data / "wikitext-2" / f"{'valid' if split == 'calibration' else 'test'}.txt").read_text("utf-8")
@@ -169,7 +194,7 @@ def read_text(name: str, *, split: str) -> str:
         lines = (data / "tasks/lambada_openai.jsonl").read_text("utf-8").splitlines()[:1500]
         return "\n\n".join(e["context"] + e["continuation"] for e in map(json.loads, lines))
     if name == "synthetic":
-        lines = (ROOT / "runs/synthetic.jsonl").read_text("utf-8").splitlines()
+        lines = (ROOT / f"runs/synthetic-{model}.jsonl").read_text("utf-8").splitlines()
         return "\n\n".join(json.loads(line)["text"] for line in lines)
     from trisect.data.catalogue import builtin_documents
 
@@ -203,7 +228,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     )
 
     def cut(text: str, count: int, sampling: str, split: str, seed: int) -> torch.Tensor:
-        ids = tokenize(read_text(text, split=split), loaded.tokenizer, source=text)
+        ids = tokenize(read_text(text, split=split, model=cell["model"]), loaded.tokenizer, source=text)
         return windows(ids, samples=count, length=cell["length"], sampling=sampling, seed=seed)
 
     # Before the work: a text that is too short is found now.
@@ -214,7 +239,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     model, receipt, started = loaded.model, {}, time.time()
     if cell["method"] != "dense":
         texts, n = cell["calibration"], cell["windows"]
-        counts = [n // len(texts) + (i < n % len(texts)) for i in range(len(texts))]
+        counts = cell.get("counts") or [n // len(texts) + (i < n % len(texts)) for i in range(len(texts))]
         pieces = [
             cut(t, c, "random", "calibration", cell["seed"] + i)
             for i, (t, c) in enumerate(zip(texts, counts, strict=True))

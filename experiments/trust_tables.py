@@ -6,10 +6,15 @@ from statistics import geometric_mean, mean
 from tables import Entry, found, provenance, read, table
 
 SPREAD, TEXTS, FEW, ACCURACY = "spread.json", "calibration-texts.json", "few-tokens.json", "accuracy.json"
+LEFT_OUT = "pieces-left-out.json"
+CHOOSING = "alpaca"
+"""The text that options are chosen on, so that no table reports it."""
 SMOLLM2 = "smollm2-135m"
 UNUSED = ("lambada", "tinystories", "alpaca")
 """Texts that no row is calibrated on."""
 Key = tuple[str, str, str]
+Place = tuple[str, str]
+"""A model and a text."""
 
 
 def spread_table() -> str:
@@ -60,14 +65,13 @@ def accuracy_table() -> str:
     dense = {row["model"]: row["perplexity"] for row in rows if row["method"] == "dense"}
     cells: dict[tuple[str, str, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in (row for row in rows if row["method"] != "dense"):
-        kind = " ".join(
-            [row["method"], row.get("allocate", ""), *(f"without {name}" for name in row.get("without", ()))]
-        )
         for text, value in row["perplexity"].items():
-            cells[row["model"], text, row["ratio"]][kind.strip().replace("  ", " ")].append(value)
-    kinds = ["svd-llm", "a3", "a3+ without refit-up", "a3+", "a3+ balanced"]
+            cells[row["model"], text, row["ratio"]][_kind(row)].append(value)
+    kinds = ["svd-llm", "asvd", "a3", "a3+", "a3+ balanced"]
     lines = []
     for (model, text, ratio), values in sorted(cells.items()):
+        if text == CHOOSING:
+            continue
         before = dense[model][text]
         paper = values["a3"] and mean(values["a3"]) - before
         shares = [
@@ -148,15 +152,43 @@ def few_table() -> str:
 
 
 def headline_table() -> str:
-    """For the README: a quarter removed from SmolLM2, seeds and precisions together."""
-    if not found(SPREAD) or not found(TEXTS):
+    """For the README: a quarter removed from SmolLM2, on texts of the calibration mixture and on two others."""
+    if not found(ACCURACY):
         return ""
-    dense = next(row for row in read(TEXTS)["rows"] if row["method"] == "dense")["perplexity"]["wikitext-2"]
-    lines = [["dense", f"{dense:.1f}"]]
-    for method, name in (("a3+", "a3+ `--without refit-up`"), ("a3", "a3, the paper")):
-        seeds: dict[int, list[float]] = {}
-        for row in read(SPREAD)["rows"]:
-            if (row["model"], row["method"], row["device"]) == (SMOLLM2, method, "cuda"):
-                seeds.setdefault(row["seed"], []).append(row["perplexity"]["wikitext-2"])
-        lines.append([name, _range(seeds)])
-    return table(["method", "perplexity, WikiText-2"], lines)
+    cells: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read(ACCURACY)["rows"]:
+        if row["model"] == SMOLLM2 and row["ratio"] in (0.0, 0.25):
+            for text, value in row["perplexity"].items():
+                cells[_kind(row)][text].append(value)
+    names = {"dense": "dense", "a3+ balanced": "a3+ `--best`", "a3+": "a3+", "a3": "a3, the paper"}
+    names |= {"svd-llm": "svd-llm", "asvd": "asvd"}
+    texts = [text for text in cells["dense"] if text != CHOOSING]
+    lines = [[name, *(_spread(cells[kind][text]) for text in texts)] for kind, name in names.items() if kind in cells]
+    return table(["perplexity", *texts], lines)
+
+
+def pieces_table() -> str:
+    """The increase over the dense model with each piece of a3+ left out, as a share of the whole a3+'s."""
+    if not found(LEFT_OUT):
+        return ""
+    rows = read(LEFT_OUT)["rows"]
+    dense = {row["model"]: row["perplexity"] for row in rows if row["method"] == "dense"}
+    places = sorted((model, text) for model, values in dense.items() for text in values if text != CHOOSING)
+    rises: dict[str, dict[Place, float]] = defaultdict(dict)
+    for row in (row for row in rows if row["method"] != "dense"):
+        for text, value in row["perplexity"].items():
+            rises[_kind(row)][row["model"], text] = value - dense[row["model"]][text]
+    whole, lines = rises.pop("a3+"), []
+    for kind, values in rises.items():
+        shares = {place: values[place] / whole[place] for place in places if place in values}
+        overall = f"{mean(shares.values()):.3f}" if shares else "-"
+        lines.append([kind, *(f"{shares[place]:.3f}" if place in shares else "-" for place in places), overall])
+    lines.sort(key=lambda line: line[-1], reverse=True)
+    header = ["", *(f"{model}, {text}" for model, text in places), "mean"]
+    return table(header, lines) + "\n\n" + provenance(rows)
+
+
+def _kind(row: Entry) -> str:
+    """What a row is called: method, allocation, what was left out."""
+    words = [row["method"], row.get("allocate") or "", *(f"without {name}" for name in row.get("without") or ())]
+    return " ".join(filter(None, words))
