@@ -130,8 +130,8 @@ def shapes_table() -> str:
         dense, narrow = row["milliseconds"]["dense"], row["milliseconds"]["narrow"]
         ratios = [f"{dense[name] / narrow[name]:.2f}x" for name in ("prefill", "decode-1", "decode-8", "decode-32")]
         cost = [f"{row['seconds_per_layer']:.1f} s", f"{row['peak_bytes'] / 1e9:.1f} GB"]
-        lines.append([row["shape"], row["method"], *cost, *ratios])
-    header = ["shape", "method", "per layer", "peak", "prefill 2048", "decode 1", "decode 8", "decode 32"]
+        lines.append([row["shape"], row["method"], f"{row['tokens']:,}", *cost, *ratios])
+    header = ["shape", "method", "tokens", "per layer", "peak", "prefill 2048", "decode 1", "decode 8", "decode 32"]
     return table(header, lines) + "\n\n" + provenance(rows)
 
 

@@ -45,8 +45,13 @@ def no_stock_form(family: Family) -> str | None:
     alike = all(getattr(family, name) == getattr(LLAMA, name) for name in LIKE_LLAMA)
     if family.experts is not None and family.name not in MIXTURES:
         return "its experts are not written under stock names yet"
-    other = family.rotary is None or family.latent or family.mixer or family.output_gate
-    if other or not (alike or family.name in UNFUSED):
+    if family.mixer or family.beside:
+        return (
+            "layers of another kind (Mamba, convolutions, linear attention) stand between its attention or beside it"
+        )
+    if family.latent:
+        return "its queries, keys and values are made of latents"
+    if family.rotary is None or family.output_gate or not (alike or family.name in UNFUSED):
         return "it is not of the Llama kind: rotated, gated, with one norm type"
     if not family.reads_head_dim:
         return "its config states no head width"
