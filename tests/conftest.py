@@ -13,6 +13,8 @@ from numerics import is_repeated
 
 # No test asks the hub for anything: those about it have one of their own on this machine (tests/hub).
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Nor is anything left in the user's cache, or taken from there; tests/export/test_converted.py has one of its own.
+os.environ["TRISECT_GGUF_CACHE"] = "0"
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # The same examples on every machine: what passes here passes there. HYPOTHESIS_PROFILE=default searches anew.

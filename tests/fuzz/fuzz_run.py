@@ -69,3 +69,4 @@ def enter(home: Path) -> None:
     for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR"):
         os.environ[name] = str(home)
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TRISECT_GGUF_CACHE"] = "0"

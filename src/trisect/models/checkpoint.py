@@ -15,6 +15,7 @@ from trisect.data.catalogue import REGISTRY_MODELS, fetch_model
 from trisect.data.read import hub_answers, short_patience
 from trisect.errors import TrisectError
 from trisect.models.compressed import CompressedModel, compressed_class, original_widths, register_families
+from trisect.models.converted import keep, kept_folder
 from trisect.models.families import BUILT_IN, FAMILIES, PREFIX, WRAPPERS, family_for
 from trisect.models.generic import recognise
 from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
@@ -110,12 +111,22 @@ def load_model(
     """
     check_device(device)
     name = fetched(name)
-    source = resolve(name)
+    kept = kept_folder(name) if stream != "on" and _dtype(dtype, torch.float32, device) == torch.float32 else None
+    converted = kept is not None and kept.is_dir()
+    source = resolve(str(kept) if converted else name)
     with from_hub(source), reading_once(source.gguf):
         weights = check_weights(source)
-        model = _load(source, name, weights, dtype, device=device, trust_remote_code=trust_remote_code, stream=stream)
-        tokenizer = starting_texts(_tokenizer(source, trust_remote_code), model)
-        return Loaded(model=model, tokenizer=tokenizer, name=name, num_bytes=None if weights is None else weights.size)
+        how: Any = {"device": device, "trust_remote_code": trust_remote_code}
+        model = _load(source, name, weights, dtype, stream="off" if converted else stream, **how)
+        tokenizer = _tokenizer(source, trust_remote_code)
+    num_bytes = None if weights is None else weights.size
+    if kept is not None:
+        num_bytes = Path(name).stat().st_size
+        if converted:  # as if it had been read from the file
+            model.config._name_or_path = model.name_or_path = tokenizer.name_or_path = str(Path(name).parent)
+        else:
+            keep(kept, model, tokenizer)
+    return Loaded(model=model, tokenizer=starting_texts(tokenizer, model), name=name, num_bytes=num_bytes)
 
 
 def _load(
