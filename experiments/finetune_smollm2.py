@@ -153,7 +153,7 @@ def compressed(model: str, *, device: str) -> str:
         return DENSE[model.removesuffix("-0")]
     out = RUNS / f"finetune-{model}"
     if not out.exists():
-        command = [sys.executable, "-m", "trisect.cli", "compress", *COMPRESS[model], "-o", out]
+        command = [sys.executable, "-m", "trisect", "compress", *COMPRESS[model], "-o", out]
         command += ["--dtype", "float32", "--align", "none", "--eval", "none", "--device", device]
         subprocess.run([str(word) for word in command], check=True)
     return str(out)

@@ -10,16 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from trisect.calibrate import MomentsInfo, Progress
-from trisect.calibrate.texts import with_tokens
-from trisect.config import CalibrationConfig, CompressConfig
-from trisect.config.settings import as_mixture
-from trisect.data import Tokens, load_tokens, tokens_from_tensor
+from trisect.calibrate import MomentsInfo, Progress, texts
+from trisect.config import CalibrationConfig, CompressConfig, settings
+from trisect.data import Tokens, evaluation_tokens, tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.evaluate import perplexity as measure
 from trisect.evaluate.perplexity import Perplexity
-from trisect.models import load_model, original_shape, original_widths, save_model, shape_of
-from trisect.models.checkpoint import starting_texts
+from trisect.models import checkpoint, load_model, original_shape, original_widths, save_model, shape_of
 from trisect.pipeline import run as flow
 from trisect.pipeline import statistics
 from trisect.pipeline.job import Job, carry_out
@@ -66,7 +63,7 @@ def compress(
     elif isinstance(calibration, CalibrationConfig):
         config = replace(config, calibration=calibration)
     elif calibration is not None:
-        config = replace(config, calibration=replace(config.calibration, source=as_mixture(calibration)))
+        config = replace(config, calibration=replace(config.calibration, source=settings.as_mixture(calibration)))
     job = Job(
         model=str(model) if isinstance(model, Path) else model,
         config=config,
@@ -135,7 +132,7 @@ def plan(
     config, found = with_method_defaults(config), None
     if config.allocate != "uniform":
         given, tokenizer = _ready(tokens), _tokenizer(model, tokenizer)
-        config, found = with_tokens(model, config, given, tokenizer=tokenizer, progress=progress)
+        config, found = texts.with_tokens(model, config, given, tokenizer=tokenizer, progress=progress)
     return flow.make_plan(Run(model=model, config=config, tokens=found, progress=progress), curves=curves)
 
 
@@ -155,15 +152,8 @@ def solve(
     model changes only when `rewrite` puts a step in. Methods such as a3+ solve each part behind those before
     it: their steps have to be put in as they come.
     """
-    run = flow.open_run(
-        model,
-        config,
-        tokenizer=_tokenizer(model, tokenizer),
-        tokens=_ready(tokens),
-        moments=moments,
-        plan=plan,
-        progress=progress,
-    )
+    given: Any = {"tokenizer": _tokenizer(model, tokenizer), "tokens": _ready(tokens), "moments": moments}
+    run = flow.open_run(model, config, plan=plan, progress=progress, **given)
     run.ledger = Ledger(model)
     return flow.solve_layers(run)
 
@@ -177,7 +167,11 @@ def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step
     original, losses, hashes = original_widths(model), [], set()
     with timing(next(model.parameters()).device) as clock:
         for step in steps:
-            _check_untouched(model, step)
+            # A step carries its layer with it: written elsewhere, or twice, it would go unnoticed.
+            if all(step.view.layer is not module for module in model.modules()):
+                raise TrisectError("These steps were solved for another model object; solve for the one you rewrite.")
+            if step.applied:
+                raise TrisectError("rewrite applies steps itself; give it those of solve() untouched.")
             step.apply()
             losses.append(step.entry())
             config = replace(config, calibration=step.calibration)
@@ -200,10 +194,8 @@ def perplexity(
 
     `windows` None takes all of them; `progress` is called with (windows done, windows in all).
     """
-    found = load_tokens(
-        data, _tokenizer(model, tokenizer), samples=windows, length=length, sampling="first", split="evaluation"
-    )
-    return measure.perplexity(model, found, progress=progress)
+    tokens = evaluation_tokens(data, _tokenizer(model, tokenizer), windows=windows, length=length)
+    return measure.perplexity(model, tokens, progress=progress)
 
 
 def summary(model: Any) -> Summary:
@@ -235,15 +227,7 @@ def _config_for(given: dict[str, Any], config: CompressConfig | None) -> Compres
 def _tokenizer(model: Any, given: Any) -> Any:
     """The tokenizer given, or the one that came with the model."""
     found = given if given is not None else getattr(model, "tokenizer", None)
-    return found if isinstance(model, str | Path) else starting_texts(found, model)
-
-
-def _check_untouched(model: Any, step: Step) -> None:
-    """A step carries its layer with it: written elsewhere, or twice, it would go unnoticed."""
-    if all(step.view.layer is not module for module in model.modules()):
-        raise TrisectError("These steps were solved for another model object; solve for the one you rewrite.")
-    if step.applied:
-        raise TrisectError("rewrite applies steps itself; give it those of solve() untouched.")
+    return found if isinstance(model, str | Path) else checkpoint.starting_texts(found, model)
 
 
 def _ready(tokens: Tensor | Tokens | None) -> Tokens | None:

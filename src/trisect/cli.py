@@ -7,12 +7,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from trisect.commands import Interrupted, build_app
-from trisect.commands._options import blame
-from trisect.commands._screen import one_command
+from trisect.commands import Interrupted, _options, _screen, build_app
 from trisect.errors import TrisectError
-from trisect.support.checks import shown
-from trisect.support.with_transformers import spare_imports
+from trisect.support import checks, with_transformers
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -23,11 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; unexpected exceptions keep their traceback."""
     _show_warnings()
     if argv is None:
-        spare_imports()
+        with_transformers.spare_imports()
         if not sys.stderr.isatty():
             _keep_bars_out_of_pipes()
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    with one_command() as command:
+    with _screen.one_command() as command:
         try:
             code = build_app()(args=arguments, prog_name="trisect", standalone_mode=False)
         except TrisectError as error:
@@ -37,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
-            return _fail(f"The name {shown(error.filename)} is too long; give a shorter one.", code=BAD_INPUT)
+            return _fail(f"The name {checks.shown(error.filename)} is too long; give a shorter one.", code=BAD_INPUT)
         except (Interrupted, KeyboardInterrupt) as error:
             return _fail(f"interrupted: {str(error) or UNTOUCHED}", code=INTERRUPTED)
         except Exception as error:
@@ -71,7 +68,7 @@ def _usage(error: Exception) -> str:
     place = "trisect" if context is None else context.command_path
     message: str = error.format_message()  # type: ignore[attr-defined]
     message = message if message.endswith(("?", ".")) else f"{message}."
-    return f"{blame(error)}{message} See `{place} --help`."
+    return f"{_options.blame(error)}{message} See `{place} --help`."
 
 
 def _fail(message: str, *, code: int) -> int:
@@ -79,7 +76,3 @@ def _fail(message: str, *, code: int) -> int:
     line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))
     print(f"error: {line}", file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -74,7 +74,7 @@ def test_factored_maps_are_shown_by_the_parameters_they_keep(run: Run) -> None:
 
 
 def test_the_loss_map_shows_the_shares_of_the_receipt(run: Run) -> None:
-    heat = loss_map(run)
+    (heat,) = loss_map(run)
     assert heat is not None
     shown = {
         (layer, name.lower()): share
@@ -90,21 +90,21 @@ def test_the_loss_map_shows_the_shares_of_the_receipt(run: Run) -> None:
 def test_a_part_that_was_not_touched_has_no_cell(run: Run) -> None:
     losses = run.compression.losses
     some = [loss.model_copy(update={"total": 0.0}) if loss.layer == 1 else loss for loss in losses]
-    heat = loss_map(with_losses(run, some))
+    (heat,) = loss_map(with_losses(run, some))
     assert heat is not None
     assert [row[1] for row in heat.rows.values()] == [None] * 3
-    assert loss_map(with_losses(run, [])) is None
+    assert loss_map(with_losses(run, [])) == []
 
 
 def test_bars_are_the_timings_of_the_receipt_without_their_sum(run: Run) -> None:
-    bars = time_bars([run])
+    (bars,) = time_bars([run])
     assert bars is not None
     timings = dict(run.receipts[0].whole["timings"])
     total = timings.pop("compress")
     assert {bar.label: bar.value for bar in bars.groups[run.name]} == timings
     assert sum(bar.value for bar in bars.groups[run.name]) == pytest.approx(total, abs=0.01)
     silent = run.receipts[0].model_copy(update={"timings": {}})
-    assert time_bars([replace(run, receipts=(silent,))]) is None
+    assert time_bars([replace(run, receipts=(silent,))]) == []
 
 
 def test_curves_carry_the_widths_that_were_chosen(run: Run) -> None:
@@ -128,7 +128,7 @@ def test_the_prediction_is_the_sum_over_components_and_the_measurement_a_logarit
         for part in ("qk", "ov", "mlp")
     )
     assert predicted_rise(curves, run) == pytest.approx(0.01 * gone)
-    chart = prediction_chart(curves, [run])
+    (chart,) = prediction_chart(curves, [run])
     assert chart is not None
     assert chart.series[0].points == [pytest.approx((0.01 * gone, math.log(25 / 20)))]
 
@@ -190,14 +190,14 @@ def test_an_infinite_perplexity_is_in_no_plot(copied: Callable[..., Path]) -> No
     runs = read_runs([copied("one"), copied("two", perplexity=broken)])
     assert math.isinf(next(fact.after for fact in runs[1].facts if fact.quantity.kind == "perplexity"))
     assert pareto_charts(runs) == []
-    assert prediction_chart(curves_of(runs[1]), runs[1:]) is None
+    assert prediction_chart(curves_of(runs[1]), runs[1:]) == []
 
 
 def test_trials_and_tuning_are_shown_as_they_were(copied: Callable[..., Path]) -> None:
     trials = [{"ratio": 0.2, "rise": 0.01, "inside": True}, {"ratio": 0.4, "rise": 0.2, "inside": False}]
     folder = copied("searched", target={"trials": trials}, tuning=[{"losses": [2.0, 1.5]}])
     run = read_runs([folder])[0]
-    trial, tuning = trial_chart(run), tuning_chart(run)
+    (trial,), (tuning,) = trial_chart(run), tuning_chart(run)
     assert trial is not None
     assert tuning is not None
     assert {each.label: each.points for each in trial.series} == {

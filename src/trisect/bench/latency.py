@@ -19,8 +19,7 @@ from trisect.config import DEFAULT_ALIGN
 from trisect.errors import TrisectError
 from trisect.kernels import rotate_qk
 from trisect.kernels.sdpa import sdpa
-from trisect.plan.budget import REST, LatencyTable, key_of, linear_sizes
-from trisect.plan.problem import grid_of
+from trisect.plan import budget, problem
 from trisect.records.shapes import LayerShape, ModelShape
 
 COPIES = 8  # sets of operands at most: taken in turn, so that weights come from memory, not from a cache
@@ -53,7 +52,7 @@ class Operands:
 
     def seconds(self, component: str, lap: Lapping, repeats: int) -> float:
         """The time of a component at the layer's width: its matrices, and half of attention if it has some."""
-        makes = {"qk": self._query_key, "ov": self._value_output, "mlp": self._mlp, REST: self._rest}
+        makes = {"qk": self._query_key, "ov": self._value_output, "mlp": self._mlp, budget.REST: self._rest}
         shares = {makes[component]: 1.0, **({self._attention: 0.5} if component in ("qk", "ov") else {})}
         total = 0.0
         for make, share in shares.items():
@@ -68,7 +67,7 @@ class Operands:
         return empty.normal_(std=0.02, generator=self.generator)
 
     def _weights(self, *names: str) -> list[Tensor]:
-        return [self._random(*reversed(linear_sizes(self.layer, name))) for name in names]
+        return [self._random(*reversed(budget.linear_sizes(self.layer, name))) for name in names]
 
     def _rows(self, width: int) -> Tensor:
         """Activations of all new tokens."""
@@ -137,10 +136,10 @@ def measure_latency(
     lap: Lapping,
     align: int | None = DEFAULT_ALIGN,
     repeats: int = 20,
-    known: LatencyTable | None = None,
-    save: Callable[[LatencyTable], None] = lambda table: None,
+    known: budget.LatencyTable | None = None,
+    save: Callable[[budget.LatencyTable], None] = lambda table: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> LatencyTable:
+) -> budget.LatencyTable:
     """Times of every component at every width of the grid; `known` ones are not taken again."""
     if any(layer.experts for layer in shape.layers):
         raise TrisectError(
@@ -149,7 +148,7 @@ def measure_latency(
         )
     setting: dict[str, Any] = {"device": device_name(device), "workload": asdict(workload)}
     setting["dtype"] = str(dtype).removeprefix("torch.")
-    table = known or LatencyTable(seconds={}, **setting)
+    table = known or budget.LatencyTable(seconds={}, **setting)
     for name, value in setting.items():
         if getattr(table, name) != value:
             other = f"{table.source} was measured with {name} {getattr(table, name)!r}, not {value!r}"
@@ -158,7 +157,7 @@ def measure_latency(
     generator = torch.Generator(device).manual_seed(0)
     for number, (layer, component, width) in enumerate(points):
         narrow = layer
-        if component != REST:  # attention takes one width for queries, keys and values
+        if component != budget.REST:  # attention takes one width for queries, keys and values
             heads: Any = {"qk": width, "vo": width, "pairs": min(layer.pairs, width // 2)}
             narrow = replace(layer, **({"mlp": width} if component == "mlp" else heads))
         operands = Operands(layer=narrow, workload=workload, device=device, dtype=dtype, generator=generator)
@@ -172,22 +171,22 @@ def grid_points(shape: ModelShape, *, align: int | None) -> Iterator[tuple[Layer
     """Layer, component and width to be timed, full widths included; equal layers once."""
     kinds: dict[Any, LayerShape] = {}
     for layer in shape.layers:
-        for component in (*layer.components, REST):
+        for component in (*layer.components, budget.REST):
             kinds.setdefault(_key(layer, component), layer)
     for (component, *_), layer in kinds.items():
-        if component == REST:
-            yield layer, REST, 0
+        if component == budget.REST:
+            yield layer, budget.REST, 0
             continue
-        step = grid_of(layer, component, align=align or DEFAULT_ALIGN).step
+        step = problem.grid_of(layer, component, align=align or DEFAULT_ALIGN).step
         full = layer.width(component)
         yield from ((layer, component, width) for width in (*range(step, full, step), full))
 
 
-def layer_seconds(table: LatencyTable, layer: LayerShape) -> float:
+def layer_seconds(table: budget.LatencyTable, layer: LayerShape) -> float:
     """What the table predicts for a whole layer."""
     parts = sum(table.nanoseconds(layer, part, layer.width(part)) for part in layer.components)
     return (parts + table.rest(layer)) / 1e9
 
 
 def _key(layer: LayerShape, component: str) -> tuple[str, int, int, int]:
-    return key_of(component, layer.d_model, layer.heads, layer.kv_heads)
+    return budget.key_of(component, layer.d_model, layer.heads, layer.kv_heads)

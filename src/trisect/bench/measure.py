@@ -36,10 +36,8 @@ def laps_on(device: str) -> Lapping:
 
 
 def _cuda_laps(work: Work, count: int) -> list[float]:
-    """From the end of one lap to the end of the next, on the device, without waiting in between.
-
-    Where the host cannot keep up, the gaps that it leaves are inside: that is what a user waits for.
-    """
+    """From the end of one lap to the end of the next, on the device, without waiting in between."""
+    # Where the host cannot keep up, the gaps that it leaves are inside: that is what a user waits for.
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     torch.cuda.synchronize()
     marks[0].record()

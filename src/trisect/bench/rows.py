@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trisect.records.parts import COMPONENTS
-from trisect.records.shapes import ModelShape
+from trisect.records import parts, shapes
 
 PHASES = ("prefill", "decode")
 MODES = ("plain", "graphs", "compile")
@@ -63,7 +62,7 @@ class Variant:
 
     kind: str
     asked: str  # what was asked for: a ratio, widths, or "checkpoint"; empty for dense models
-    shape: ModelShape
+    shape: shapes.ModelShape
     removed: float  # of the decoder's linear weights
 
     @property
@@ -72,7 +71,7 @@ class Variant:
         layers = self.shape.layers
         if any(layer.linears for layer in layers):
             return f"rank {span(linear.rank for layer in layers for linear in layer.linears)}"
-        return "/".join(span(layer.width(part) for layer in layers) for part in COMPONENTS)
+        return "/".join(span(layer.width(part) for layer in layers) for part in parts.COMPONENTS)
 
     @property
     def folded(self) -> bool:
@@ -110,11 +109,9 @@ def related(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def against(row: Row, dense: Row) -> dict[str, Any]:
-    """Speed-up, memory saved and FLOPs of a row, relative to its dense one.
-
-    The limit is the speed-up that the removed work allows: the ratio of FLOPs for a prefill, of bytes for
-    decoding.
-    """
+    """Speed-up, memory saved and FLOPs of a row, relative to its dense one."""
+    # The limit is the speed-up that the removed work allows: the ratio of FLOPs for a prefill, of bytes for
+    # decoding.
     prefill = row["case"]["phase"] == "prefill"
     before, after = (r["flops"]["total"] if prefill else r["bytes"] for r in (dense, row))
     speedup, limit = dense["times"]["p50"] / row["times"]["p50"], before / after

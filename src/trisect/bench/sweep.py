@@ -14,14 +14,9 @@ from trisect.bench import measure
 from trisect.bench.rows import MODES, PHASES, Case, Variant
 from trisect.decode import prepare_for_inference
 from trisect.errors import TrisectError, check_names
-from trisect.models import family_for, load_model, read_shape
-from trisect.models.checkpoint import DTYPES, fetched, read_config
-from trisect.models.families import FAMILIES
-from trisect.models.source import resolve
-from trisect.models.streamed import ROOM, available_bytes
+from trisect.models import checkpoint, families, family_for, load_model, read_shape, source, streamed
 from trisect.plan import budget_of, compare
-from trisect.support.checks import check_device
-from trisect.support.receipt import build_receipt
+from trisect.support import checks, receipt
 
 ATTENTIONS = ("eager", "sdpa")
 TRACEBACK_LINES = 12
@@ -50,10 +45,10 @@ class Sweep:
         check_names("phase", self.phases, PHASES)
         check_names("attention", self.attentions, ATTENTIONS)
         check_names("mode", self.modes, MODES)
-        check_names("dtype", (self.dtype,), DTYPES)
+        check_names("dtype", (self.dtype,), checkpoint.DTYPES)
         if min((*self.batches, *self.lengths, self.new), default=0) < 1:
             raise TrisectError("Batches, lengths and new tokens are whole numbers of at least 1.")
-        check_device(self.device)
+        checks.check_device(self.device)
         if torch.device(self.device).type not in ("cpu", "cuda"):
             raise TrisectError(f"Times are taken on cpu and cuda, not on {self.device!r}.")
         if "graphs" in self.modes and not measure.is_cuda(self.device):
@@ -104,14 +99,12 @@ def original_config(config: Any) -> Any:
 def models_beside_dense(
     name: str, sweep: Sweep, *, seed: int, trust_remote_code: bool
 ) -> tuple[dict[Variant, Callable[[], Any]], str]:
-    """How to make the dense model (random weights), stock and in our runtime, and the model if it is compressed.
-
-    With them the name of the attention kernel that the stock model takes by itself.
-    """
+    """How to make the dense model (random weights), stock and in our runtime, and the model if it is compressed."""
+    # With them the name of the attention kernel that the stock model takes by itself.
     narrow, dense, _ = read_shape(name, trust_remote_code=trust_remote_code)
-    config = read_config(resolve(fetched(name)), trust_remote_code=trust_remote_code)
-    dtype, family = DTYPES[sweep.dtype], family_for(config)
-    if family.name not in FAMILIES:
+    config = checkpoint.read_config(source.resolve(checkpoint.fetched(name)), trust_remote_code=trust_remote_code)
+    dtype, family = checkpoint.DTYPES[sweep.dtype], family_for(config)
+    if family.name not in families.FAMILIES:
         what = f"{name} is a {config.model_type} model, of which only the text part could be timed"
         raise TrisectError(f"{what}; bench its text model.")
     stock = getattr(transformers, family.model)
@@ -137,12 +130,10 @@ def models_beside_dense(
 
 
 def timed_together(models: Mapping[Variant, Any], device: str) -> list[list[Variant]]:
-    """Models whose laps are taken in turn: all of them, or each by itself.
-
-    On a GPU nobody else is at work, and the most memory that a model takes is one of its figures.
-    """
+    """Models whose laps are taken in turn: all of them, or each by itself."""
+    # On a GPU nobody else is at work, and the most memory that a model takes is one of its figures.
     needed = sum(budget_of(variant.shape).parameters * variant.shape.bytes_per_element for variant in models)
-    apart = measure.is_cuda(device) or needed > ROOM * available_bytes(device)
+    apart = measure.is_cuda(device) or needed > streamed.ROOM * streamed.available_bytes(device)
     return [[variant] for variant in models] if apart else [list(models)]
 
 
@@ -159,7 +150,7 @@ def time_beside_dense(
     sweep, lap = replace(sweep, attentions=(attention,)), measure.laps_on(sweep.device)
     if torch.device(sweep.device).index is not None:
         torch.cuda.set_device(sweep.device)
-    ceilings = measure.measure_ceilings(sweep.device, DTYPES[sweep.dtype], lap)
+    ceilings = measure.measure_ceilings(sweep.device, checkpoint.DTYPES[sweep.dtype], lap)
     rows: dict[Variant, list[dict[str, Any]]] = {variant: [] for variant in models}
     for group in timed_together(models, sweep.device):
         measure.release()
@@ -181,7 +172,7 @@ def time_beside_dense(
     recipe = {"bench": name, "sweeps": [asdict(sweep)], **asdict(effort), "ceilings": asdict(ceilings)}
     recipe["threads"] = torch.get_num_threads()
     return {
-        "receipts": [build_receipt(recipe, seed=effort.seed, token_hash=None, timings={})],
+        "receipts": [receipt.build_receipt(recipe, seed=effort.seed, token_hash=None, timings={})],
         "rows": [*chain(*rows.values())],
     }
 

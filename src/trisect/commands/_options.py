@@ -23,8 +23,7 @@ from trisect.config.goals import GOAL_OPTIONS, GOALS
 from trisect.config.settings import CUT, RUNNING, defaults_of, options_of_record, setting_names
 from trisect.config.verbs import QuantizeConfig, SampleConfig, TuneConfig
 from trisect.errors import TrisectError, check_names, near_names, unknown_name
-from trisect.support.checks import check_device, read_settings, shown
-from trisect.support.files import check_new_folder, check_writable
+from trisect.support import checks, files
 
 
 def option(help: str, metavar: str | None = None, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -216,13 +215,13 @@ def _check_file(path: Path) -> None:
 
 
 CHECKS: dict[str, Callable[[Any], None]] = {
-    "json": check_writable,
+    "json": files.check_writable,
     "model": _check_model,
     "dtype": lambda name: check_names("dtype", [name], NAMES["dtype"]()),
-    "device": check_device,
+    "device": checks.check_device,
     "moments": _check_file,
-    "curves": check_writable,  # read, or measured and written
-    "heatmap": check_writable,
+    "curves": files.check_writable,  # read, or measured and written
+    "heatmap": files.check_writable,
     **dict.fromkeys(TEXTS, _check_texts),
 }
 """What can be refused in a second, by the name of the option and in this order: no torch, no weights, no text read."""
@@ -231,7 +230,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 def check_early(context: typer.Context, options: dict[str, Any]) -> None:
     """Refuse a verb's options that name what is not there, before the verb does anything."""
     if any(entry.name == "out" and getattr(entry, "help", None) == NEW_FOLDER for entry in context.command.params):
-        check_new_folder(options["out"] or ".new")
+        files.check_new_folder(options["out"] or ".new")
     own = {"dtype"} if "to" in options else set()  # export has the dtypes of its formats, and refuses others itself
     for name, check in CHECKS.items():
         if name not in own and options.get(name) not in (None, []):
@@ -281,7 +280,7 @@ def blame(error: Any) -> str:
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if context is None or parameter is None or _source(context, parameter.name) != "DEFAULT_MAP":
         return ""
-    return f"{context.params['config_file']} gives {shown(context.default_map[parameter.name])}. "
+    return f"{context.params['config_file']} gives {checks.shown(context.default_map[parameter.name])}. "
 
 
 def _source(context: typer.Context, name: str) -> str:
@@ -291,10 +290,10 @@ def _source(context: typer.Context, name: str) -> str:
 
 def _entries(path: Path, *, nested: bool) -> Iterator[tuple[str, Any]]:
     """Keys with underscores; `calibration` may hold its settings, as in trisect.CompressConfig."""
-    data = read_settings(path)
+    data = checks.read_settings(path)
     data = {} if data is None else data  # every line of a fresh `trisect init` may be a comment
     if not isinstance(data, dict):
-        raise TrisectError(f"{path} must hold options such as `ratio: 0.25`, not {shown(data)}.")
+        raise TrisectError(f"{path} must hold options such as `ratio: 0.25`, not {checks.shown(data)}.")
     options = {key.replace("-", "_"): value for key, value in data.items()}
     if len(options) != len(data):
         raise TrisectError(f"{path} has a key once with dashes and once with underscores; keep one.")
@@ -323,7 +322,7 @@ def _as_typed(where: str, parameter: Any, value: Any) -> Any:
         raise TrisectError(f"{where} has no value; give it one, or leave the line out for the default.")
     if is_flag(parameter):
         if not isinstance(value, bool):
-            raise TrisectError(f"{where} is true or false, not {shown(value)}.")
+            raise TrisectError(f"{where} is true or false, not {checks.shown(value)}.")
         return value
     if takes_many(parameter):
         return [_word(where, parameter, entry) for entry in (value if isinstance(value, list) else [value])]

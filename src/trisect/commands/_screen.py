@@ -67,10 +67,8 @@ def begin(*, quiet: bool, verbose: bool) -> None:
 
 
 def stdout() -> Console:
-    """The console for results; a pipe gets a fixed width, so that tables do not depend on it.
-
-    No markup: paths and names from files may hold square brackets.
-    """
+    """The console for results; a pipe gets a fixed width, so that tables do not depend on it."""
+    # No markup: paths and names from files may hold square brackets.
     width = None if sys.stdout.isatty() else PIPED_WIDTH
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
@@ -112,6 +110,11 @@ def keep_measurement(path: Path | None, measured: Mapping[str, Any]) -> None:
         say(f"Measurement in {path}")
 
 
+def kept_in(path: Path | None) -> str:
+    """The measurement's file as a word of a command line."""
+    return "FILE, after --json FILE here" if path is None else quoted(path)
+
+
 def say_next(*lines: str) -> None:
     """What a user would type next."""
     if not running().quiet:
@@ -125,10 +128,8 @@ def quoted(name: str | Path) -> str:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Keep transformers from writing between our own lines, unless --verbose.
-
-    In a command it stays so to the end: saving and generating have things to say too.
-    """
+    """Keep transformers from writing between our own lines, unless --verbose."""
+    # In a command it stays so to the end: saving and generating have things to say too.
     from trisect.support.with_transformers import quiet_transformers
 
     command = _running.get()

@@ -3,7 +3,7 @@
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,9 +11,6 @@ from trisect.commands import _screen as screen
 from trisect.commands._options import Device, Json, Model, TrustRemoteCode, option, verb
 from trisect.config.settings import RUNNING
 from trisect.errors import TrisectError
-
-if TYPE_CHECKING:
-    from trisect.bench.sweep import Sweep
 
 FAILED_ROWS = 1
 
@@ -78,20 +75,17 @@ def run(
     _show_tables(rows)
     screen.say(*map(described, failed), *notes)
     screen.keep_measurement(json, {**found, "rows": related(rows), "notes": notes})
-    kept = "FILE, after --json FILE here" if json is None else screen.quoted(json)
-    screen.say_next(f"trisect report RUN --measured {kept}")
+    screen.say_next(f"trisect report RUN --measured {screen.kept_in(json)}")
     if failed:
         raise typer.Exit(code=FAILED_ROWS)
 
 
 def _time_components(
-    model: str, sweep: "Sweep", path: Path, *, align: int | None, repeats: int, trust_remote_code: bool
+    model: str, sweep: Any, path: Path, *, align: int | None, repeats: int, trust_remote_code: bool
 ) -> None:
     """Write a table of measured times; one that is there is completed."""
-    from trisect.bench.latency import Workload, layer_seconds, measure_latency
-    from trisect.bench.measure import laps_on
-    from trisect.models import read_shape
-    from trisect.models.checkpoint import DTYPES
+    from trisect.bench import latency, measure
+    from trisect.models import checkpoint, read_shape
     from trisect.plan import read_latency
     from trisect.support.files import check_writable, write_json
 
@@ -99,15 +93,15 @@ def _time_components(
     if len(sweep.batches) > 1 or len(sweep.lengths) > 1:
         raise TrisectError("A latency table is of one batch and one length; give one of each.")
     # The default is both phases; a table has one workload, so the first.
-    load = Workload(phase=sweep.phases[0], batch=sweep.batches[0], length=sweep.lengths[0])
+    load = latency.Workload(phase=sweep.phases[0], batch=sweep.batches[0], length=sweep.lengths[0])
     with screen.quiet_libraries(), screen.progress() as report:
         _, shape, _ = read_shape(model, trust_remote_code=trust_remote_code)
-        table = measure_latency(
+        table = latency.measure_latency(
             shape,
             load,
             device=sweep.device,
-            dtype=DTYPES[sweep.dtype],
-            lap=laps_on(sweep.device),
+            dtype=checkpoint.DTYPES[sweep.dtype],
+            lap=measure.laps_on(sweep.device),
             align=align,
             repeats=repeats,
             known=read_latency(path) if path.exists() else None,
@@ -117,7 +111,7 @@ def _time_components(
     screen.say(
         f"{path}: {sum(map(len, table.seconds.values()))} times of {model} on {table.device}, "
         f"{load.phase} {load.batch} x {load.length}; a dense layer comes to "
-        f"{1000 * layer_seconds(table, shape.layers[0]):.3f} ms."
+        f"{1000 * latency.layer_seconds(table, shape.layers[0]):.3f} ms."
     )
     screen.say_next(f"trisect plan MODEL --ratio 0.25 --budget latency --latency-table {screen.quoted(path)}")
 

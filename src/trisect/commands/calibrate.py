@@ -6,8 +6,7 @@ from typing import Annotated
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import LoadOptions, Model, option, verb
-from trisect.config import CalibrationConfig, CompressConfig
-from trisect.config.verbs import SampleConfig
+from trisect.config import CalibrationConfig, CompressConfig, verbs
 
 
 @verb("Compress")
@@ -50,7 +49,7 @@ def calibrate(
 def sample(
     model: Model,
     out: Annotated[Path, option("New file, e.g. own.jsonl.", "FILE")],
-    settings: SampleConfig,
+    settings: verbs.SampleConfig,
     loading: LoadOptions,
 ) -> None:
     """Let a model write synthetic text to calibrate on.

@@ -1,15 +1,12 @@
 """`trisect compare`: run a recipe of models, methods and ratios, and make its table."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Device, Json, argument, option, verb
-
-if TYPE_CHECKING:
-    from trisect.compare import Folder, Recipe
 
 FAILED_CELLS = 1
 RECIPE = """# A recipe of `trisect compare`: every method at every ratio on every model, in one table.
@@ -45,12 +42,10 @@ def run(
     What a recipe would run: trisect compare experiments/recipes/main-stories15m.yaml --dry-run
     Run what is missing, on a GPU: trisect compare recipe.yaml -o results --device cuda
     """
-    from trisect.compare import Folder, load_recipe, run_recipe, write_results
-    from trisect.compare.results import measurements, outcomes_of
-    from trisect.compare.runner import check_only
+    from trisect.compare import Folder, load_recipe, results, run_recipe, runner
 
     loaded, chosen = load_recipe(recipe), only or ()
-    check_only(loaded, chosen)
+    runner.check_only(loaded, chosen)
     beside = recipe.parent.parent / "results" / loaded.name if recipe.parent.name == "recipes" else Path(loaded.name)
     folder = Folder(path=out or beside)
     if dry_run:
@@ -61,8 +56,8 @@ def run(
         how: dict[str, Any] = {"device": device, "only": chosen, "keep_errors": keep_errors}
         with screen.quiet_libraries(), screen.progress() as report:
             counts = run_recipe(loaded, folder, **how, progress=report, say=screen.stderr().print)
-    written = write_results(loaded, folder, recipe, figures=not no_figures)
-    models = outcomes_of(loaded, folder)
+    written = results.write_results(loaded, folder, recipe, figures=not no_figures)
+    models = results.outcomes_of(loaded, folder)
     failed = sum(outcome.error is not None for model in models for outcome in model.outcomes)
     done = {} if counts is None else {"ran": len(counts.ran), "done": counts.done}
     if counts is not None:
@@ -71,14 +66,14 @@ def run(
         screen.say(f"{loaded.name}: {len(counts.ran)} cells run, {before}")
     table = folder.path / "table.md"
     screen.say(table.read_text(encoding="utf-8").strip(), f"Table: {table}" + ("" if written else " (unchanged)"))
-    rows = list(measurements(models))
+    rows = list(results.measurements(models))
     screen.keep_measurement(json, {"recipe": loaded.name, **done, "failed": failed, "measurements": rows})
     if failed:
         screen.say_next("the same command tries the failed cells again (--keep-errors leaves them)")
         raise typer.Exit(code=FAILED_CELLS)
 
 
-def _show_cells(recipe: "Recipe", folder: "Folder") -> None:
+def _show_cells(recipe: Any, folder: Any) -> None:
     """The cells of a recipe, and which of them are done."""
     from trisect.compare.recipe import cells_of
 

@@ -2,15 +2,12 @@
 
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, Length, LoadOptions, Model, option, verb
 from trisect.config.settings import RUNNING
 from trisect.errors import TrisectError, check_names
-
-if TYPE_CHECKING:
-    from trisect.evaluate.tasks import TaskResults
 
 
 @verb("Measure")
@@ -46,7 +43,7 @@ def run(
     The paper's tasks, 100 questions of each: trisect eval small --tasks paper --limit 100
     """
     from trisect.calibrate.texts import usual_length
-    from trisect.data import load_tokens
+    from trisect.data import evaluation_tokens
     from trisect.evaluate.perplexity import perplexity
     from trisect.evaluate.tasks import check_request, evaluate_tasks, load_task, parse_tasks
 
@@ -70,9 +67,8 @@ def run(
         loaded, by_engine = screen.load(model, loading), ({}, {})
     measured: dict[str, Any] = {"model": model, **({} if backend == "transformers" else {"backend": backend})}
     if data is not None or not requests:
-        choice: dict[str, Any] = {"samples": windows, "length": length or usual_length(loaded.model)}
-        choice |= {"sampling": sampling, "seed": seed, "split": "evaluation"}
-        tokens = load_tokens(data or "builtin", loaded.tokenizer, **choice)
+        choice: dict[str, Any] = {"windows": windows, "length": length or usual_length(loaded.model)}
+        tokens = evaluation_tokens(data or "builtin", loaded.tokenizer, **choice, sampling=sampling, seed=seed)
         with screen.progress() as report:
             how: dict[str, Any] = {"batch_size": batch_size, "progress": partial(report, "perplexity")}
             found = perplexity(loaded.model, tokens, **how, **by_engine[0])
@@ -86,11 +82,10 @@ def run(
         _show_scores(scores)
         measured["tasks"] = scores.to_dict()
     screen.keep_measurement(json, measured)
-    kept = "FILE, after --json FILE here" if json is None else screen.quoted(json)
-    screen.say_next(f"trisect report RUN --measured {kept}")
+    screen.say_next(f"trisect report RUN --measured {screen.kept_in(json)}")
 
 
-def _show_scores(results: "TaskResults") -> None:
+def _show_scores(results: Any) -> None:
     """One row per task, then the average."""
     limited = "" if results.limit is None else f" (--limit {results.limit})"
     rows = []

@@ -2,14 +2,11 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, argument, option, verb
 from trisect.errors import TrisectError, check_names, unknown_name
-
-if TYPE_CHECKING:
-    from trisect.export import Exported
 
 
 @verb("Use")
@@ -38,8 +35,7 @@ def run(
     A file for llama.cpp: trisect export small -o small.gguf --to gguf --dtype q8_0
     """
     from trisect.export import NotPortable, export_arena, export_gguf, export_hf, portable_command
-    from trisect.models.checkpoint import DTYPES, read_config
-    from trisect.models.source import resolve
+    from trisect.models import checkpoint, source
     from trisect.support.files import check_new_folder
     from trisect.support.receipt import read_receipt
 
@@ -48,10 +44,10 @@ def run(
         kind: Any = dtype or "f16"
         if to != "gguf":
             check_new_folder(out)
-            if dtype is not None and dtype not in DTYPES:
-                raise unknown_name("dtype", dtype, DTYPES, "f32, f16 and q8_0 are for --to gguf.")
-            own = read_config(resolve(folder), trust_remote_code=trust_remote_code).dtype
-            kind = DTYPES[dtype] if dtype else own or DTYPES["float32"]
+            if dtype is not None and dtype not in checkpoint.DTYPES:
+                raise unknown_name("dtype", dtype, checkpoint.DTYPES, "f32, f16 and q8_0 are for --to gguf.")
+            own = checkpoint.read_config(source.resolve(folder), trust_remote_code=trust_remote_code).dtype
+            kind = checkpoint.DTYPES[dtype] if dtype else own or checkpoint.DTYPES["float32"]
         receipt = read_receipt(folder)
         loaded = screen.load(folder, LoadOptions(dtype="float32", trust_remote_code=trust_remote_code))
         what: Any = {"model": loaded.model, "tokenizer": loaded.tokenizer, "receipt": receipt, "out": out}
@@ -67,7 +63,7 @@ def run(
     screen.keep_measurement(json, {**asdict(done), "path": str(done.path)})
 
 
-def _show(done: "Exported", to: str, *, tokenizer: bool) -> None:
+def _show(done: Any, to: str, *, tokenizer: bool) -> None:
     from trisect.bundle import weights_size
 
     path, mlp = done.path, done.mlp_widths

@@ -3,15 +3,12 @@
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, LoadOptions, Model, OutFolder, option, verb
 from trisect.config.verbs import TuneConfig
 from trisect.errors import TrisectError
-
-if TYPE_CHECKING:
-    from trisect.finetune import Examples, Tuned
 
 
 @verb("Recover and shrink further")
@@ -39,23 +36,22 @@ def run(
     """
     if find_spec("peft") is None:
         raise TrisectError("Tuning needs peft: pip install 'trisect[finetune]'.")
-    from trisect.finetune import Stopped, finetune, load_examples
-    from trisect.finetune.training import extended, load_held_out, measure, save_tuned, state_path
+    from trisect.finetune import Stopped, finetune, load_examples, training
     from trisect.support.receipt import read_receipt
 
-    state, receipt = state_path(out), read_receipt(model)
+    state, receipt = training.state_path(out), read_receipt(model)
     if fresh:
         state.unlink(missing_ok=True)
     loaded = screen.load(model, loading)
     examples = load_examples(data, loaded.tokenizer, length=settings.length, loss=settings.loss)
     cut: dict[str, Any] = {"length": eval_length, "windows": eval_windows, "loss": settings.loss, "tuned_on": data}
-    held_out = [load_held_out(source, loaded.tokenizer, **cut) for source in eval_data or []]
+    held_out = [training.load_held_out(source, loaded.tokenizer, **cut) for source in eval_data or []]
     tuning: dict[str, Any] = {"state": state, "save_every": save_every}
     with screen.progress() as report:
 
         def measured(when: str) -> list[dict[str, Any]]:
             stages = [partial(report, f"{when}: {Path(part.source).name}") for part in held_out]
-            return [measure(loaded.model, part, progress=s) for part, s in zip(held_out, stages, strict=True)]
+            return [training.measure(loaded.model, part, progress=s) for part, s in zip(held_out, stages, strict=True)]
 
         before = measured("before")
         try:
@@ -67,7 +63,7 @@ def run(
             ) from stopped
         changes = [{"before": was, "after": now} for was, now in zip(before, measured("after"), strict=True)]
     entry = {**tuned.receipt, "model": loaded.name, "held_out": changes}
-    save_tuned(tuned, loaded.tokenizer, out, receipt=extended(receipt, entry))
+    training.save_tuned(tuned, loaded.tokenizer, out, receipt=training.extended(receipt, entry))
     state.unlink(missing_ok=True)
     _show(tuned, examples, changes)
     screen.say_saved(out)
@@ -76,7 +72,7 @@ def run(
     screen.say_next(f"trisect eval {name}", f"trisect export {name} -o OUT")
 
 
-def _show(tuned: "Tuned", examples: "Examples", held_out: list[dict[str, Any]]) -> None:
+def _show(tuned: Any, examples: Any, held_out: list[dict[str, Any]]) -> None:
     """What happened to the data, and the held-out table."""
     receipt, seen = tuned.receipt, tuned.receipt["seen"]
     screen.say(

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, TrustRemoteCode, option, verb
@@ -30,13 +30,12 @@ def plan(
     from trisect.pipeline.job import Job, plan_before_work
     from trisect.report.charts import plan_map
     from trisect.report.terminal import compression_table, heat_tables
-    from trisect.support.files import check_writable
-    from trisect.support.plots import need_matplotlib, picture_format, write_figure
+    from trisect.support import files, plots
 
     if heatmap is not None:
-        picture_format(heatmap)
-        need_matplotlib("leave --heatmap out: the plan is shown as text")
-        check_writable(heatmap)
+        plots.picture_format(heatmap)
+        plots.need_matplotlib("leave --heatmap out: the plan is shown as text")
+        files.check_writable(heatmap)
     with screen.quiet_libraries(), screen.progress() as report:
         job = Job(model=model, config=settings, curves=curves, load_options=asdict(loading))
         found = plan_before_work(job, say=screen.say, progress=report)
@@ -47,7 +46,7 @@ def plan(
     if heatmap is not None:
         removed = f"{facts['ratio']:.1%} of the decoder removed"
         title = f"{Path(model).name}: {settings.method}, {facts['allocate']}, {removed}"
-        write_figure(heatmap, plan_map(before, after, title=title))
+        plots.write_figure(heatmap, plan_map(before, after, title=title))
         screen.say_saved(heatmap)
     screen.keep_measurement(json, {"model": model, **facts})
     goal = " ".join(f"{option_name(name)} {v}" for name, v in settings.goal.settings().items() if v != "params")
@@ -67,11 +66,12 @@ def inspect(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode 
 
     with screen.quiet_libraries():
         current, original, info = read_shape(model, trust_remote_code=trust_remote_code)
-    name, method = screen.quoted(model), info.get("method")
-    screen.say(
-        f"{model}: family {info.get('family')}, {len(current.layers)} layers, method {method or 'none'}"
-        + quantised(info.get("quantization"))
-    )
+    name, method, packing = screen.quoted(model), info.get("method"), info.get("quantization")
+    held = ""
+    if packing is not None:
+        maps = (f"{count} linear maps in {bits} bits" for bits, count in packing["modules_by_bits"].items())
+        held = f"; {', '.join(maps)} ({packing['backend']})"
+    screen.say(f"{model}: family {info.get('family')}, {len(current.layers)} layers, method {method or 'none'}" + held)
     screen.say(compression_table(original, current, labels=("original", "now")))
     for line in info["left_whole"]:
         screen.say(f"left whole: {line}")
@@ -80,14 +80,6 @@ def inspect(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode 
     facts["original"] = {**asdict(was), "layers": _widths(original)}
     screen.keep_measurement(json, {"model": model, **facts, **info})
     screen.say_next(f"trisect eval {name}" if method else f"trisect compress {name} -o OUT --ratio 0.25")
-
-
-def quantised(packing: dict[str, Any] | None) -> str:
-    """The end of the first line: in how many bits the linear maps are held."""
-    if packing is None:
-        return ""
-    held = ", ".join(f"{count} linear maps in {bits} bits" for bits, count in packing["modules_by_bits"].items())
-    return f"; {held} ({packing['backend']})"
 
 
 def _widths(shape: ModelShape) -> list[dict[str, int]]:

@@ -3,15 +3,11 @@
 import time
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, Length, LoadOptions, Model, OutFolder, option, verb
 from trisect.config.verbs import QuantizeConfig
-
-if TYPE_CHECKING:
-    from trisect.evaluate.perplexity import Perplexity
-    from trisect.quantize import Bits
 
 
 @verb("Recover and shrink further")
@@ -32,29 +28,27 @@ def run(
     Eight bits with torchao's kernels: trisect quantize small -o small-8bit --bits 8 --backend torchao
     """
     from trisect.calibrate.texts import usual_length
-    from trisect.data import load_tokens
+    from trisect.data import evaluation_tokens
     from trisect.evaluate.perplexity import perplexity
     from trisect.models import fingerprint, save_model
-    from trisect.quantize import count_bits, quantize_model
-    from trisect.quantize.weights import require
+    from trisect.quantize import count_bits, quantize_model, weights
     from trisect.support.receipt import build_receipt, read_receipt
 
-    require(settings.backend)
+    weights.require(settings.backend)
     loaded = screen.load(model, loading, own_dtype=True)  # scales and zeros are saved in what weights are loaded in
-    tokens = None
-    if data is not None:
-        choice: dict[str, Any] = {"samples": windows, "length": length or usual_length(loaded.model)}
-        tokens = load_tokens(data, loaded.tokenizer, split="evaluation", **choice, sampling="first", seed=0)
-    was, bits, measures = fingerprint(loaded.model), [count_bits(loaded.model)], []
+    room = length or usual_length(loaded.model)
+    tokens = None if data is None else evaluation_tokens(data, loaded.tokenizer, windows=windows, length=room)
+    was, bits = fingerprint(loaded.model), [count_bits(loaded.model)]
     with screen.progress() as report:
-        for when in ("before", "after"):
-            if when == "after":
-                start = time.perf_counter()
-                quantize_model(loaded.model, settings, progress=partial(report, "quantise"))
-                seconds = time.perf_counter() - start
-            if tokens is not None:
-                stage = partial(report, f"perplexity {when}")
-                measures.append(perplexity(loaded.model, tokens, progress=stage))
+
+        def measured(when: str) -> list[Any]:
+            stage = partial(report, f"perplexity {when}")
+            return [] if tokens is None else [perplexity(loaded.model, tokens, progress=stage)]
+
+        measures, start = measured("before"), time.perf_counter()
+        quantize_model(loaded.model, settings, progress=partial(report, "quantise"))
+        seconds = time.perf_counter() - start
+        measures += measured("after")
     # Per parameter of the model that came: a head that no longer shares the embedding would count twice.
     bits.append(replace(count_bits(loaded.model), parameters=bits[0].parameters))
     _show(settings, bits, measures)
@@ -72,7 +66,7 @@ def run(
     screen.say_next(f"trisect eval {screen.quoted(out)}")
 
 
-def _show(config: QuantizeConfig, bits: "list[Bits]", measures: "list[Perplexity]") -> None:
+def _show(config: QuantizeConfig, bits: list[Any], measures: list[Any]) -> None:
     rows = [("bits per decoder weight, scales included", *(f"{b.per_weight:.3f}" for b in bits))]
     if bits[0].decoder_weights != bits[0].original_decoder_weights:
         rows.append(("the same per weight of the dense model", *(f"{b.per_original_weight:.3f}" for b in bits)))

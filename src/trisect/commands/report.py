@@ -2,15 +2,11 @@
 
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Device, LoadOptions, argument, option, verb
 from trisect.errors import TrisectError
-
-if TYPE_CHECKING:
-    from trisect.report.page import Sample
-    from trisect.report.records import Run
 
 
 @verb("Measure")
@@ -43,42 +39,29 @@ def run(
     What the models write: trisect report small --sample 'A function in Python is'
     """
     from trisect.plan import read_curves
-    from trisect.report.charts import fits
-    from trisect.report.collect import read_runs
-    from trisect.report.page import check_outputs, check_samples, render, report_sections, write_figures
+    from trisect.report import charts, collect, page
     from trisect.support.files import atomic_write_text
 
-    check_outputs(out, figures)
-    check_samples(sample or [], sample_tokens)
-    with screen.quiet_libraries():
-        found = read_runs(runs, measured or [])
+    page.check_outputs(out, figures)
+    page.check_samples(sample or [], sample_tokens)
+    with screen.quiet_libraries(), screen.progress() as report:
+        found = collect.read_runs(runs, measured or [])
         known = None if curves is None else read_curves(curves)
-        if known is not None and not any(fits(known, each) for each in found):
-            raise TrisectError(
-                f"The loss curves in {curves} start at other widths than the models of these runs had; "
-                "give those that were measured on their model, or leave --curves out."
-            )
-        texts = _samples(found, sample or [], sample_tokens, device=device)
-    sections = report_sections(found, curves=known, samples=texts)
-    page = render(found, sections)
-    if figures is not None:
-        drawn = write_figures(figures, sections)
-        screen.say(f"{len(drawn)} files of figures in {figures}")
-    atomic_write_text(out, page)
-    screen.say_saved(out)
-    screen.say_next(f"open {screen.quoted(out)} in a browser")
-
-
-def _samples(runs: "list[Run]", prompts: list[str], new_tokens: int, *, device: str) -> "list[Sample]":
-    from trisect.report.page import draw_samples
-
-    if not prompts:
-        return []
-    with screen.progress() as report:
+        if known is not None and not any(charts.fits(known, each) for each in found):
+            other = f"The loss curves in {curves} start at other widths than the models of these runs had"
+            raise TrisectError(f"{other}; give those that were measured on their model, or leave --curves out.")
         loaded = count()
 
         def load(name: str) -> Any:
-            report("samples", next(loaded), len(runs) + 1)
+            report("samples", next(loaded), len(found) + 1)
             return screen.load(name, LoadOptions(device=device))
 
-        return draw_samples(runs, prompts, new_tokens=new_tokens, load=load)
+        texts = page.draw_samples(found, sample, new_tokens=sample_tokens, load=load) if sample else []
+    sections = page.report_sections(found, curves=known, samples=texts)
+    made = page.render(found, sections)
+    if figures is not None:
+        drawn = page.write_figures(figures, sections)
+        screen.say(f"{len(drawn)} files of figures in {figures}")
+    atomic_write_text(out, made)
+    screen.say_saved(out)
+    screen.say_next(f"open {screen.quoted(out)} in a browser")

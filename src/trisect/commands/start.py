@@ -32,13 +32,12 @@ def demo(
     The paper's method, and more removed: trisect demo --method a3 --ratio 0.4
     """
     from trisect.config import CalibrationConfig, CompressConfig
-    from trisect.data import REGISTRY_MODELS
-    from trisect.data.catalogue import BUILTIN
+    from trisect.data import REGISTRY_MODELS, catalogue
     from trisect.methods import get_method
     from trisect.pipeline.job import Job, carry_out
     from trisect.report.page import continue_prompts
 
-    calibration = CalibrationConfig(source=BUILTIN, samples=SAMPLES, length=LENGTH)
+    calibration = CalibrationConfig(source=catalogue.BUILTIN, samples=SAMPLES, length=LENGTH)
     config = CompressConfig(ratio=ratio, method=get_method(method).name, calibration=calibration)
 
     def continued(loaded: Any) -> str:
@@ -85,29 +84,26 @@ def init(
 
 def commented_options(verb: str, out: Path) -> str:
     """The file's text: options with a default as they are, the others as comments to fill in."""
+    import yaml
     from typer.main import get_command
 
     command = get_command(commands.build_app()).commands[verb]  # type: ignore[attr-defined]
-    head = f"""# Options of `trisect {verb}`: {" ".join(command.help.split())}
+    text = f"""# Options of `trisect {verb}`: {" ".join(command.help.split())}
 # Run it with: trisect {verb} --config {out.name}
-# What is typed on the command line wins over this file; lines left out have their default."""
-    return "\n".join([head, *(_entry(key, entry) for key, entry in _options.by_key(command.params).items())]) + "\n"
-
-
-def _entry(key: str, parameter: Any) -> str:
-    import yaml
-
-    needed = " Needed, here or on the command line." if parameter.required else ""
-    kind = "true|false" if _options.is_flag(parameter) else parameter.metavar
-    about = f"{parameter.help}{needed}" + (f" [{kind.strip('[]')}]" if kind else "")
-    comment = textwrap.fill(" ".join(about.split()), WIDTH, initial_indent="# ", subsequent_indent="# ")
-    default = parameter.default
-    if default is None or parameter.required:
+# What is typed on the command line wins over this file; lines left out have their default.
+"""
+    for key, parameter in _options.by_key(command.params).items():
+        needed = " Needed, here or on the command line." if parameter.required else ""
+        kind = "true|false" if _options.is_flag(parameter) else parameter.metavar
+        about = f"{parameter.help}{needed}" + (f" [{kind.strip('[]')}]" if kind else "")
+        comment = textwrap.fill(" ".join(about.split()), WIDTH, initial_indent="# ", subsequent_indent="# ")
+        default = parameter.default
         line = f"# {key}: [...]" if _options.takes_many(parameter) else f"# {key}: ..."
-    else:
-        value = default if isinstance(default, bool | int | float) else str(default)
-        line = yaml.safe_dump({key: value}, width=10**6).strip()
-    return f"\n{comment}\n{line}"
+        if default is not None and not parameter.required:
+            value = default if isinstance(default, bool | int | float) else str(default)
+            line = yaml.safe_dump({key: value}, width=10**6).strip()
+        text += f"\n{comment}\n{line}\n"
+    return text
 
 
 @verb("Start here")
@@ -132,8 +128,7 @@ def family_rows() -> list[tuple[str, ...]]:
     from trisect.serve import NOT_IN_VLLM
 
     rows: list[tuple[str, ...]] = []
-    for name in sorted(FAMILIES):
-        family = FAMILIES[name]
+    for name, family in sorted(FAMILIES.items()):
         experts = "yes" if family.experts is not None else "no"
         stock = "no" if no_stock_form(family) is not None else "yes" if family.norms is None else "yes, QK whole"
         known = ARCHITECTURES.get(name)

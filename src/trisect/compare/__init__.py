@@ -3,5 +3,3 @@
 from trisect.compare.recipe import Recipe, load_recipe
 from trisect.compare.results import Folder, write_results
 from trisect.compare.runner import RunCounts, run_recipe
-
-__all__ = ["Folder", "Recipe", "RunCounts", "load_recipe", "run_recipe", "write_results"]

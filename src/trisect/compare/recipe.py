@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
-from trisect.config import CalibrationConfig, CompressConfig, read_mapping
-from trisect.config.goals import GOALS
+from trisect.config import CalibrationConfig, CompressConfig, goals, read_mapping
 from trisect.errors import TrisectError, check_names
 from trisect.methods import get_method
 from trisect.support.checks import shown, validated
@@ -23,7 +22,7 @@ CALIBRATION = {"samples": 128, "length": 2048}
 """Fixed here: a table's cells must not depend on the machine that they are run on."""
 ASSETS = re.compile(r"\$\{(\w+):-([^{}]+)\}")
 
-CELL_KEYS = ("method", "calibration", *GOALS)
+CELL_KEYS = ("method", "calibration", *goals.GOALS)
 SETTINGS = tuple(key for key in CompressConfig(ratio=0.5).to_dict() if key not in CELL_KEYS)
 """What a recipe may set for all methods, and each method for itself. The goal is always a ratio."""
 ALWAYS_IN_KEY = {"ratio", "method", "parts", "layers", "align", "allocate", "qk_norm_tolerance"}

@@ -15,8 +15,7 @@ from trisect.bench.rows import markdown
 from trisect.compare.recipe import Cell, ModelEntry, Recipe, cells_of
 from trisect.errors import TrisectError
 from trisect.report.records import Entry, Perplexity, Score
-from trisect.support import files, plots
-from trisect.support.checks import read_record, validated
+from trisect.support import checks, files, plots
 
 ROUNDING = 1e-9
 SAME_SIZE = 0.01  # shares removed that differ by no more are compared
@@ -81,12 +80,12 @@ class Folder:
     def receipt(self, key: str) -> dict[str, Any] | None:
         """All that the receipt of a cell says; None if it was not run."""
         path = self.receipt_path(key)
-        return read_record(path, what="receipt", instead=RUN_AGAIN) if path.is_file() else None
+        return checks.read_record(path, what="receipt", instead=RUN_AGAIN) if path.is_file() else None
 
     def error(self, key: str) -> str | None:
         """Why a cell failed."""
         path = self.error_path(key)
-        return str(read_record(path, what="record", instead=RUN_AGAIN).get("error")) if path.is_file() else None
+        return str(checks.read_record(path, what="record", instead=RUN_AGAIN).get("error")) if path.is_file() else None
 
     def keep_receipt(self, key: str, receipt: Mapping[str, Any]) -> None:
         files.write_json(self.receipt_path(key), receipt)
@@ -182,7 +181,7 @@ def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
     if data is None:
         return CellOutcome(cell=cell, error=folder.error(cell.key))
     try:
-        receipt = validated(CellReceipt, data)
+        receipt = checks.validated(CellReceipt, data)
         if len(receipt.perplexity) != len(cell.model.evaluations):
             raise TrisectError(f"perplexity must be a list for {len(cell.model.evaluations)} texts.")
         if cell.config is not None and receipt.removed is None:

@@ -14,7 +14,7 @@ from trisect.calibrate import Progress
 from trisect.compare.recipe import FORMAT, CalibrationEntry, Cell, ModelEntry, Recipe, allocation, cells_of, hash_of
 from trisect.compare.results import Folder
 from trisect.config import CompressConfig
-from trisect.data import Tokens, load_tokens
+from trisect.data import Tokens, evaluation_tokens, load_tokens
 from trisect.errors import TrisectError, check_names
 from trisect.evaluate import tasks
 from trisect.evaluate.perplexity import perplexity
@@ -22,13 +22,9 @@ from trisect.methods import get_method
 from trisect.methods.method import LinearMethod
 from trisect.models import Loaded, fingerprint, layer_views, load_model, shape_of, zeros_of
 from trisect.pipeline.run import Compressed, compress
-from trisect.plan import budget_of, compare
-from trisect.plan.budget import linear_parameters, linears_of, matrix_parameters
-from trisect.plan.problem import grid_of
-from trisect.records.parts import COMPONENTS
-from trisect.records.shapes import LayerShape, ModelShape
-from trisect.support.files import write_json
-from trisect.support.receipt import build_receipt
+from trisect.plan import budget, budget_of, compare, problem
+from trisect.records import parts, shapes
+from trisect.support import files, receipt
 
 log = logging.getLogger(__name__)
 
@@ -120,9 +116,9 @@ def _fail(run: "ModelRun", cell: Cell, error: Exception, counts: RunCounts) -> N
         log.warning("an error that is not the recipe's fault:", exc_info=error)
     run.say(f"failed: {cell.describe()}: {message}")
     config = {} if cell.config is None else cell.config.to_dict()
-    made = build_receipt(config, seed=0, token_hash=None, timings={})
+    made = receipt.build_receipt(config, seed=0, token_hash=None, timings={})
     about = {"model": cell.model.source, "method": cell.label, "error": message}
-    write_json(run.folder.error_path(cell.key), {**about, "receipt": made})
+    files.write_json(run.folder.error_path(cell.key), {**about, "receipt": made})
     counts.failed.append(cell.key)
 
 
@@ -156,7 +152,7 @@ class ModelRun:
         dense, texts, tokenizer = self.dense, self.texts, self.loaded.tokenizer
         weights = {"source": self.model.source, "dtype": self.model.dtype, "fingerprint": self.fingerprint}
         if cell.config is None or cell.calibration is None:
-            model, made = self.loaded.model, build_receipt({}, seed=0, token_hash=None, timings={})
+            model, made = self.loaded.model, receipt.build_receipt({}, seed=0, token_hash=None, timings={})
             body: dict[str, Any] = {"method": "dense", **dense.to_dict()}
         else:
             result = self._compressed(cell.config, cell.calibration)
@@ -194,9 +190,9 @@ class ModelRun:
     @cached_property
     def texts(self) -> list[Tokens]:
         """The windows of every evaluation text."""
-        read = partial(load_tokens, tokenizer=self.loaded.tokenizer, sampling="first", split="evaluation")
+        read = partial(evaluation_tokens, tokenizer=self.loaded.tokenizer)
         texts = self.model.evaluations
-        return [read(self.recipe.located(t.data), samples=t.windows, length=t.length) for t in texts]
+        return [read(self.recipe.located(text.data), windows=text.windows, length=text.length) for text in texts]
 
     def tokens(self, calibration: CalibrationEntry) -> Tokens:
         """The windows of a calibration set, tokenized once."""
@@ -233,7 +229,7 @@ class ModelRun:
 class ModelCount:
     """The size of a model, counted from the modules it has."""
 
-    shape: ModelShape
+    shape: shapes.ModelShape
     weights: int  # of the decoder layers' linear modules, without biases, as in the paper's ratio
     zeros: int  # of these, weights that are exactly zero: what a mask takes without making anything smaller
     parameters: int  # of the whole model, embeddings included
@@ -303,37 +299,37 @@ def removed_shares(before: ModelCount, after: ModelCount, config: CompressConfig
     }
 
 
-def chosen_weights(shape: ModelShape, config: CompressConfig) -> int:
+def chosen_weights(shape: shapes.ModelShape, config: CompressConfig) -> int:
     """Weights of the dense model that the config lets its method remove from."""
     solvers = get_method(config.method).solvers
     return sum(
-        linear_parameters(layer, name)
+        budget.linear_parameters(layer, name)
         for layer in _chosen_layers(shape, config)
         for part in config.parts
-        for name in linears_of(layer, part)
+        for name in budget.linears_of(layer, part)
         if part in solvers or name in solvers
     )
 
 
-def alignment_step(shape: ModelShape, config: CompressConfig) -> float:
+def alignment_step(shape: shapes.ModelShape, config: CompressConfig) -> float:
     """The share of the chosen components that one step of the alignment grid is."""
     step = whole = 0.0
     for layer in _chosen_layers(shape, config):
         for part in (part for part in config.parts if part in layer.components):
-            weights = matrix_parameters(layer, part)
+            weights = budget.matrix_parameters(layer, part)
             whole += weights
-            step += weights * grid_of(layer, part, align=config.align).step / layer.width(part)
+            step += weights * problem.grid_of(layer, part, align=config.align).step / layer.width(part)
     return step / whole
 
 
-def _chosen_layers(shape: ModelShape, config: CompressConfig) -> list[LayerShape]:
+def _chosen_layers(shape: shapes.ModelShape, config: CompressConfig) -> list[shapes.LayerShape]:
     chosen = range(len(shape.layers)) if config.layers is None else config.layers
     return [shape.layers[index] for index in chosen]
 
 
-def widths(shape: ModelShape) -> dict[str, Any]:
+def widths(shape: shapes.ModelShape) -> dict[str, Any]:
     """Widths of all layers, and ranks of factored maps: a list, or one number where all are the same."""
-    found: dict[str, Any] = {part: [layer.width(part) for layer in shape.layers] for part in COMPONENTS}
+    found: dict[str, Any] = {part: [layer.width(part) for layer in shape.layers] for part in parts.COMPONENTS}
     ranks = [{linear.name: linear.rank for linear in layer.linears} for layer in shape.layers]
     for name in dict.fromkeys(name for layer in ranks for name in layer):
         found[name] = [layer.get(name) for layer in ranks]

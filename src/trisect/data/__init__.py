@@ -6,16 +6,14 @@ from trisect.support import lazily
 
 if TYPE_CHECKING:
     from trisect.data.catalogue import REGISTRY_MODELS, fetch_model
-    from trisect.data.load import list_sources, load_tokens
+    from trisect.data.load import evaluation_tokens, list_sources, load_tokens
     from trisect.data.tokens import TEST_SHARE, Tokens, content_hash, tokens_from_tensor, windows
 
 __getattr__ = lazily(
     __name__,
     {
         "catalogue": "REGISTRY_MODELS fetch_model",
-        "load": "list_sources load_tokens",
+        "load": "evaluation_tokens list_sources load_tokens",
         "tokens": "TEST_SHARE Tokens content_hash tokens_from_tensor windows",
     },
 )
-__all__ = ["REGISTRY_MODELS", "TEST_SHARE", "Tokens", "content_hash", "fetch_model", "list_sources"]
-__all__ += ["load_tokens", "tokens_from_tensor", "windows"]

@@ -263,10 +263,8 @@ class Ingredient(NamedTuple):
 
 
 def parse_mixture(text: str) -> list[Ingredient]:
-    """Read `a:weight+b:weight`. Weights are relative; without any, all sources weigh the same.
-
-    An existing path is taken as it is, so that file names may hold + and : themselves.
-    """
+    """Read `a:weight+b:weight`. Weights are relative; without any, all sources weigh the same."""
+    # An existing path is taken as it is, so that file names may hold + and : themselves.
     if Path(text).is_file():
         return [Ingredient(text, 1.0)]
     parts = [_parse_part(part.strip(), mixture=text) for part in text.split("+")]

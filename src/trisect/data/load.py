@@ -52,10 +52,8 @@ def has_two_parts(name: str) -> bool:
 
 
 def read_source(name: str, *, split: str) -> str | Tensor:
-    """Text of a named source or file, or token ids, (n,) or (n, length), of a file that holds ids.
-
-    A file is read whole, whatever the split: two files keep calibration and evaluation apart.
-    """
+    """Text of a named source or file, or token ids, (n,) or (n, length), of a file that holds ids."""
+    # A file is read whole, whatever the split: two files keep calibration and evaluation apart.
     check_names("split", [split], SPLITS)
     if name == BUILTIN:
         return "\n\n".join(catalogue.builtin_documents(split=split))
@@ -108,6 +106,12 @@ def load_tokens(
         ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
     known = [size for size in sizes if size is not None]
     return tokens_from_tensor(ids, source, text_bytes=sum(known) if len(known) == len(sizes) else None)
+
+
+def evaluation_tokens(source: Any, tokenizer: Any, *, windows: int | None, length: int, **choice: Any) -> Tokens:
+    """What perplexity is measured on: the first windows of the part that evaluates, all of them for None."""
+    how: Any = {"sampling": "first", **choice}
+    return load_tokens(source, tokenizer, samples=windows, length=length, split="evaluation", **how)
 
 
 def bos_of(tokenizer: Any) -> int | None:

@@ -77,10 +77,8 @@ def read_ids(path: Path) -> Tensor:
 
 
 def json_entries(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each entry of a JSON list or of a file of lines, with its place.
-
-    C4 and others call a file of lines .json, so the content decides, not the name.
-    """
+    """Each entry of a JSON list or of a file of lines, with its place."""
+    # C4 and others call a file of lines .json, so the content decides, not the name.
     text = read_text(path)
     if text.lstrip().startswith("["):
         entries = enumerate(_parsed(text, where=str(path), lines=True), start=1)
@@ -146,11 +144,9 @@ def replaced(*settings: tuple[Any, str, Any]) -> Iterator[None]:
 
 @contextmanager
 def short_patience(*, hub: bool = True) -> Iterator[None]:
-    """Fail in seconds: where the hub cannot be reached, only its cache is read, without retries.
-
-    `datasets` would also retry for ten minutes to stream from a hub that closes connections. `hub` False:
-    what is loaded does not come from there.
-    """
+    """Fail in seconds: where the hub cannot be reached, only its cache is read, without retries."""
+    # `datasets` would also retry for ten minutes to stream from a hub that closes connections. `hub` False:
+    # what is loaded does not come from there.
     from huggingface_hub import constants
 
     datasets = sys.modules.get("datasets.config")  # imported by whoever streams

@@ -120,10 +120,8 @@ def perplexity(
 
 
 def window_losses(logits: Tensor, ids: Tensor, *, chunk_elements: int = CHUNK_ELEMENTS) -> Tensor:
-    """Summed negative log-likelihood of each window, (b, t, vocab) and (b, t) -> (b,) float64.
-
-    Softmax in float32 over a few rows at a time, so that no second copy of the logits exists.
-    """
+    """Summed negative log-likelihood of each window, (b, t, vocab) and (b, t) -> (b,) float64."""
+    # Softmax in float32 over a few rows at a time, so that no second copy of the logits exists.
     step = max(1, chunk_elements // logits.shape[-1])
     targets = ids.to(logits.device)
     losses = torch.zeros(len(ids), dtype=torch.float64, device=logits.device)

@@ -151,10 +151,8 @@ def _unknown_task(name: str) -> TrisectError:
 
 @lru_cache(maxsize=1)
 def _possible_names() -> frozenset[str]:
-    """Words that stand where lm-eval's definitions name a task, a group or a tag: more than there are.
-
-    Reading them takes half a second, so a typo is found before a model is loaded.
-    """
+    """Words that stand where lm-eval's definitions name a task, a group or a tag: more than there are."""
+    # Reading them takes half a second, so a typo is found before a model is loaded.
     value = re.compile(r"""(?:^|[:\-\[,])[ \t]*["']?([^\s:,\[\]"']+)["']?[ \t]*(?=,|\]|#|$)""", re.MULTILINE)
     files = (path for path in _task_folder().rglob("*") if path.suffix in ("", ".yaml") and path.is_file())
     return frozenset(name for path in files for name in value.findall(path.read_text(encoding="utf-8")))

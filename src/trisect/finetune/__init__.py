@@ -3,6 +3,3 @@
 from trisect.config.verbs import TuneConfig
 from trisect.finetune.examples import Example, Examples, instruction_examples, load_examples
 from trisect.finetune.training import Stopped, Tuned, finetune
-
-__all__ = ["Example", "Examples", "Stopped", "TuneConfig", "Tuned", "finetune"]
-__all__ += ["instruction_examples", "load_examples"]

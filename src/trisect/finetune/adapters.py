@@ -13,8 +13,7 @@ from trisect.errors import TrisectError, check_names
 from trisect.models import layer_views
 from trisect.models.compressed import mark_quantized
 from trisect.models.quantized import QuantizedLinear
-from trisect.quantize import QuantizeConfig
-from trisect.quantize.weights import quantized_linear
+from trisect.quantize import QuantizeConfig, weights
 
 
 class QuantizedBase(nn.Linear):
@@ -37,11 +36,9 @@ class QuantizedBase(nn.Linear):
 
 
 def target_modules(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str, nn.Module]:
-    """Module name -> module of the chosen maps, in the model's order.
-
-    A map that is fused with others brings them along; a factored one has two modules. Block-diagonal factors
-    hold no plain matrix and stay as they are.
-    """
+    """Module name -> module of the chosen maps, in the model's order."""
+    # A map that is fused with others brings them along; a factored one has two modules. Block-diagonal factors
+    # hold no plain matrix and stay as they are.
     views = layer_views(model)
     known = tuple(dict.fromkeys(name for view in views for name in view.linears()))
     check_names("linear map", targets or (), known)
@@ -77,10 +74,8 @@ def attach(model: Any, config: TuneConfig) -> Any:
 
 
 def merge(adapted: Any) -> Any:
-    """The model itself, no adapter left: each W is W + alpha / rank B A, quantised again if it was.
-
-    Where it was, what the adapter adds below half a step between two levels is rounded away.
-    """
+    """The model itself, no adapter left: each W is W + alpha / rank B A, quantised again if it was."""
+    # Where it was, what the adapter adds below half a step between two levels is rounded away.
     model = adapted.get_base_model()
     quantized = {
         path: layer
@@ -105,7 +100,7 @@ def _sum(held: QuantizedLinear, delta: Tensor) -> QuantizedLinear:
         plain.bias = nn.Parameter(held.bias, requires_grad=False)
     backend = "torchao" if held.packing.symmetric else "hqq"
     config = QuantizeConfig(bits=held.packing.bits, backend=backend)
-    return quantized_linear(plain.train(held.training), config, held.packing.group_size)
+    return weights.quantized_linear(plain.train(held.training), config, held.packing.group_size)
 
 
 @torch.no_grad()

@@ -13,10 +13,7 @@ from pydantic import BaseModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from trisect.data import load_tokens
-from trisect.data.catalogue import parse_mixture
-from trisect.data.load import NO_TOKENIZER
-from trisect.data.read import TEXT_FIELDS, json_entries
+from trisect.data import catalogue, load, load_tokens, read
 from trisect.errors import TrisectError
 from trisect.support.checks import validated
 
@@ -36,13 +33,13 @@ def holds_instructions(path: Path) -> bool:
     """Whether a file's first record is an object without a text field, so that no plain text is in it."""
     if path.suffix.lower() not in SUFFIXES:
         return False
-    _, first = next(json_entries(path), (None, None))
-    return isinstance(first, dict) and not set(TEXT_FIELDS) & set(first)
+    _, first = next(read.json_entries(path), (None, None))
+    return isinstance(first, dict) and not set(read.TEXT_FIELDS) & set(first)
 
 
 def read_instructions(path: Path) -> list[Instruction]:
     """All records of a .json list or a .jsonl file; the first that is not in the form is named."""
-    entries = enumerate(json_entries(path), start=1)
+    entries = enumerate(read.json_entries(path), start=1)
     places = ((record, f"{path}, record {number}") for number, (_, record) in entries)
     found = [validated(Instruction, record, where=where, hint=f"the form is {FORM}") for record, where in places]
     if not found:
@@ -105,7 +102,7 @@ def load_examples(source: str, tokenizer: Any, *, length: int, loss: str) -> Exa
     path = Path(source).expanduser()
     if path.is_file() and holds_instructions(path):
         return instruction_examples(read_instructions(path), tokenizer, source=source, length=length, loss=loss)
-    if len(parse_mixture(source)) > 1:
+    if len(catalogue.parse_mixture(source)) > 1:
         raise TrisectError(f"--data takes one source, not the mixture {source!r}; put the texts into one file.")
     tokens = load_tokens(source, tokenizer, samples=None, length=length, sampling="first")
     items = tuple(Example(tuple(row), 1) for row in tokens.ids.tolist())
@@ -117,7 +114,7 @@ def instruction_examples(
 ) -> Examples:
     """Prompts with their responses; what does not fit the length is cut at its end."""
     if tokenizer is None:
-        raise TrisectError(f"{source} {NO_TOKENIZER}.")
+        raise TrisectError(f"{source} {load.NO_TOKENIZER}.")
     bos = tokenizer("a")["input_ids"][:1]  # the token before every text, for tokenizers that have one
     start = bos if bos == [tokenizer.bos_token_id] else []
     whole = [_example(record, tokenizer, start=start, loss=loss) for record in records if record.output]
@@ -135,11 +132,9 @@ def instruction_examples(
 
 
 def _example(record: Instruction, tokenizer: Any, *, start: list[int], loss: str) -> Example:
-    """The response starts where the ids of prompt and response leave those of the prompt alone.
-
-    A token that holds the prompt's last and the response's first letters is therefore learned: the model has
-    to say it.
-    """
+    """The response starts where the ids of prompt and response leave those of the prompt alone."""
+    # A token that holds the prompt's last and the response's first letters is therefore learned: the model has
+    # to say it.
     about = ", paired with an input that provides further context" if record.input else ""
     context = f"\n### Input:\n{record.input}\n" if record.input else ""
     prompt = PROMPT.format(about=about, context=context, instruction=record.instruction)

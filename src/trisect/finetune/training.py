@@ -19,16 +19,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trisect.config.verbs import TuneConfig
-from trisect.data import Tokens, load_tokens
+from trisect.data import Tokens, evaluation_tokens
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import check_positions, evaluating, exponential, input_device, perplexity
 from trisect.finetune.adapters import attach, logits_of, merge
 from trisect.finetune.examples import IGNORED, Batch, Example, Examples, collate, holds_instructions, load_examples
 from trisect.methods import METHODS
-from trisect.models import fingerprint, round_as_stored, save_model
-from trisect.models.checkpoint import as_stored
-from trisect.models.compressed import CompressedModel
-from trisect.models.looking import check_finite, check_tokens
+from trisect.models import checkpoint, compressed, fingerprint, looking, round_as_stored, save_model
 from trisect.support.checks import explained
 from trisect.support.files import check_disk_space, new_file, new_folder, write_json
 from trisect.support.receipt import build_receipt, package_version
@@ -130,9 +127,9 @@ def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
     if config.gradient_checkpointing and not model.supports_gradient_checkpointing:
         raise TrisectError(f"{type(model).__name__} has no gradient checkpointing in transformers; leave it out.")
     longest = max(examples.items, key=lambda item: len(item.ids))
-    check_tokens(model, torch.tensor([max(max(item.ids) for item in examples.items), *longest.ids]))
+    looking.check_tokens(model, torch.tensor([max(max(item.ids) for item in examples.items), *longest.ids]))
     check_positions(model, length=len(longest.ids))
-    check_finite(model)
+    looking.check_finite(model)
 
 
 def identify(model: Any, examples: Examples, config: TuneConfig) -> dict[str, Any]:
@@ -316,8 +313,7 @@ def load_held_out(
         raise TrisectError(f"--eval-data {source} is the tuning data, which shows nothing; give another text.")
     if path.is_file() and holds_instructions(path):
         return load_examples(source, tokenizer, length=length, loss=loss)
-    cut: dict[str, Any] = {"samples": windows, "length": length, "sampling": "first"}
-    return load_tokens(source, tokenizer, split="evaluation", **cut)
+    return evaluation_tokens(source, tokenizer, windows=windows, length=length)
 
 
 def measure(model: Any, held_out: HeldOut, *, progress: Progress | None = None) -> dict[str, Any]:
@@ -341,11 +337,11 @@ def extended(receipt: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
 
 def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any]) -> Path:
     """A compressed model's folder, or a stock one for a dense model."""
-    if isinstance(tuned.model, CompressedModel):
+    if isinstance(tuned.model, compressed.CompressedModel):
         save_model(tuned.model, tokenizer, out, receipt=receipt)
     else:
         check_disk_space(out, int(1.05 * sum(p.numel() * p.element_size() for p in tuned.model.parameters())))
-        with as_stored(tuned.model), new_folder(out) as folder:
+        with checkpoint.as_stored(tuned.model), new_folder(out) as folder:
             tuned.model.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)

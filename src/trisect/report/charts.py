@@ -10,7 +10,7 @@ from trisect.plan.curves import Curves
 from trisect.records.parts import COMPONENTS, even_ranks
 from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape, widths_of
-from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run, Spectrum
+from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run
 from trisect.report.terminal import kept_shares
 from trisect.support.plots import Bar, Chart, Groups, HeatMap, Point, Series
 
@@ -34,35 +34,31 @@ def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title
     return HeatMap(rows=rows, notes=widths, coldest=1, hottest=0, **texts)
 
 
-def loss_map(run: Run) -> HeatMap | None:
-    """Share of each local objective that is lost, as the solvers predicted it."""
+def loss_map(run: Run) -> list[HeatMap]:
+    """Share of each local objective that is lost, as the solvers predicted it; like others, none where unknown."""
     rows: dict[str, list[float | None]] = {}
     for loss in run.compression.losses:
         if loss.share is not None and loss.layer < len(run.after.layers):
             rows.setdefault(loss.component.upper(), [None] * len(run.after.layers))[loss.layer] = loss.share
-    if not rows:
-        return None
     caption = (
         "Share of each component's own objective that is lost on the calibration tokens, as its solver predicts "
         "it, in per cent. Compare the layers of a row: different components and methods have no common unit."
     )
     texts: Any = {"name": f"losses-{run.name}", "title": f"{run.name}: objective lost", "caption": caption}
-    hottest = max(share for row in rows.values() for share in row if share is not None)
-    return HeatMap(rows=rows, unit="lost", coldest=0.0, hottest=hottest, **texts)
+    hottest = max((share for row in rows.values() for share in row if share is not None), default=0.0)
+    return [HeatMap(rows=rows, unit="lost", coldest=0.0, hottest=hottest, **texts)] if rows else []
 
 
-def time_bars(runs: Sequence[Run]) -> Groups | None:
+def time_bars(runs: Sequence[Run]) -> list[Groups]:
     """Seconds by stage, a group of bars per run."""
-    timed = {run.name: run.timings for run in runs if sum(run.timings.values()) > 0}
-    bars = {
-        name: [Bar(stage, spent, f"{spent:.3g}") for stage, spent in times.items()] for name, times in timed.items()
-    }
+    timed = {run.name: run.timings.items() for run in runs if sum(run.timings.values()) > 0}
+    bars = {name: [Bar(stage, spent, f"{spent:.3g}") for stage, spent in times] for name, times in timed.items()}
     caption = "Seconds of each stage. Compare runs of one machine only."
     title = "Where the time went"
-    return Groups(name="time", title=title, caption=caption, y_label="seconds", groups=bars) if bars else None
+    return [Groups(name="time", title=title, caption=caption, y_label="seconds", groups=bars)] if bars else []
 
 
-def trial_chart(run: Run) -> Chart | None:
+def trial_chart(run: Run) -> list[Chart]:
     """The search for the smallest model within a bound on perplexity."""
     groups: dict[str, list[Point]] = {}
     for trial in sorted(run.compression.trials, key=lambda trial: not trial.inside):
@@ -72,16 +68,16 @@ def trial_chart(run: Run) -> Chart | None:
     name, title = f"trials-{run.name}", f"{run.name}: models that were tried"
     caption = "Rise of the loss on held-out calibration windows, for every model that was tried."
     axes = ("removed (%)", RISE)
-    return Chart(name=name, title=title, caption=caption, axes=axes, series=series) if series else None
+    return [Chart(name=name, title=title, caption=caption, axes=axes, series=series)] if series else []
 
 
-def tuning_chart(run: Run) -> Chart | None:
+def tuning_chart(run: Run) -> list[Chart]:
     """Loss by step of every fine-tuning."""
     curves = {time: tuning.losses for time, tuning in enumerate(run.tunings, start=1) if tuning.losses}
     series = [Series(label=f"tuning {n}", points=[*enumerate(line, start=1)]) for n, line in curves.items()]
     name, title = f"tuning-{run.name}", f"{run.name}: fine-tuning"
     caption, axes = "Loss on the tuning data, step by step.", ("step", "loss (nats per token)")
-    return Chart(name=name, title=title, caption=caption, axes=axes, series=series) if series else None
+    return [Chart(name=name, title=title, caption=caption, axes=axes, series=series)] if series else []
 
 
 def spectrum_charts(run: Run) -> list[Chart]:
@@ -106,11 +102,15 @@ def across(losses: Sequence[Loss]) -> set[int]:
 def _spectrum_chart(run: Run, component: str, shown: Sequence[Loss]) -> Chart:
     unit = "neuron" if component == "mlp" else "channel"
     spectra = [(loss, loss.spectrum) for loss in shown if loss.spectrum]
-    lines = [Series(label=f"layer {loss.layer}", points=_shares(spectrum)) for loss, spectrum in spectra]
-    shares = [y for line in lines for _, y in line.points]
+    lines = []
     kept: dict[tuple[int, int], list[int]] = {}
     for loss, spectrum in spectra:
+        ranked = zip(even_ranks(spectrum.length, len(spectrum.values)), spectrum.values, strict=True)
+        drawn = [(rank, share) for rank, share in ranked if share > FAINTEST * spectrum.values[0]]
+        points = [(100 * (rank + 0.5) / spectrum.length, 100 * share) for rank, share in drawn]
+        lines.append(Series(label=f"layer {loss.layer}", points=points))
         kept.setdefault((loss.width, spectrum.length), []).append(loss.layer)
+    shares = [y for line in lines for _, y in line.points]
     for (width, length), layers in kept.items():
         where = f", layer {' '.join(map(str, layers))}" if len(kept) > 1 else ""
         label = f"kept: {width} of {length} ({width / length:.1%}){where}"
@@ -125,12 +125,6 @@ def _spectrum_chart(run: Run, component: str, shown: Sequence[Loss]) -> Chart:
     name, title = f"spectra-{component}-{run.name}", f"{run.name}: {component.upper()} spectra"
     axes = (f"rank (% of the {unit}s)", "share of the energy (%)")
     return Chart(name=name, title=title, caption=caption, axes=axes, series=lines, log_y=True)
-
-
-def _shares(spectrum: Spectrum) -> list[Point]:
-    ranked = zip(even_ranks(spectrum.length, len(spectrum.values)), spectrum.values, strict=True)
-    drawn = [(rank, share) for rank, share in ranked if share > FAINTEST * spectrum.values[0]]
-    return [(100 * (rank + 0.5) / spectrum.length, 100 * share) for rank, share in drawn]
 
 
 def fits(curves: Curves, run: Run) -> bool:
@@ -188,7 +182,7 @@ def predicted_rise(curves: Curves, run: Run) -> float | None:
     return rise if math.isfinite(rise) else None
 
 
-def prediction_chart(curves: Curves, runs: Sequence[Run]) -> Chart | None:
+def prediction_chart(curves: Curves, runs: Sequence[Run]) -> list[Chart]:
     """The rise that the curves add up to against the rise that was measured, a point per run and text."""
     series = []
     for run in runs:
@@ -200,7 +194,7 @@ def prediction_chart(curves: Curves, runs: Sequence[Run]) -> Chart | None:
                 points = [(predicted, math.log(after / before))]
                 series.append(Series(label=f"{run.name}, {fact.quantity.name}", points=points, line=False))
     if not series:
-        return None
+        return []
     highest = max(value for each in series for point in each.points for value in point)
     series.append(Series(label="equal", points=[(0.0, 0.0), (highest, highest)], guide=True))
     caption = (
@@ -208,7 +202,7 @@ def prediction_chart(curves: Curves, runs: Sequence[Run]) -> Chart | None:
         "perplexity after over before, on the text named. On the line both agree."
     )
     axes = ("predicted rise of the loss (nats per token)", "measured rise (nats per token)")
-    return Chart(name="prediction", title="Predicted against measured", caption=caption, axes=axes, series=series)
+    return [Chart(name="prediction", title="Predicted against measured", caption=caption, axes=axes, series=series)]
 
 
 def pareto_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -216,14 +210,12 @@ def pareto_charts(runs: Sequence[Run]) -> list[Chart]:
     quantities = list(dict.fromkeys(fact.quantity for run in runs for fact in run.facts))
     texts = [quantity for quantity in quantities if quantity.kind == Kind.PERPLEXITY]
     costs = [PARAMETERS, BITS, *(quantity for quantity in quantities if quantity.kind == Kind.LATENCY)]
-    charts = [
-        _pareto_chart(runs, text, cost, name=f"pareto-{number}-{place}")
-        for (number, text), (place, cost) in product(enumerate(texts), enumerate(costs))
-    ]
-    return [chart for chart in charts if chart is not None]
+    pairs = product(enumerate(texts), enumerate(costs))
+    charts = (_pareto_chart(runs, text, cost, name=f"pareto-{n}-{place}") for (n, text), (place, cost) in pairs)
+    return [chart for several in charts for chart in several]
 
 
-def _pareto_chart(runs: Sequence[Run], text: Quantity, cost: Quantity, *, name: str) -> Chart | None:
+def _pareto_chart(runs: Sequence[Run], text: Quantity, cost: Quantity, *, name: str) -> list[Chart]:
     dense: dict[str, list[Point]] = {}
     compressed: dict[str, list[Point]] = {}
     for run in runs:
@@ -233,7 +225,7 @@ def _pareto_chart(runs: Sequence[Run], text: Quantity, cost: Quantity, *, name: 
         known += [point for point in _spot(cost, x.before, y.before) if point not in known]
         compressed[run.name] = _spot(cost, x.after, y.after)
     if sum(map(bool, compressed.values())) < 2:
-        return None
+        return []
     models = {label: points for label, points in {**dense, **compressed}.items() if points}
     front = pareto_front([point for points in models.values() for point in points])
     series = [Series(label=label, points=points, line=False) for label, points in models.items()]
@@ -242,7 +234,7 @@ def _pareto_chart(runs: Sequence[Run], text: Quantity, cost: Quantity, *, name: 
     caption = f"Lower left is better; the line joins what nothing else beats. {details}."
     axes = (X_LABELS.get(cost, f"{cost.name} ({cost.unit})"), "perplexity")
     title = f"{text.name} against {cost.name}"
-    return Chart(name=name, title=title, caption=caption, axes=axes, series=series, log_y=True)
+    return [Chart(name=name, title=title, caption=caption, axes=axes, series=series, log_y=True)]
 
 
 def _spot(cost: Quantity, x: float | None, y: float | None) -> list[Point]:

@@ -120,10 +120,8 @@ def _receipt_readings(receipts: tuple[Receipt, ...]) -> Iterator[Reading]:
 def _by_run(
     readings: Sequence[Reading], runs: Sequence[Run], path: Path, *, owner: Run | None
 ) -> dict[str, list[Reading]]:
-    """Run's name -> the readings about it, or about the model it came from.
-
-    What is about nobody else is about the `owner`, whose folder the file lies in and may have been renamed.
-    """
+    """Run's name -> the readings about it, or about the model it came from."""
+    # What is about nobody else is about the `owner`, whose folder the file lies in and may have been renamed.
     found: dict[str, list[Reading]] = {run.name: [] for run in runs}
     for reading in readings:
         others = [] if owner is None else [(owner, AFTER)]

@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -50,8 +49,7 @@ class Sample(NamedTuple):
     texts: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
     """How a quantity moved, in words, and whether that is for the better."""
 
     text: str
@@ -59,8 +57,7 @@ class Change:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A part of the page with its own heading; one that has nothing is left out."""
 
     title: str
@@ -72,38 +69,34 @@ def report_sections(
     runs: Sequence[Run], *, curves: Curves | None = None, samples: Sequence[Sample] = ()
 ) -> dict[str, Section]:
     """All that the page has to say, by the name of its link."""
-    maps: list[Figure | None] = []
+    maps: list[Figure] = []
     for run in runs:
         title = f"{run.name}: what each layer keeps"
         plan = charts.plan_map(run.before, run.after, name=f"plan-{run.name}", title=title)
-        maps += [plan, charts.loss_map(run)]
+        maps += [plan, *charts.loss_map(run)]
     spectra = [chart for run in runs for chart in charts.spectrum_charts(run)]
-    search = [figure for run in runs for figure in (charts.trial_chart(run), charts.tuning_chart(run))]
+    search = [chart for run in runs for chart in (*charts.trial_chart(run), *charts.tuning_chart(run))]
     measured = [] if curves is None else charts.curve_charts(curves, runs)
-    predicted = None if curves is None else charts.prediction_chart(curves, runs)
+    predicted = [] if curves is None else charts.prediction_chart(curves, runs)
     losses = [(run.name, loss) for run in runs for loss in run.compression.losses if loss.note]
     notes = [(name, loss.layer, loss.component.upper(), loss.note) for name, loss in losses]
     found = {
         "headline": Section("Before and after", runs),
         "runs": Section("Runs", runs),
-        "plan": Section("The plan", notes, _there(maps)),
+        "plan": Section("The plan", notes, maps),
         "spectra": Section("Spectra", figures=spectra),
         "curves": Section("Loss curves", figures=measured),
-        "prediction": Section("Predicted and measured", figures=_there([predicted])),
-        "search": Section("Search and tuning", figures=_there(search)),
-        "time": Section("Time", figures=_there([charts.time_bars(runs)])),
+        "prediction": Section("Predicted and measured", figures=predicted),
+        "search": Section("Search and tuning", figures=search),
+        "time": Section("Time", figures=charts.time_bars(runs)),
         "pareto": Section("What is worth its size", figures=charts.pareto_charts(runs)),
         "samples": Section("Samples", samples),
         "calibration": Section("Calibration and provenance", _provenance(runs)),
         "receipts": Section("Receipts", runs),
     }
-    left_out = set() if len(runs) > 1 else {"runs", "pareto"}
-    left_out |= {key for key, section in found.items() if not section.content and not section.figures}
-    return {key: section for key, section in found.items() if key not in left_out}
-
-
-def _there(figures: Sequence[Figure | None]) -> list[Figure]:
-    return [figure for figure in figures if figure is not None]
+    for key in () if len(runs) > 1 else ("runs", "pareto"):
+        del found[key]
+    return {key: section for key, section in found.items() if section.content or section.figures}
 
 
 def render(runs: Sequence[Run], sections: Mapping[str, Section]) -> str:
@@ -112,6 +105,10 @@ def render(runs: Sequence[Run], sections: Mapping[str, Section]) -> str:
 
     style, script = (Markup(_asset(name)) for name in ("page.css", "page.js"))
     quantities = list(dict.fromkeys(fact.quantity for run in runs for fact in run.facts))
+    # What two runs or more were measured by; of many tasks only the last, which is their average.
+    known = [each for each in quantities if sum(run.fact(each).after is not None for run in runs) > 1]
+    left_out = [each for each in known if each.kind == Kind.TASK][:-1]
+    left_out += [each for each in known if each.kind in (Kind.SIZE, Kind.LATENCY)]
     text = _template().render(
         title=f"trisect report: {', '.join(run.name for run in runs)}",
         policy=content_policy(script),
@@ -121,7 +118,7 @@ def render(runs: Sequence[Run], sections: Mapping[str, Section]) -> str:
         sections=sections,
         quantities=[quantity for quantity in quantities if quantity.kind != Kind.LATENCY],
         hints=[hint for kind, hint in HINTS.items() if kind not in {each.kind for each in quantities}],
-        compared=_compared(runs, quantities),
+        compared=[each for each in known if each not in left_out],
         has_figures=plots.has_matplotlib(),
         drawing=lambda figure: Markup(plots.svg(figure, themed=True)),
     )
@@ -136,13 +133,13 @@ def change_of(fact: Fact) -> Change | None:
     rises = kind in (Kind.TASK, Kind.SPEED)
     css = "better" if (difference >= 0 if rises else difference <= 0) else "worse"
     if kind == Kind.SIZE:
-        return Change(text=f"{100 * (fact.after / fact.before - 1):+.1f}%", css=css)
+        return Change(f"{100 * (fact.after / fact.before - 1):+.1f}%", css)
     if kind != Kind.TASK:
-        return Change(text=f"x{fact.after / fact.before:.3f}", css=css)
+        return Change(f"x{fact.after / fact.before:.3f}", css)
     if fact.error is None:
-        return Change(text=f"{difference:+.4f}", css=css)
+        return Change(f"{difference:+.4f}", css)
     certain = abs(difference) > CERTAIN * fact.error
-    return Change(text=f"{difference:+.4f}", css=css if certain else "open", error=f"+-{fact.error:.4f}")
+    return Change(f"{difference:+.4f}", css if certain else "open", f"+-{fact.error:.4f}")
 
 
 def leading_facts(run: Run) -> list[Fact]:
@@ -164,13 +161,6 @@ def shown_value(value: float, quantity: Quantity) -> str:
     if quantity.unit == "B":
         return byte_count(value)
     return count(value) if value >= 1e3 else short(value)
-
-
-def _compared(runs: Sequence[Run], quantities: Sequence[Quantity]) -> list[Quantity]:
-    """What two runs or more were measured by; of many tasks only the last, which is their average."""
-    known = [each for each in quantities if sum(run.fact(each).after is not None for run in runs) > 1]
-    tasks = [quantity for quantity in known if quantity.kind == Kind.TASK]
-    return [each for each in known if each.kind not in (Kind.SIZE, Kind.LATENCY) and each not in tasks[:-1]]
 
 
 def _provenance(runs: Sequence[Run]) -> list[list[str]]:
@@ -200,10 +190,8 @@ def receipt_text(receipt: Receipt) -> str:
 def content_policy(script: str) -> str:
     """Nothing is fetched, and no script runs but this one: even text that was not escaped could not act."""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    own = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
 
 
 def check_outputs(page: Path, figures: Path | None) -> None:
@@ -281,14 +269,13 @@ def continue_prompts(loaded: Any, prompts: Sequence[str], new_tokens: int) -> li
     if loaded.tokenizer is None:
         raise TrisectError(f"{loaded.name} has no tokenizer, so it cannot read a prompt; leave --sample out.")
     texts = []
+    greedy = {"do_sample": False, "num_beams": 1, "pad_token_id": loaded.tokenizer.eos_token_id}
     for prompt in prompts:
-        ids = loaded.tokenizer(prompt, return_tensors="pt").input_ids.to(loaded.model.device)
+        read = loaded.tokenizer(prompt, return_tensors="pt").to(loaded.model.device)
+        ids, how = read.input_ids, {"attention_mask": torch.ones_like(read.input_ids), "max_new_tokens": new_tokens}
         with torch.no_grad():
-            settings = {"do_sample": False, "num_beams": 1, "pad_token_id": loaded.tokenizer.eos_token_id}
-            made = loaded.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, **settings
-            )
+            made = loaded.model.generate(ids, **how, **greedy)
         # The first new word by itself would lose the space in front of it.
-        read, whole = (loaded.tokenizer.decode(each[0], skip_special_tokens=True) for each in (ids, made))
-        texts.append(whole.removeprefix(read))
+        begun, whole = (loaded.tokenizer.decode(each[0], skip_special_tokens=True) for each in (ids, made))
+        texts.append(whole.removeprefix(begun))
     return texts

@@ -19,7 +19,7 @@ from trisect.support.plots import heat_colours
 if TYPE_CHECKING:
     from trisect.evaluate.perplexity import Perplexity
 
-WIDTH_NAMES = ("head", "inner", "expert")
+
 LAYERS_PER_ROW = 24  # fits a line of 120 characters
 
 
@@ -76,8 +76,12 @@ def compression_table(
         removed = f"{change.components[component]:.1%}"
         width = width_change(before, after, component=component)
         table.add_row(f"{component.upper()} parameters", *sizes, removed, width)
-    if any(layer.experts for layer in before.layers):
-        table.add_row("experts of a layer", *experts_row(before, after))
+    mixtures = [(o, n) for o, n in zip(before.layers, after.layers, strict=True) if o.experts]
+    if mixtures:
+        had, have = ([pair[n].experts for pair in mixtures] for n in (0, 1))
+        met = f"{span(o.top_k for o, _ in mixtures)} per token"
+        met += " and the shared one" if any(o.shared for o, _ in mixtures) else ""
+        table.add_row("experts of a layer", span(had), span(have), f"{1 - sum(have) / sum(had):.1%}", met)
     table.add_section()
     add_sizes(table, old, new)
     if files is not None:
@@ -90,33 +94,16 @@ def compression_table(
     return table
 
 
-def experts_row(before: ModelShape, after: ModelShape) -> tuple[str, str, str, str]:
-    """How many routed experts there were and are, the share that was dropped, and how many a token meets."""
-    pairs = [(old, new) for old, new in zip(before.layers, after.layers, strict=True) if old.experts]
-    was, now = ([pair[n].experts for pair in pairs] for n in (0, 1))
-    shared = " and the shared one" if any(old.shared for old, _ in pairs) else ""
-    return (
-        span(was),
-        span(now),
-        f"{1 - sum(now) / sum(was):.1%}",
-        f"{span(old.top_k for old, _ in pairs)} per token{shared}",
-    )
-
-
 def width_change(before: ModelShape, after: ModelShape, *, component: str) -> str:
     """E.g. "head 64 -> 48", or "head 64 -> 32..48" where the layers differ; experts apart from MLPs."""
     pairs = [(o, n) for o, n in zip(before.layers, after.layers, strict=True) if component in o.components]
-    kinds = {name: [pair for pair in pairs if _width_name(pair[0], component) == name] for name in WIDTH_NAMES}
     changes = []
-    for name, layers in kinds.items():
-        was, now = (span(pair[n].width(component) for pair in layers) if layers else "" for n in (0, 1))
+    for name in ("inner", "expert") if component == "mlp" else ("head",):
+        layers = [(o, n) for o, n in pairs if name == "head" or bool(o.experts) == (name == "expert")]
+        was, now = (span(pair[n].width(component) for pair in layers) for n in (0, 1))
         if layers:
             changes.append(f"{name} {was}" + (f" -> {now}" if now != was else ""))
     return ", ".join(changes)
-
-
-def _width_name(layer: LayerShape, component: str) -> str:
-    return "head" if component != "mlp" else "expert" if layer.experts else "inner"
 
 
 def kept_shares(before: ModelShape, after: ModelShape) -> dict[str, list[float]]:
