@@ -22,7 +22,7 @@ from tiny_models import PLAIN, SDPA, left_padded, tiny, tokens
 from trisect.kernels.sdpa import Heads, Kind, Route, kind_of, one_query, route, sdpa
 from trisect.models import layer_views, load_model, save_model, shape_of
 from trisect.models.attend import eager
-from trisect.models.paths import slow_attention, slow_products, warn_of_slow_paths
+from trisect.models.looking import slow_attention, slow_products, warn_of_slow_paths
 from trisect.records.shapes import LayerShape
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
@@ -219,7 +219,7 @@ def test_loading_says_once_what_will_be_slow(
 ) -> None:
     model = unequal("llama-gqa", "qk")
     save_model(model, None, tmp_path / "out", receipt={})
-    monkeypatch.setattr("trisect.models.paths.kind_of", lambda device: "cuda")
+    monkeypatch.setattr("trisect.models.looking.kind_of", lambda device: "cuda")
     load_model(str(tmp_path / "out"), dtype="bfloat16")
     assert len(said.records) == 1
     assert "layers 0, 1, 2: head widths 12/16 are not both multiples of 8" in said.text
@@ -240,7 +240,7 @@ def test_distinct_layers_are_described_apart(said: pytest.LogCaptureFixture, mon
     model = tiny("llama-gqa", attention="sdpa").to(torch.bfloat16)
     for view, vo in zip(layer_views(model), (16, 8, 24), strict=True):
         view.resize(replace(view.shape(), vo=vo))
-    monkeypatch.setattr("trisect.models.paths.kind_of", lambda device: "cuda")
+    monkeypatch.setattr("trisect.models.looking.kind_of", lambda device: "cuda")
     warn_of_slow_paths(model)
     assert "layers 1: head widths 16/8 differ" in said.text
     assert "layers 2: head widths 16/24 differ" in said.text

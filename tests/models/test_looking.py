@@ -9,7 +9,7 @@ import trisect
 from tiny_models import CONFIGS, tiny, tokens
 from trisect import api
 from trisect.models import fingerprint, layer_views, original_shape, original_widths, shape_of, zeros_of
-from trisect.models.paths import warn_of_slow_paths
+from trisect.models.looking import warn_of_slow_paths
 
 
 def traces(model: Any) -> list[tuple[type, dict[str, Any]]]:

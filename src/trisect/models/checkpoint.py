@@ -19,8 +19,7 @@ from trisect.models.converted import keep, kept_folder
 from trisect.models.families import BUILT_IN, FAMILIES, PREFIX, WRAPPERS, family_for
 from trisect.models.generic import recognise
 from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
-from trisect.models.looking import PROBE, probe_of, shape_of
-from trisect.models.paths import warn_of_slow_paths
+from trisect.models.looking import PROBE, probe_of, shape_of, warn_of_slow_paths
 from trisect.models.quantized import packing_summary
 from trisect.models.source import Source, Weights, check_weights, read_raw_config, reading_once, resolve
 from trisect.models.streamed import check_saved, load_layers_later, to_be_streamed, write_shards
@@ -155,7 +154,10 @@ def _load(
         with explained(f"Cannot load {name}"):
             model, info = model_class.from_pretrained(source.path, dtype=kind, output_loading_info=True, **extra)
         _check_loaded(name, info)
-        _forget_quantisation(model)
+        if getattr(model.config, "quantization_config", None) is not None:
+            # A GGUF model arrives dequantised but still says it is quantised, and then refuses to be saved.
+            del model.config.quantization_config
+            model.hf_quantizer, model.is_quantized = None, False
         model.to(device).eval()
         warn_of_slow_paths(model)
     reset_invalid_generation_config(model)
@@ -194,9 +196,8 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
             )
         recognise(raw)
     with explained(f"Cannot read the config of {source.path}"):
-        config = transformers.AutoConfig.from_pretrained(
-            source.path, trust_remote_code=trust_remote_code, **source.kwargs
-        )
+        extra = {**source.kwargs, "trust_remote_code": trust_remote_code}
+        config = transformers.AutoConfig.from_pretrained(source.path, **extra)
     recognise(config.to_dict())
     check_config(config.to_dict(), where=where)
     check_attention(config, family_for(config), where=where)
@@ -274,7 +275,14 @@ def save_model(
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         write_json(folder / "receipt.json", receipt)
-        _write_code_and_card(folder, model, receipt)
+        # What people without trisect need: a modelling file that transformers can run, and a card to read.
+        family = family_for(model.config)
+        record = None if family.name in (*BUILT_IN, *WRAPPERS) else repr(family)
+        names = {"model_class": type(model).__name__, "config_class": type(model.config).__name__}
+        write_bundle(folder, family=family.name, record=record, **names)
+        about: Any = {"entry": model.config.trisect, "name": model.name_or_path}
+        about |= {"family": None if family.name in WRAPPERS else family.name}
+        write_card(folder, receipt, shapes=(original_shape(model), shape_of(model)), **about)
         check_saved(model, folder)
     return Path(out)
 
@@ -296,17 +304,6 @@ def _cast(model: Any, dtype: torch.dtype) -> None:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
-
-
-def _write_code_and_card(folder: Path, model: Any, receipt: dict[str, Any]) -> None:
-    """What people without trisect need: a modelling file that transformers can run, and a card to read."""
-    names = {"model_class": type(model).__name__, "config_class": type(model.config).__name__}
-    family = family_for(model.config)
-    record = None if family.name in (*BUILT_IN, *WRAPPERS) else repr(family)
-    write_bundle(folder, family=family.name, record=record, **names)
-    shapes = original_shape(model), shape_of(model)
-    about: Any = {"entry": model.config.trisect, "name": model.name_or_path}
-    write_card(folder, receipt, shapes=shapes, family=None if family.name in WRAPPERS else family.name, **about)
 
 
 def starting_texts(tokenizer: Any, model: Any) -> Any:
@@ -365,18 +362,9 @@ def _check_loaded(name: str, info: dict[str, Any]) -> None:
         )
 
 
-def _forget_quantisation(model: Any) -> None:
-    """A GGUF model arrives dequantised but still says it is quantised, and then refuses to be saved."""
-    if getattr(model.config, "quantization_config", None) is not None:
-        del model.config.quantization_config
-        model.hf_quantizer = None
-        model.is_quantized = False
-
-
 def _tokenizer(source: Source, trust_remote_code: bool) -> Any:
     if not source.has_tokenizer:
         return None
     with explained(f"Cannot load the tokenizer of {source.path}"):
-        return transformers.AutoTokenizer.from_pretrained(
-            source.path, trust_remote_code=trust_remote_code, **source.kwargs
-        )
+        extra = {**source.kwargs, "trust_remote_code": trust_remote_code}
+        return transformers.AutoTokenizer.from_pretrained(source.path, **extra)

@@ -18,13 +18,8 @@ from trisect.models.quantized import make_room, packing_entry
 from trisect.models.view import layer_views
 from trisect.records.shapes import LayerShape, LayerWidths, LinearShape, widths_of
 
-FORMAT = 1
-FACTORED_FORMAT = 2
-QUANTIZED_FORMAT = 3
-"""Versions of the entry: 2 may have factored linear maps and folded rotations, 3 quantised modules as well.
-
-Readers refuse newer ones.
-"""
+FORMAT, FACTORED_FORMAT, QUANTIZED_FORMAT = 1, 2, 3
+"""Versions of the entry: 2 may have factored linear maps and folded rotations, 3 quantised modules as well."""
 
 
 def check_format(entry: Any) -> None:
@@ -47,7 +42,10 @@ class CompressedModel(nn.Module):
     def __init__(self, config: Any, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         self.config = config
-        _check_engine(config)
+        family = family_for(config)
+        if config.get_text_config()._attn_implementation == "vllm" and (family.experts or family.residual_scale):
+            # Its transformers backend would silently compute them wrong; our plugin has another name for it.
+            raise TrisectError(f"vLLM runs compressed {family.name} only with trisect's plugin: pip install trisect.")
         _narrow(self, config.trisect)
         make_room(self, config.trisect.get("quantization"))
         if config.model_type == f"{PREFIX}gpt2":
@@ -65,24 +63,20 @@ def compressed_class(name: str) -> type[Any]:
     """The model class for compressed checkpoints of a family; its `config_class` is made with it."""
     record = FAMILIES.get(name) or WRAPPERS[name]
     stock = getattr(transformers, record.model)
-    stock_config = stock.config_class
-    config = _made(f"Trisect{stock_config.__name__}", stock_config, model_type=PREFIX + name)
-    return _narrow_class(stock, config)
+    config = _made(stock.config_class, model_type=PREFIX + name)
+    return _made(CompressedModel, stock, config_class=config)
 
 
 @cache
 def headless_class(name: str) -> type[Any]:
     """The same without a language-model head, which is what other engines build their models around."""
     config = compressed_class(name).config_class
-    return _narrow_class(transformers.MODEL_MAPPING[config.__base__], config)
+    return _made(CompressedModel, transformers.MODEL_MAPPING[config.__base__], config_class=config)
 
 
-def _narrow_class(stock: Any, config: Any) -> type[Any]:
-    return _made(f"Trisect{stock.__name__}", CompressedModel, stock, config_class=config)
-
-
-def _made(name: str, *bases: type[Any], **attributes: Any) -> type[Any]:
+def _made(*bases: type[Any], **attributes: Any) -> type[Any]:
     """A class of this module, where pickle looks for it, in an engine's other processes too."""
+    name = f"Trisect{bases[-1].__name__}"
     globals()[name] = type(name, bases, {**attributes, "__module__": __name__})
     made: type[Any] = globals()[name]
     return made
@@ -128,7 +122,7 @@ def mark_compressed(model: Any, *, original: list[LayerWidths], method: str, rat
         "method": method,
         "ratio": ratio,
         "original": [asdict(widths) for widths in original],
-        "layers": [_layer_entry(shape) for shape in shapes],
+        "layers": [asdict(widths_of(shape)) | _changed(shape) for shape in shapes],
     }
     cls = compressed_class(family_for(model.config).name)
     if not isinstance(model, CompressedModel):
@@ -155,11 +149,11 @@ def original_widths(model: Any) -> list[LayerWidths]:
     return [LayerWidths(**widths) for widths in entry["original"]]
 
 
-def _layer_entry(shape: LayerShape) -> dict[str, Any]:
-    names = ("shared_output", "folded", "dropped_experts")
-    flags = {name: getattr(shape, name) for name in names if getattr(shape, name)}
-    linears = {"linears": [asdict(linear) for linear in shape.linears]} if shape.linears else {}
-    return {**asdict(widths_of(shape)), **flags, **linears}
+def _changed(shape: LayerShape) -> dict[str, Any]:
+    """What a layer became beside narrow; nothing for most."""
+    found = {name: getattr(shape, name) for name in ("shared_output", "folded", "dropped_experts")}
+    found["linears"] = [asdict(linear) for linear in shape.linears]
+    return {name: value for name, value in found.items() if value}
 
 
 def _allow_sdpa(model: Any) -> None:
@@ -168,13 +162,6 @@ def _allow_sdpa(model: Any) -> None:
         for module in model.modules():
             if isinstance(module, transformers.PreTrainedModel):
                 module._supports_sdpa = True
-
-
-def _check_engine(config: Any) -> None:
-    """Refuse what vLLM's transformers backend would silently compute wrong; our plugin has another name for it."""
-    family = family_for(config)
-    if config.get_text_config()._attn_implementation == "vllm" and (family.experts or family.residual_scale):
-        raise TrisectError(f"vLLM runs a compressed {family.name} only with trisect's plugin: pip install trisect.")
 
 
 def _narrow(model: nn.Module, entry: Any) -> None:

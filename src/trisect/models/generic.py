@@ -67,7 +67,9 @@ def _compared(name: str, raw: Mapping[str, Any]) -> Family | str:
 
 def _small(name: str, raw: Mapping[str, Any]) -> Any:
     """A random model with the settings of a config, but of few and narrow layers."""
-    kept = {key: value for key, value in raw.items() if key not in ELSEWHERE and _is_switch(value)}
+    # Settings that choose what is computed; sizes that nobody checked stay behind.
+    plain = {key: value for key, value in raw.items() if isinstance(value, bool | float | str | int | None)}
+    kept: Any = {k: v for k, v in plain.items() if k not in ELSEWHERE and not (isinstance(v, int) and v > MOST)}
     grouped = raw.get("num_key_value_heads") not in (None, raw.get("num_attention_heads"))
     kept |= {**WIDTHS, **OTHERS, **TOKENS, "num_key_value_heads": 2 if grouped else 4}
     if isinstance(raw.get("layer_types"), list):
@@ -86,17 +88,13 @@ def _small(name: str, raw: Mapping[str, Any]) -> Any:
     return model
 
 
-def _is_switch(value: Any) -> bool:
-    """Settings that choose what is computed; sizes that nobody checked stay behind."""
-    return value is None or isinstance(value, bool | float | str) or (isinstance(value, int) and value <= MOST)
-
-
 @torch.no_grad()
 def _first_difference(model: Any, name: str) -> Family | str:
     paths = [f"{LLAMA.attention}.{part}" for part in (*LLAMA.qkv, LLAMA.o)] + [LLAMA.up, LLAMA.down, *NORMS]
     inside = [f"{LLAMA.layers}.0.{path}" for path in (*paths, str(LLAMA.gate))]
+    modules = dict(model.named_modules())
     for path in (LLAMA.layers, f"{LLAMA.layers.rpartition('.')[0]}.{LLAMA.last_norm}", *inside):
-        if not _has(model, path):
+        if path not in modules:
             return f"there is no {path}"
     ids = torch.randint(3, OTHERS["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(1))
     for layer in model.get_submodule(LLAMA.layers).children():
@@ -123,14 +121,6 @@ def _owned(model: Any, record: Family) -> Any:
     for index, layer in enumerate(owned.get_submodule(LLAMA.layers).children()):
         LayerView(index, layer, record, owned.config).own()
     return owned
-
-
-def _has(model: nn.Module, path: str) -> bool:
-    try:
-        model.get_submodule(path)
-    except AttributeError:
-        return False
-    return True
 
 
 def _adds_up(model: Any, layer: Any, ids: Tensor) -> bool:

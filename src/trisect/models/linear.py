@@ -160,8 +160,9 @@ def refuse_nan(tensor: Tensor, what: str) -> None:
 
 def weight_of(linear: Any, *, gradient: bool = False) -> Any:
     """(in, out) view of the weight, so that y = x W; or of its gradient, None before any backward pass."""
+    as_it_is = _stores_inputs_first(linear)
     stored = linear.weight.grad if gradient else linear.weight.detach()
-    return stored if stored is None or _stores_inputs_first(linear) else stored.T
+    return stored if stored is None or as_it_is else stored.T
 
 
 def matrices_of(module: Any) -> list[Tensor]:

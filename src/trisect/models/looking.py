@@ -1,6 +1,7 @@
-"""What a model is, without changing it: its shape, a fingerprint, and whether its numbers can be used."""
+"""What a model is, without changing it: its shape, a fingerprint, whether its numbers can be used, what is slow."""
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,14 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
+from trisect.kernels.sdpa import CUDNN_WIDEST, Heads, Kind, channel_step, kind_of, rounded, route
+from trisect.models.attention import Attention
 from trisect.models.families import Family, family_for
 from trisect.models.linear import matrices_of, refuse_nan
 from trisect.models.quantized import is_linear
-from trisect.models.view import LayerView, layer_views
-from trisect.records.shapes import ModelShape
+from trisect.models.view import layer_views
+from trisect.records.shapes import LayerShape, ModelShape
+
+log = logging.getLogger(__name__)
 
 SAMPLE = 64
 """Weights of each projection that go into a fingerprint."""
+MLP_STEP = 128
+"""Widths that matrix products on tensor cores run at full speed for."""
 
 
 def family_of(model: Any) -> Family:
@@ -70,12 +77,17 @@ def check_tokens(model: Any, ids: Tensor) -> None:
 
 def fingerprint(model: nn.Module) -> str:
     """A hash of shapes and some weights of every layer: the same in memory and still in its files."""
-    digest = hashlib.sha256(repr(shape_of(model).layers).encode())
+    digest, all_of_it = hashlib.sha256(repr(shape_of(model).layers).encode()), slice(None)
     for view in layer_views(model):
+        names = {id(parameter): name for name, parameter in view.layer.named_parameters()}
         for module in view.projections():
             transposed = is_linear(module)  # others are stored as (in, out), in groups, or as experts
             for weight in matrices_of(module):
-                sample = _corner(model, view, weight, transposed=transposed).flatten()[:SAMPLE].float().cpu()
+                rows = slice(-(-SAMPLE // (weight.shape[0] if transposed else weight[0].numel())))
+                key: Any = (all_of_it, rows) if transposed else rows
+                store: Any = getattr(model, "layer_store", None)
+                first = store.peek(view.index, names[id(weight)], key) if weight.is_meta else weight.detach()[key]
+                sample = (first.T if transposed else first).flatten()[:SAMPLE].float().cpu()
                 digest.update(sample.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
@@ -119,21 +131,62 @@ def probe_of(model: Any) -> dict[str, Any]:
     found = logits.float().log_softmax(-1)
     logprobs = found.gather(-1, ids[:, 1:, None]).flatten().tolist()
     dtype = str(embedding.dtype).removeprefix("torch.")
-    return {
-        "dtype": dtype,
-        "prompt": ids[0, :PROMPT].tolist(),
-        "answer": ids[0, PROMPT:].tolist(),
-        "logprobs": logprobs,
+    tokens = ids[0].tolist()
+    return {"dtype": dtype, "prompt": tokens[:PROMPT], "answer": tokens[PROMPT:], "logprobs": logprobs}
+
+
+def slow_attention(shape: LayerShape, kind: Kind, bytes_per_element: int) -> str | None:
+    """Why heads of this shape are padded at every call, and which would not be; None where they are not.
+
+    On a CPU the padding costs little beside what the kernel saves; single tokens are not padded at all.
+    """
+    if not shape.kv_heads:
+        return None  # no attention
+    group, size = shape.heads // shape.kv_heads, bytes_per_element
+    heads = Heads(shape.qk + shape.rotated, shape.vo, group, masked=False, single=False, bytes_per_element=size)
+    way, step = route(kind, heads), channel_step(kind, size)
+    if kind == "cpu" or way.pad is None:
+        return None
+    widths, equal = f"head widths {shape.qk}/{shape.vo}", rounded(max(shape.qk, shape.vo), step)
+    if shape.qk % step or shape.vo % step:
+        qk, vo = rounded(shape.qk, step), rounded(shape.vo, step)
+        better = f"{qk}/{vo}" if kind == "cudnn" and max(qk, vo) <= CUDNN_WIDEST else f"{equal}/{equal}"
+        why = f"are not both multiples of {step}: every call adds zero channels"
+        return f"{widths} {why}; {better} would run at full speed"
+    why = f"differ, which this device's kernels do not take: prompts are padded to {way.pad}"
+    return f"{widths} {why}; {equal}/{equal} would run at full speed"
+
+
+def slow_products(shape: LayerShape, kind: Kind, bytes_per_element: int) -> str | None:
+    """Which matrix products have rows off the grid, and what would not; None where all are aligned."""
+    step = channel_step(kind, bytes_per_element)
+    widths = {
+        "MLP width": shape.mlp,
+        "query width": shape.heads * shape.qk,
+        "key width": shape.kv_heads * shape.qk,
+        "value width": shape.kv_heads * shape.vo,
     }
+    slow = [f"{name} {width}" for name, width in widths.items() if width % step]
+    if not slow:
+        return None
+    low = shape.mlp // MLP_STEP * MLP_STEP
+    wanted = [f"MLP {low or MLP_STEP} or {low + MLP_STEP}"] if shape.mlp % step else []
+    wanted += [f"head widths in steps of {step}"] if len(slow) > len(wanted) else []
+    why = f"not a multiple of {step}: matrix products leave the fast kernels"
+    return f"{' and '.join(slow)} {why}; {' and '.join(wanted)} would run at full speed"
 
 
-def _corner(model: Any, view: LayerView, weight: Tensor, *, transposed: bool) -> Tensor:
-    """The first elements of a weight in (in, out) order, without touching the rest."""
-    rows = -(-SAMPLE // (weight.shape[0] if transposed else weight[0].numel()))
-    key: Any = (slice(None), slice(rows)) if transposed else slice(rows)
-    if weight.is_meta:
-        name = next(name for name, parameter in view.layer.named_parameters() if parameter is weight)
-        corner: Tensor = model.layer_store.peek(view.index, name, key)
-    else:
-        corner = weight.detach()[key]
-    return corner.T if transposed else corner
+def warn_of_slow_paths(model: Any) -> None:
+    """Say once, when a model is loaded, which of its widths are slow here and which would not be."""
+    if not any(isinstance(module, Attention) for module in model.modules()):
+        return  # a stock model runs stock code
+    parameter = next(p for p in model.parameters() if p.is_floating_point())
+    kind, size = kind_of(parameter.device), parameter.element_size()
+    slow: dict[str, list[str]] = {}
+    for view in layer_views(model):
+        for reason in (slow_attention(view.shape(), kind, size), slow_products(view.shape(), kind, size)):
+            if reason is not None:
+                slow.setdefault(reason, []).append(str(view.index))
+    if slow:
+        lines = [f"layers {', '.join(layers)}: {reason}" for reason, layers in slow.items()]
+        log.warning("some widths will be slow on %s: %s", parameter.device, "; ".join(lines))

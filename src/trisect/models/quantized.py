@@ -17,8 +17,7 @@ from trisect.errors import TrisectError
 
 def pack(values: Tensor, bits: int) -> Tensor:
     """(rows, n) integers below 2^bits -> (rows, n * bits / 8) bytes."""
-    word, count = _word(bits)
-    kind = _kind(word)
+    word, count, kind = _word(bits)
     spread = values.to(kind).unflatten(-1, (-1, count)) << _shifts(bits, count, kind, values.device)
     words = spread.sum(dim=-1, dtype=kind)  # no bit is set twice, so a sum is a union
     if word == 1:
@@ -29,8 +28,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
     """(rows, n * bits / 8) bytes -> (rows, n) integers below 2^bits."""
-    word, count = _word(bits)
-    kind = _kind(word)
+    word, count, kind = _word(bits)
     words = packed
     if word > 1:
         split = packed.unflatten(-1, (-1, word)).to(kind)
@@ -39,14 +37,10 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     return (values & (2**bits - 1)).to(torch.uint8).flatten(-2)
 
 
-def _word(bits: int) -> tuple[int, int]:
-    """Bytes of the smallest word that whole values fill, and how many do: 3 bits need three bytes."""
+def _word(bits: int) -> tuple[int, int, torch.dtype]:
+    """Bytes of the smallest word that whole values fill, how many do (3 bits need three bytes), and what holds it."""
     word = 1 if 8 % bits == 0 else bits
-    return word, word * 8 // bits
-
-
-def _kind(word: int) -> torch.dtype:
-    return torch.uint8 if word == 1 else torch.int32
+    return word, word * 8 // bits, torch.uint8 if word == 1 else torch.int32
 
 
 def _shifts(step: int, count: int, kind: torch.dtype, device: torch.device) -> Tensor:
@@ -90,13 +84,10 @@ class QuantizedLinear(nn.Module):
     def __init__(self, in_features: int, out_features: int, packing: Packing, *, bias: bool):
         super().__init__()
         self.in_features, self.out_features, self.packing = in_features, out_features, packing
-        groups = in_features // packing.group_size
-        _, kind = SCALES[packing.scales]
-        held = in_features * packing.bits // 8
-        self.register_buffer("packed", torch.empty(out_features, held, dtype=torch.uint8))
-        self.register_buffer("scale", torch.empty(out_features, groups, dtype=kind))
-        zero = None if packing.symmetric else torch.empty(out_features, groups, dtype=kind)
-        self.register_buffer("zero", zero)
+        shape, kind = (out_features, in_features // packing.group_size), SCALES[packing.scales][1]
+        self.register_buffer("packed", torch.empty(out_features, in_features * packing.bits // 8, dtype=torch.uint8))
+        self.register_buffer("scale", torch.empty(shape, dtype=kind))
+        self.register_buffer("zero", None if packing.symmetric else torch.empty(shape, dtype=kind))
         # A buffer as well: a map whose weight is no parameter is not trained, and not counted as one.
         self.register_buffer("bias", torch.empty(out_features) if bias else None)
 

@@ -21,14 +21,12 @@ TEMPLATES = "additional_chat_templates"
 ROPE_FACTORS = "rope_freqs.weight"
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Kinds of numbers, by their names in safetensors' headers and in torch."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-LARGEST_CONFIG = 8 << 20
-"""Bytes."""
+LARGEST_CONFIG = 8 << 20  # bytes
 MOST_VALUES = 1 << 22
 """Of a GGUF header; the largest vocabularies with their merges come to three quarters of it."""
-MOST_LAYERS = 512
-MOST_DIMENSIONS = 4
-"""Of a GGUF tensor."""
+MOST_LAYERS, MOST_DIMENSIONS = 512, 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,12 @@ def read_gguf(path: Path) -> GGUFReader:
             if tensor.data_offset < end:
                 raise ValueError(f"the tensor {shown(tensor.name)} starts inside another")
             end = tensor.data_offset + tensor.n_bytes
-        _check_gguf_layers(reader)
+        # Configs make lists as long as the number of layers that a file announces.
+        architecture = reader.get_field("general.architecture")
+        count = architecture and reader.get_field(f"{architecture.contents()}.block_count")
+        layers = count.contents() if count else 0
+        if not isinstance(layers, int) or not 0 <= layers <= min(MOST_LAYERS, len(reader.tensors)):
+            raise ValueError(f"it announces {shown(layers)} layers and holds {len(reader.tensors):,} tensors")
     return reader
 
 
@@ -102,15 +105,6 @@ def reading_once(reader: GGUFReader | None) -> Iterator[None]:
         yield
     finally:
         gguf.GGUFReader = stock  # type: ignore[misc]
-
-
-def _check_gguf_layers(reader: GGUFReader) -> None:
-    """Configs make lists as long as the number of layers that a file announces."""
-    architecture = reader.get_field("general.architecture")
-    count = architecture and reader.get_field(f"{architecture.contents()}.block_count")
-    layers = count.contents() if count else 0
-    if not isinstance(layers, int) or not 0 <= layers <= min(MOST_LAYERS, len(reader.tensors)):
-        raise ValueError(f"it announces {shown(layers)} layers and holds {len(reader.tensors):,} tensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +140,7 @@ def resolve(name: str) -> Source:
     path = Path(name)
     try:
         if path.is_dir():
-            return Source(path=name, has_tokenizer=_has_tokenizer(path))
+            return Source(path=name, has_tokenizer=any((path / file).is_file() for file in TOKENIZERS))
         if path.is_file():
             return _resolve_file(path)
     except OSError as error:
@@ -175,8 +169,7 @@ def _resolve_file(path: Path) -> Source:
 
 def read_raw_config(source: Source) -> Any:
     """A local folder's config.json as it stands."""
-    folder = _checkpoint_folder(source)
-    return read_json(folder / "config.json", largest=LARGEST_CONFIG)
+    return read_json(_checkpoint_folder(source) / "config.json", largest=LARGEST_CONFIG)
 
 
 def check_weights(source: Source) -> Weights | None:
@@ -195,21 +188,18 @@ def check_weights(source: Source) -> Weights | None:
         if not shard.is_file():
             raise TrisectError(f"{folder} is incomplete: {shard.name} is missing; download it again.")
         tensors = read_header(shard)[0]
-        found = {name: tensor.shape for name, tensor in tensors.items()}
         kinds += [FLOATS[tensor.dtype] for tensor in tensors.values() if tensor.dtype in FLOATS]
-        missing = sorted(names - set(found))
-        if missing:
+        if missing := sorted(names - set(tensors)):
             raise TrisectError(f"{folder} is incomplete: {shard.name} has no {missing[0]}, which {INDEX} names.")
-        shapes |= found
+        shapes |= {name: tensor.shape for name, tensor in tensors.items()}
         size += shard.stat().st_size
     return Weights(shapes=shapes, size=size, dtype=next(iter(kinds), None))
 
 
 def tensor_files(folder: Path) -> dict[str, str]:
     """The file in a folder that holds each tensor; `check_weights` has found them to be whole."""
-    return {
-        tensor: shard.name for shard, names in _shards(folder).items() for tensor in (names or read_header(shard)[0])
-    }
+    shards = {shard: names or read_header(shard)[0] for shard, names in _shards(folder).items()}
+    return {tensor: shard.name for shard, names in shards.items() for tensor in names}
 
 
 def _checkpoint_folder(source: Source) -> Path:
@@ -264,8 +254,3 @@ def _check_links(folder: Path) -> None:
             raise TrisectError(f"{file} is a link that leads nowhere; remove it.") from error
         if not target.is_relative_to(allowed):
             raise TrisectError(f"{file} is a link to {target}, outside its folder; put the file itself there.")
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    return any((folder / name).is_file() for name in names)
