@@ -67,6 +67,14 @@ def test_a_folder_runs_without_trisect_through_the_transformers_backend(
     assert largest_difference(found, wanted) < ROUNDING
 
 
+@pytest.mark.parametrize("name", ["stories15m", "stories-moe-22m"])
+def test_a_stock_export_runs_without_trisect(name: str, stock: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = stock(name)
+    wanted = expected(transformers.AutoModelForCausalLM.from_pretrained(folder), PROMPTS)
+    found = run_apart(folder, tmp_path, settings={}, more={"VLLM_PLUGINS": ""})
+    assert largest_difference(found, wanted) < ROUNDING
+
+
 @pytest.fixture(scope="module")
 def address(real: Callable[[str], tuple[Path, Path]]) -> Iterator[tuple[str, Path]]:
     """`trisect serve` with SmolLM2, once it answers."""
