@@ -76,14 +76,16 @@ def test_whatever_a_method_leaves_behind_is_served(name: str, settings: dict[str
         assert largest_difference(asked(llm, PROMPTS), wanted) < ROUNDING
 
 
-def one_layer_of_each(widths: tuple[int, ...]) -> Any:
+def one_layer_of_each(widths: tuple[int, ...], values: tuple[int, ...] | None = None) -> Any:
     """A random model whose layers have heads of these widths, cut from one of the widest."""
+    values = values or tuple(width - 4 for width in widths)
     widest = max(widths)
     config = compressed_class("llama").config_class(
         **{**LLAMA, "head_dim": widest, "num_hidden_layers": len(widths), "num_attention_heads": 2}
     )
     original = {"qk": widest, "pairs": widest // 2, "vo": widest, "mlp": 80}
-    layers = [{**original, "qk": width, "pairs": width // 2, "vo": width - 4} for width in widths]
+    both = zip(widths, values, strict=True)
+    layers = [{**original, "qk": width, "pairs": width // 2, "vo": value} for width, value in both]
     config.trisect = {
         "format": 1,
         "method": "a3",

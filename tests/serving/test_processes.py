@@ -25,18 +25,23 @@ PROMPTS = [tokens(1, 30)[0].tolist()]
 ROUNDING = 2e-5
 SCRIPT = """
 import json, sys
+{before}
 if __name__ == "__main__":
     sys.path.append({here!r})
     from engines import asked, engine
     with engine({folder!r}, **{settings}) as llm:
+        {inside}
         print("ANSWER", json.dumps([vars(answer) for answer in asked(llm, {prompts})]))
 """
 
 
-def run_apart(folder: Path, tmp_path: Path, *, settings: dict[str, Any], more: dict[str, str]) -> list[Answer]:
-    """The answers of vLLM in another process."""
-    script, here = tmp_path / "script.py", str(Path(__file__).parent)
-    script.write_text(SCRIPT.format(here=here, folder=str(folder), settings=settings, prompts=PROMPTS))
+def run_apart(
+    folder: Path, tmp_path: Path, *, settings: dict[str, Any], more: dict[str, str], **lines: str
+) -> list[Answer]:
+    """The answers of vLLM in another process; `lines` are run there, `before` vLLM and `inside` the engine's life."""
+    script, lines = tmp_path / "script.py", {"before": "", "inside": "", **lines}
+    where = {"here": str(Path(__file__).parent), "folder": str(folder)}
+    script.write_text(SCRIPT.format(**where, **lines, settings=settings, prompts=PROMPTS))
     environment = {**os.environ, **SETTINGS, **more}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=500)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]

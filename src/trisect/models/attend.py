@@ -39,10 +39,14 @@ def _flash(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: A
 
 
 def _vllm(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Attended:
-    """vLLM's cache has one width, which its layer `attn` knows; its function puts out rows of all heads."""
-    width = module.attn.head_size
-    out, _ = ALL_ATTENTION_FUNCTIONS["vllm"](module, *(padded(x, width) for x in (q, k, v)), *args, **kwargs)
-    return out.view(1, -1, q.shape[1], width)[..., : v.shape[-1]], None
+    """Keys and values as wide as in vLLM's cache, which its layer `attn` knows; it puts out rows of all heads."""
+    layer, vo = module.attn, v.shape[-1]
+    q, k, v = padded(q, layer.head_size), padded(k, layer.head_size), padded(v, layer.head_size_v)
+    if layer.head_size_v == layer.head_size:
+        out, _ = ALL_ATTENTION_FUNCTIONS["vllm"](module, q, k, v, *args, **kwargs)
+    else:  # vLLM's own function would make values as wide as keys
+        out = layer(*(x.transpose(1, 2).flatten(2).squeeze(0) for x in (q, k, v)))
+    return out.view(1, -1, q.shape[1], layer.head_size_v)[..., :vo], None
 
 
 for _name, _function in (("sdpa", _sdpa), ("flash", _flash), ("vllm", _vllm)):

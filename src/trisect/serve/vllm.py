@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention import Attention as PagedAttention
 from vllm.model_executor.layers.linear import QKVParallelLinear
 from vllm.model_executor.models.transformers import TransformersForCausalLM, TransformersMoEForCausalLM
@@ -35,6 +36,11 @@ STEP = 8
 WIDEST = 512
 EXPERT_STEP = 32
 """vLLM's experts on CPUs have widths in multiples of this."""
+VALUES_APART = ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV")
+"""Backends whose values have a width of their own, one for all layers; vLLM takes them where a user asks for one.
+
+All others split their cache, or read it, by the width of keys (tests/serving/test_backends.py).
+"""
 MERGED = "qkv_merged"
 
 
@@ -197,13 +203,12 @@ class Narrow:
     def _create_attention_instances(self, prefix: str = "") -> None:
         """One paged cache per layer, as wide as its heads."""
         names = {id(module): name for name, module in self.model.named_modules()}
+        values = max((view.attention_module.layout.vo for view in self.views()), default=0)
         for view in self.views():
             module: Any = view.attention_module
             window = self._window(module, view.index)
             more = {} if module.sink_logits is None else {"sinks": module.sink_logits}
-            width = cache_width(
-                max(module.layout.qk + module.layout.rotated, module.layout.vo), window=window, cache=self.cache_config
-            )
+            width, apart = self._cache_widths(module, window, values)
             module.attn = PagedAttention(
                 module.layout.heads,
                 width,
@@ -215,7 +220,22 @@ class Narrow:
                 per_layer_sliding_window=window,
                 prefix=f"{prefix}.model.{names[id(module)]}.attn".removeprefix("."),
                 **more,
+                **apart,
             )
+
+    def _cache_widths(self, module: Attention, window: int | None, values: int) -> tuple[int, dict[str, Any]]:
+        """The width of a layer's keys, and what vLLM is told of values whose width is another one.
+
+        `values` is the width of the widest in the model: a backend for such values has one width for all layers.
+        """
+        asked = get_current_vllm_config().attention_config.backend
+        keys = module.layout.qk + module.layout.rotated
+        if asked is None or asked.name not in VALUES_APART:
+            return cache_width(max(keys, module.layout.vo), window=window, cache=self.cache_config), {}
+        backend: Any = asked.get_class()
+        width, values = next(w for w in widths_from(keys) if backend.supports_head_size(w)), next(widths_from(values))
+        backend.set_head_size_v(values)
+        return width, {"attn_backend": backend, "head_size_v": values}
 
     def _window(self, module: Attention, index: int) -> int | None:
         kinds = getattr(self.text_config, "layer_types", None)
@@ -233,9 +253,14 @@ def _rows(first: int, count: int) -> Callable[[Tensor, Tensor], None]:
     return load
 
 
+def widths_from(needed: int) -> Iterator[int]:
+    """Widths that some attention may run, from the narrowest on that holds `needed`."""
+    return iter(range(-(-needed // STEP) * STEP, WIDEST + 1, STEP))
+
+
 def cache_width(needed: int, *, window: int | None, cache: Any) -> int:
     """The narrowest head width that the attention of this machine runs, at least `needed`."""
-    for width in range(-(-needed // STEP) * STEP, WIDEST + 1, STEP):
+    for width in widths_from(needed):
         try:
             backend = get_attn_backend(
                 width, torch.get_default_dtype(), cache.cache_dtype, has_sliding_window=window is not None
