@@ -82,30 +82,30 @@ def test_a_native_folder_says_how_each_engine_runs_it(portable: bool, tmp_path: 
     found = "".join(blocks(card(tmp_path, {**RECEIPT, "recipe": recipe})))
     assert "import trisect" in found
     assert "trust_remote_code=True" in found
-    assert "pip install vllm trisect\nvllm serve THIS_FOLDER" in found
+    assert "pip install vllm trisect\npython -m vllm.entrypoints.openai.api_server --model THIS_FOLDER" in found
     assert ("trisect export THIS_FOLDER" in found) == portable
 
 
 @pytest.mark.parametrize(("name", "served"), [("qwen3", True), ("mpt", False), ("mistral3-wrapper", False)])
 def test_the_plugin_for_vllm_is_named_where_it_serves_the_family(name: str, served: bool, tmp_path: Path) -> None:
-    assert ("vllm serve" in card(tmp_path, RECEIPT, name=name)) == served
+    assert ("--model THIS_FOLDER --served" in card(tmp_path, RECEIPT, name=name)) == served
 
 
 @pytest.mark.parametrize(
     ("name", "engines"),
     [
-        ("llama-gqa", {"4.57", "vllm serve", "mlx_lm"}),
-        ("granite", {"4.57", "vllm serve"}),
-        ("ministral3", {"vllm serve", "mlx_lm"}),
+        ("llama-gqa", {"4.57", "--model THIS_FOLDER --served", "mlx_lm"}),
+        ("granite", {"4.57", "--model THIS_FOLDER --served"}),
+        ("ministral3", {"--model THIS_FOLDER --served", "mlx_lm"}),
         ("qwen2_moe", set()),
-        ("gemma2", {"vllm serve"}),
+        ("gemma2", {"--model THIS_FOLDER --served"}),
         ("gpt_oss-unbiased", {"4.57"}),
     ],
 )
 def test_an_export_names_the_engines_that_load_it(name: str, engines: set[str], tmp_path: Path) -> None:
     export_hf(compressed(name, "model-rates"), None, tmp_path / "out", dtype=torch.float32, receipt=RECEIPT)
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert {word for word in ("4.57", "vllm serve", "mlx_lm") if word in text} == engines
+    assert {word for word in ("4.57", "--model THIS_FOLDER --served", "mlx_lm") if word in text} == engines
     assert "| perplexity (test.txt, 16 windows of 1024 tokens) | 20.000 | 25.124 |" in text
     assert "import trisect" not in text
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")

@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from hub_uploads import Uploads
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".parquet", ".gz", ".safetensors")
 RESOLVE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -24,6 +26,7 @@ class Repository:
 
     files: dict[str, bytes]
     gated: bool = False
+    private: bool = False
     breaks_off: int = 0
     """How many times a connection is closed in the middle of a file of data or weights."""
 
@@ -35,9 +38,17 @@ class Hub:
     datasets: dict[str, Repository] = field(default_factory=dict)
     models: dict[str, Repository] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    """Large files that were uploaded, by the hash of their content."""
+    uploads_break_off: int = 0
+    commits_fail: bool = False
+    read_only: bool = False
 
     def repository(self, kind: str, name: str) -> Repository | None:
         return (self.datasets if kind == "datasets" else self.models).get(name)
+
+    def create(self, name: str, *, private: bool) -> None:
+        self.models.setdefault(name, Repository(files={}, private=private))
 
 
 @contextmanager
@@ -73,7 +84,7 @@ def serving(hub: Hub, port: int) -> Iterator[Hub]:
         thread.join()
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(Uploads, BaseHTTPRequestHandler):
     """One connection."""
 
     hub: Hub
@@ -82,6 +93,8 @@ class Answers(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.hub.asked.append(f"{self.command} {self.path}")
         path = unquote(urlsplit(self.path).path)
+        if self.command == "POST" and self.takes(path):
+            return
         if found := RESOLVE.fullmatch(path):
             kind, name, _, file = found.groups()
             self._file(kind or "models", name, file)
@@ -117,7 +130,7 @@ class Answers(BaseHTTPRequestHandler):
             "_id": "0" * 24,
             "id": name,
             "sha": COMMIT,
-            "private": False,
+            "private": repository.private,
             "gated": "manual" if repository.gated else False,
             "disabled": False,
             "tags": [],

@@ -17,7 +17,9 @@ import pyarrow.parquet
 import pytest
 from hub_server import Hub, Repository, reserved_port, serving
 
+from narrow_models import narrow
 from tiny_models import character_tokenizer, save_tiny
+from trisect.models import save_model
 
 SCRIPT = Path(__file__).with_name("on_loopback.py")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -99,6 +101,8 @@ def typed(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed
         def run(folder: Path, *words: object) -> Done:
             shutil.rmtree(home, ignore_errors=True)
             files = {name: folder / f"{name}.txt" for name in ("stdout", "stderr")}
+            for file in files.values():
+                file.unlink(missing_ok=True)
             job = {"words": [*map(str, words)], "folder": str(folder), **{name: str(f) for name, f in files.items()}}
             print(json.dumps(job), file=process.stdin, flush=True)
             code = int(process.stdout.readline())
@@ -242,6 +246,55 @@ def test_tasks_without_a_hub_are_one_line_before_the_model_is_loaded(typed: Type
     done = typed(tmp_path, "eval", "org/tiny", "--tasks", "quick")
     assert_one_line(done, r"lm-eval could not load winogrande.*Hugging Face hub")
     assert "Retrying" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A native folder."""
+    return save_model(
+        narrow("llama-gqa"), character_tokenizer(), tmp_path_factory.mktemp("small") / "small", receipt={}
+    )
+
+
+def sent(hub: Hub) -> int:
+    return sum(line.startswith("PUT ") for line in hub.asked)
+
+
+@pytest.mark.parametrize(("options", "private"), [((), True), (("--public",), False)])
+def test_a_pushed_folder_is_on_the_hub_byte_for_byte_and_loads_from_there(
+    hub: Hub, typed: Typed, small: Path, tmp_path: Path, options: tuple[str, ...], private: bool
+) -> None:
+    hub.uploads_break_off = 1  # and is taken up again
+    done = typed(tmp_path, "push", small, "org/small", *options)
+    assert done.returncode == 0, done.stderr
+    found = hub.models["org/small"]
+    assert found.private == private
+    card = found.files.pop("README.md").decode()
+    assert card == (small / "README.md").read_text().replace("THIS_FOLDER", "org/small")
+    assert found.files == {path.name: path.read_bytes() for path in small.iterdir() if path.name != "README.md"}
+    done = typed(tmp_path, "inspect", "org/small")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_push_that_is_cut_off_says_so_and_the_same_again_sends_no_large_file_twice(
+    hub: Hub, typed: Typed, small: Path, tmp_path: Path
+) -> None:
+    hub.uploads_break_off = FOREVER
+    done = typed(tmp_path, "push", small, "org/small")
+    assert_one_line(done, r"upload of .*small to org/small broke off.*type the same again")
+    assert hub.models["org/small"].files == {}
+    hub.uploads_break_off, hub.commits_fail = 0, True
+    assert_one_line(typed(tmp_path, "push", small, "org/small"), r"hub refuses org/small.*commit was refused")
+    tried, hub.commits_fail = sent(hub), False
+    assert typed(tmp_path, "push", small, "org/small").returncode == 0
+    assert sent(hub) == tried
+    assert "model.safetensors" in hub.models["org/small"].files
+
+
+def test_a_hub_that_does_not_let_write_is_one_line(hub: Hub, typed: Typed, small: Path, tmp_path: Path) -> None:
+    hub.read_only = True
+    assert_one_line(typed(tmp_path, "push", small, "org/small"), r"hub refuses org/small.*hf auth login")
+    assert "org/small" not in hub.models
 
 
 def assert_one_line(done: Done, words: str) -> None:

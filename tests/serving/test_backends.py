@@ -37,7 +37,9 @@ WIDTHS = """
 def reads_value_width(path: str) -> bool:
     """Whether the class that computes a backend's attention looks at the width of values, by its source."""
     module = Path(vllm.__file__).parent.joinpath(*path.split(".")[1:-1])
-    source = module.with_suffix(".py") if module.with_suffix(".py").exists() else module / "__init__.py"
+    source = next((file for file in (module.with_suffix(".py"), module / "__init__.py") if file.exists()), None)
+    if source is None:  # named in the registry, and not in this build
+        return False
     classes = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.ClassDef)]
     inside = (node for found in classes if found.name.endswith("Impl") for node in ast.walk(found))
     return any("head_size_v" in (getattr(node, "attr", None), getattr(node, "id", None)) for node in inside)

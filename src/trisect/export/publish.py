@@ -95,6 +95,7 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
     if not hub_answers():
         raise TrisectError(f"The Hugging Face hub cannot be reached: nothing of {folder} was uploaded.")
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi()
     try:
@@ -105,8 +106,13 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
         api.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", **about)
     except Exception as error:  # of the hub's client, or of whichever HTTP library it uses
         reason = " ".join(str(error).split())[:200]
+        if isinstance(error, HfHubHTTPError | ValueError):
+            raise TrisectError(
+                f"The hub refuses {repo}: {reason}. `hf auth login` with a token that may write."
+            ) from error
         raise TrisectError(
-            f"The hub refuses {repo}: {reason}. `hf auth login` with a token that may write."
+            f"The upload of {folder} to {repo} broke off ({reason}): type the same again, and what has arrived is "
+            "not sent twice."
         ) from error
     return str(made)
 
