@@ -110,7 +110,7 @@ def test_impossible_points_of_curves_are_refused(seeds: Seeds, tmp_path: Path, r
     data = seeds.json("curves.json")
     data["points"][3].update(row)
     (tmp_path / "c.json").write_text(json.dumps(data))
-    with pytest.raises(TrisectError, match=r"c\.json, point 3"):
+    with pytest.raises(TrisectError, match=r"c\.json, points\[3\]"):
         read_curves(tmp_path / "c.json")
 
 

@@ -1,7 +1,7 @@
 """Ranks for methods on single linear maps: the same everywhere, or spread as the method's paper does it."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from trisect.data import Tokens, content_hash
 from trisect.errors import TrisectError
 from trisect.methods import get_method
 from trisect.methods.method import LinearMethod, options_of, solve
-from trisect.models import fingerprint, layer_views, shape_of
+from trisect.models import LayerView, fingerprint, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
 from trisect.plan import Plan, chosen_layers
 from trisect.plan.budget import linear_heads, linear_sizes, linears_of
@@ -23,7 +23,7 @@ from trisect.plan.ranks import Key, Size, fisher_ratios, loss_ratios, ranks_at, 
 from trisect.records.parts import COMPONENTS, Factored
 from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
 from trisect.support import distributed
-from trisect.support.checks import read_json, shown, validated
+from trisect.support.checks import read_table, shown, table_rows
 from trisect.support.files import write_json
 
 
@@ -36,34 +36,17 @@ class Sensitivity(BaseModel, strict=True):
     perplexity: float
 
 
-def write_sensitivities(path: Path, curves: Mapping[Key, Mapping[float, float]], made_of: Mapping[str, str]) -> None:
-    """One row per map and share, and what they were measured on."""
-    rows = [
-        dict(zip(Sensitivity.model_fields, (*key, share, perplexity), strict=True))
-        for key, curve in curves.items()
-        for share, perplexity in curve.items()
-    ]
-    write_json(path, {**made_of, "sensitivities": rows})
-
-
 def read_sensitivities(
     path: str | Path, made_of: Mapping[str, str], needed: Iterable[Key]
 ) -> dict[Key, dict[float, float]]:
     """What the file has of the maps needed; refused if it was measured on anything else."""
-    data = read_json(path)
-    rows = data.get("sensitivities") if isinstance(data, dict) else None
-    if not isinstance(rows, list):
-        raise TrisectError(f"Cannot read sensitivities from {path}: there is no list of them in it.")
+    data, curves = read_table(path, Sensitivity, "sensitivities", what="sensitivities")
     for name, value in made_of.items():
         if data.get(name) != value:
             raise TrisectError(
                 f"The sensitivities in {path} are of another {name.replace('_', ' ')}: "
                 f"{shown(data.get(name))}, not {value}; name a new file with --curves."
             )
-    curves: dict[Key, dict[float, float]] = {}
-    for number, row in enumerate(rows):
-        found = validated(Sensitivity, row, where=f"{path}, row {number}")
-        curves.setdefault((found.layer, found.map), {})[found.share] = found.perplexity
     for key in needed:
         if key not in curves:
             raise TrisectError(f"{path} has no sensitivities of {key[1]} in layer {key[0]}; name a new file.")
@@ -90,8 +73,11 @@ class Problem:
     kept: Path | None  # where what a search measured stays for other ratios
 
     @property
-    def batch_size(self) -> int | None:
-        return self.config.calibration.batch_size
+    def statistics(self) -> Iterator[tuple[LayerView, dict[str, Tensor]]]:
+        """Every layer with the moments that the method reads."""
+        names = frozenset().union(*self.method.reads.values())
+        size = self.config.calibration.batch_size
+        return collect(self.model, self.ids, lambda layer: names, batch_size=size, progress=self.progress)
 
     def ranks(self, ratios: Mapping[Key, float]) -> dict[Key, int]:
         """The ranks at a ratio for each linear map, on the grid."""
@@ -205,18 +191,13 @@ def _uniform(problem: Problem) -> dict[Key, int]:
 
 def _by_loss(problem: Problem) -> dict[Key, int]:
     """SVD-LLM v2: what each map would lose at the common rank decides its ratio."""
-    ids, ranks = problem.ids, _uniform(problem)
+    ranks, options = _uniform(problem), options_of(problem.config)
     losses: dict[Key, float] = {}
-    names = frozenset().union(*problem.method.reads.values())
-    gathered = collect(
-        problem.model, ids, lambda layer: names, batch_size=problem.batch_size, progress=problem.progress
-    )
-    for view, statistics in gathered:
-        for name in (name for layer, name in problem.sizes if layer == view.index):
-            key = (view.index, name)
-            part, options = view.linear(name), options_of(problem.config)
-            solution = solve(problem.method, name, part, statistics, width=ranks[key], options=options)
-            losses[key] = truncation_loss(solution.loss, tokens=ids.numel())
+    for view, statistics in problem.statistics:
+        for key in (key for key in problem.sizes if key[0] == view.index):
+            part = view.linear(key[1])
+            solution = solve(problem.method, key[1], part, statistics, width=ranks[key], options=options)
+            losses[key] = truncation_loss(solution.loss, tokens=problem.ids.numel())
     return problem.ranks(loss_ratios(losses, problem.ratio))
 
 
@@ -241,7 +222,7 @@ def _by_sensitivity(problem: Problem) -> dict[Key, int]:
     else:
         curves = _sensitivities(problem)
         if path is not None and distributed.is_rank_zero():
-            write_sensitivities(path, curves, made_of)
+            write_json(path, {**made_of, "sensitivities": table_rows(Sensitivity, curves)})
     return sensitivity_ranks(curves, problem.sizes, problem.method.rank, problem.ratio)
 
 
@@ -249,10 +230,9 @@ def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
     ids, method = problem.ids, problem.method
     few = max(1, min(TEST_WINDOWS, TEST_TOKENS // ids.shape[1]))
     views = layer_views(problem.model, own=True)
-    held_out = HeldOutLoss(problem.model, views, ids[:few], batch_size=problem.batch_size)
-    names = frozenset().union(*method.reads.values())
+    held_out = HeldOutLoss(problem.model, views, ids[:few], batch_size=problem.config.calibration.batch_size)
     curves: dict[Key, dict[float, float]] = {}
-    for view, statistics in collect(problem.model, ids, lambda layer: names, batch_size=problem.batch_size):
+    for view, statistics in replace(problem, progress=None).statistics:
         for key in (key for key in problem.sizes if key[0] == view.index):
             name, part = key[1], view.linear(key[1])
             widths = {share: method.rank(*problem.sizes[key], 1 - share) for share in KEPT_SHARES}

@@ -11,10 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from trisect.errors import TrisectError
 from trisect.records.parts import COMPONENTS, LINEARS
 from trisect.records.shapes import WIDTH_FIELDS, LayerShape, ModelShape
-from trisect.support.checks import read_json
+from trisect.support.checks import read_table, table_rows
 
 PREFILL_LENGTH = 2048
 
@@ -207,6 +209,17 @@ REST = "rest"  # what a layer does beside its components, at any width: norms an
 HEADLESS = ("mlp", REST)
 
 
+class Time(BaseModel, strict=True):
+    """A row of a file of measured times."""
+
+    component: str
+    d_model: int
+    heads: int | None = None
+    kv_heads: int | None = None
+    width: int
+    seconds: float = Field(gt=0, lt=math.inf)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LatencyTable:
     """Seconds that a component takes at a width, by what decides its matrix shapes."""
@@ -248,48 +261,26 @@ class LatencyTable:
 
     def to_dict(self) -> dict[str, Any]:
         """One row per point, ready for JSON; `read_latency` reads it."""
-        names = ("component", "d_model", "heads", "kv_heads", "width", "seconds")
-        tables = self.seconds.items()
-        rows = [dict(zip(names, (*key, *point), strict=True)) for key, points in tables for point in points.items()]
         header = {"device": self.device, "dtype": self.dtype, "workload": dict(self.workload)}
-        return {**header, "entries": rows}
+        return {**header, "entries": table_rows(Time, self.seconds)}
 
 
 def read_latency(path: str | Path) -> LatencyTable:
     """A table that `trisect bench --latency-table` wrote."""
     try:
-        data = read_json(path)
-        points: dict[ShapeKey, dict[int, float]] = {}
-        for row in data["entries"]:
-            heads, kv_heads = int(row.get("heads") or 0), int(row.get("kv_heads") or 0)
-            key = key_of(str(row["component"]), int(row["d_model"]), heads, kv_heads)
-            points.setdefault(key, {})[int(row["width"])] = _seconds(row["seconds"])
+        data, points = read_table(path, Time, "entries", what="measured times")
+        texts = {"device": str(data.get("device", "")), "dtype": str(data.get("dtype", ""))}
         workload = dict(data.get("workload") or {})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TrisectError(
-            f"Cannot read measured times from {path}: {error!r}; "
-            "`trisect bench MODEL --latency-table FILE` measures them."
-        ) from error
-    return LatencyTable(
-        seconds=points,
-        device=str(data.get("device", "")),
-        dtype=str(data.get("dtype", "")),
-        workload=workload,
-        source=str(path),
-    )
+    except (ValueError, TypeError) as error:
+        raise TrisectError(f"{error} `trisect bench MODEL --latency-table FILE` measures one.") from error
+    seconds = {key_of(key[0], key[1], key[2] or 0, key[3] or 0): curve for key, curve in points.items()}
+    return LatencyTable(seconds=seconds, workload=workload, source=str(path), **texts)
 
 
 def key_of(component: str, d_model: int, heads: int, kv_heads: int) -> ShapeKey:
     """What decides a component's matrix shapes beside its width."""
     headless = component in HEADLESS
     return (component, d_model, 0, 0) if headless else (component, d_model, heads, kv_heads)
-
-
-def _seconds(value: Any) -> float:
-    seconds = float(value)
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"{value!r} is no time")
-    return seconds
 
 
 FIELDS = {

@@ -18,7 +18,7 @@ from trisect.plan.problem import Planner, Problem
 from trisect.records.parts import COMPONENTS
 from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape
-from trisect.support.checks import read_json, validated
+from trisect.support.checks import read_table, table_rows
 
 TEXTS = {"fingerprint": None, "token_hash": None, "method": "a3+"}
 """What curves were measured on and with, and what files that do not say it mean."""
@@ -106,22 +106,14 @@ class Curves:
 
     def to_dict(self) -> dict[str, Any]:
         """One row per point, ready for JSON; `read_curves` reads it."""
-        points = [(*key, *point) for key, curve in self.points.items() for point in curve.items()]
-        rows = [dict(zip(Point.model_fields, point, strict=True)) for point in points]
-        return {**{name: getattr(self, name) for name in (*TEXTS, "dense_loss")}, "points": rows}
+        known = {name: getattr(self, name) for name in (*TEXTS, "dense_loss")}
+        return {**known, "points": table_rows(Point, self.points)}
 
 
 def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
     """Curves from a JSON file; with a fingerprint, only those measured on that model."""
-    data = read_json(path)
-    rows = data.get("points") if isinstance(data, dict) else None
-    if not isinstance(rows, list):
-        raise TrisectError(f"Cannot read loss curves from {path}: there is no list of points in it.")
-    points: dict[tuple[int, str], dict[int, float]] = {}
-    for number, row in enumerate(rows):
-        point = validated(Point, row, where=f"{path}, point {number}")
-        points.setdefault((point.layer, point.component), {})[point.width] = point.loss
-    texts = {key: data.get(key, default) for key, default in TEXTS.items()}
+    data, points = read_table(path, Point, "points", what="loss curves")
+    texts: dict[str, Any] = {key: data.get(key, default) for key, default in TEXTS.items()}
     dense = data.get("dense_loss")
     lossy = dense is None or (type(dense) in (int, float) and abs(dense) < HIGHEST_LOSS)
     if not lossy or not all(isinstance(text, str) for text in texts.values()):
@@ -235,16 +227,11 @@ def _best(trials: list[Trial]) -> Trial:
     if not trials:
         raise TrisectError("The grid and the floor leave nothing to narrow; use --align 8 or lower --floor.")
     mildest = min(trials, key=lambda trial: trial.rise)
+    # What would let a plan remove less, or lose less by what it removes, and is not so already.
+    finer = {None: [], 32: ["--align 16"], 16: ["--align 8"]}.get(mildest.plan.align, ["--align none"])
+    better = ["--method a3+"] if mildest.plan.method != "a3+" else []
     raise TrisectError(
         f"None of {len(trials)} plans stays within the bound: the mildest removes {mildest.plan.ratio:.1%} "
-        f"of the decoder's weights and multiplies perplexity by {math.exp(mildest.rise):.4g}; "
-        f"allow more with --max-ppl-increase, or try {_milder(mildest.plan)}."
+        f"of the decoder's weights and multiplies perplexity by {math.exp(mildest.rise):.4g}; allow more with "
+        f"--max-ppl-increase, or try {' or '.join([*finer, *better, '--allocate balanced where it is not set'])}."
     )
-
-
-def _milder(plan: Plan) -> str:
-    """What would let a plan remove less, or lose less by what it removes, and is not so already."""
-    finer = {32: "--align 16", 16: "--align 8"}.get(plan.align or 0, "--align none")
-    better = ["--method a3+"] if plan.method != "a3+" else []
-    found = [*([finer] if plan.align is not None else []), *better, "--allocate balanced where it is not set"]
-    return ", ".join(found[:-1]) + f" or {found[-1]}" if len(found) > 1 else found[0]

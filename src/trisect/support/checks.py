@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -136,6 +136,25 @@ def validated(model: type[AnyModel], data: Any, *, where: str = "", hint: str = 
         return model.model_validate(data)
     except ValidationError as error:
         raise TrisectError((f"{where}: " if where else "") + first_problem(error, hint)) from error
+
+
+def table_rows(row: type[AnyModel], table: Mapping[Any, Mapping[Any, float]]) -> list[dict[str, Any]]:
+    """Curves by key, (a, b) -> x -> y, as rows for JSON: one per point, by the names of a row's fields."""
+    points = [(*key, *point) for key, curve in table.items() for point in curve.items()]
+    return [dict(zip(row.model_fields, point, strict=True)) for point in points]
+
+
+def read_table(path: str | Path, row: type[AnyModel], name: str, what: str) -> tuple[dict[str, Any], dict[Any, Any]]:
+    """A JSON file, and the curves in its list `name` as `table_rows` writes them."""
+    data = read_json(path)
+    rows = data.get(name) if isinstance(data, dict) else None
+    if not isinstance(rows, list):
+        raise TrisectError(f"Cannot read {what} from {path}: there is no list of {name} in it.")
+    table: dict[Any, Any] = {}
+    for number, entry in enumerate(rows):
+        *key, x, y = vars(validated(row, entry, where=f"{path}, {name}[{number}]")).values()
+        table.setdefault(tuple(key), {})[x] = y
+    return data, table
 
 
 def first_problem(error: "ValidationError", hint: str = "") -> str:
