@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
+from pydantic import BaseModel
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -14,14 +14,13 @@ from trisect.calibrate.moments import OBSERVED, READINGS
 from trisect.errors import TrisectError
 from trisect.models.source import StoredTensor, read_header
 from trisect.records.shapes import LayerShape
-from trisect.support.checks import parse_json, shown
+from trisect.support.checks import parse_json, shown, validated
 from trisect.support.files import new_file
 
 FORMAT = "trisect-moments-1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MomentsInfo:
+class MomentsInfo(BaseModel, strict=True, extra="forbid", frozen=True):
     """What a moments file was collected on, checked before it is used."""
 
     fingerprint: str  # of the model: its layer shapes and a sample of its weights
@@ -33,24 +32,22 @@ class MomentsInfo:
 
 def save_moments(path: str | Path, layers: Mapping[int, Mapping[str, Tensor]], info: MomentsInfo) -> None:
     """Write all layers' moments to one safetensors file."""
-    tensors = {
-        f"{layer}.{name}": tensor.contiguous() for layer, moments in layers.items() for name, tensor in moments.items()
-    }
+    every = ((layer, name, tensor) for layer, moments in layers.items() for name, tensor in moments.items())
+    tensors = {f"{layer}.{name}": tensor.contiguous() for layer, name, tensor in every}
     with new_file(path) as partial:
-        save_file(tensors, partial, metadata={"format": FORMAT, "info": json.dumps(asdict(info))})
+        save_file(tensors, partial, metadata={"format": FORMAT, "info": json.dumps(info.model_dump())})
 
 
 def read_info(path: str | Path) -> MomentsInfo:
     """What a moments file says about itself."""
-    return _checked_info(path, _header(path)[1])
+    return _header(path)[1]
 
 
 def load_moments(
     path: str | Path, *, fingerprint: str, layers: Sequence[LayerShape]
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """One layer's moments after the other, for the model they were collected on."""
-    stored, metadata = _header(path)
-    info = _checked_info(path, metadata)
+    stored, info = _header(path)
     if info.fingerprint != fingerprint or info.num_layers != len(layers):
         raise TrisectError(
             f"{path} holds moments of another model ({info.num_layers} layers, {shown(info.source)}); "
@@ -95,23 +92,17 @@ def expected_shape(name: str, layer: LayerShape) -> tuple[int, ...] | None:
     return tuple(reading.sum(torch.empty(1, 1, *taps[reading.tap], device="meta")).shape)
 
 
-def _header(path: str | Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+def _header(path: str | Path) -> tuple[dict[str, StoredTensor], MomentsInfo]:
     if not Path(path).is_file():
         raise TrisectError(f"Cannot read moments from {path}: there is no such file.")
-    return read_header(Path(path))
-
-
-def _checked_info(path: str | Path, metadata: Mapping[str, str]) -> MomentsInfo:
+    stored, metadata = read_header(Path(path))
     if metadata.get("format") != FORMAT:
         raise TrisectError(
             f"{path} is not a moments file of this version; write one with "
             "`trisect calibrate MODEL -o moments.safetensors`."
         )
     info = parse_json(metadata.get("info", ""), where=f"the description inside {path}")
-    kinds = {entry.name: entry.type for entry in fields(MomentsInfo)}
-    if not isinstance(info, dict) or {key: type(value) for key, value in info.items()} != kinds:
-        raise TrisectError(f"{path} does not describe its moments ({', '.join(kinds)}), but {shown(info)}.")
-    return MomentsInfo(**info)
+    return stored, validated(MomentsInfo, info, where=f"{path} does not describe its moments")
 
 
 def _by_layer(path: str | Path, stored: Mapping[str, StoredTensor], layers: Sequence[LayerShape]) -> list[list[str]]:

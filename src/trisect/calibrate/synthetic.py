@@ -115,18 +115,19 @@ class Writer:
             )
         self.config, self.tokenizer = config, tokenizer
         self.before = torch.tensor(tokenizer("")["input_ids"], dtype=torch.int64)  # (t,), often one or none
-        self.length = config.length or usual_length(model)
-        _check_length(model, self.length, opening=len(self.before) + 1)
+        self.length = length = config.length or usual_length(model)
+        context = min(stated_contexts(model), default=length)
+        if length > context:
+            raise TrisectError(f"The model reads {context} tokens, and a text has {length}; give --length {context}.")
+        if length <= len(self.before) + 1:
+            raise TrisectError(f"A text of {length} tokens has none drawn from the model; give --length 2048.")
         known = min(len(tokenizer), model.get_input_embeddings().num_embeddings)
         special = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
         self.ordinary = torch.tensor([token for token in range(known) if token not in special])
         self.batch = min(config.batch_size, config.samples)
+        self.batches = -(-config.samples // self.batch)
         pick = drawn(temperature=config.temperature, vocabulary=known)
         self.decoder = Decoder(model, batch=self.batch, max_length=self.length, pick=pick)
-
-    @property
-    def batches(self) -> int:
-        return -(-self.config.samples // self.batch)
 
     def write(self, number: int, progress: Progress | None = None) -> list[str]:
         """The texts of one batch, without what the tokenizer puts before them."""
@@ -136,7 +137,10 @@ class Writer:
     def draw(self, number: int, progress: Progress | None = None) -> Tensor:
         """The tokens of one batch, (b, length)."""
         seed = random.Random(f"{self.config.seed}/{number}").getrandbits(63)
-        length, device, opening = self.length, self.decoder.device, self._opening(seed)
+        length, device, chance = self.length, self.decoder.device, torch.Generator().manual_seed(seed)
+        # What stands before every text, and one token at random, so that texts part from the first on.
+        first = self.ordinary[torch.randint(len(self.ordinary), (self.batch, 1), generator=chance)]
+        opening = torch.cat([self.before.expand(self.batch, -1), first], dim=1)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             found = [opening.to(device), self.decoder.prefill(opening)[:, None]]
@@ -146,19 +150,3 @@ class Writer:
                 if done < length:
                     found.append(self.decoder.step()[:, None])
         return torch.cat(found, dim=1)
-
-    def _opening(self, seed: int) -> Tensor:
-        """What stands before every text, and one token at random, so that texts part from the first on."""
-        draw = torch.Generator().manual_seed(seed)
-        first = self.ordinary[torch.randint(len(self.ordinary), (self.batch, 1), generator=draw)]
-        return torch.cat([self.before.expand(self.batch, -1), first], dim=1)
-
-
-def _check_length(model: Any, length: int, *, opening: int) -> None:
-    known = stated_contexts(model)
-    if known and length > min(known):
-        raise TrisectError(
-            f"The model reads {min(known)} tokens, and a text has {length}; give --length {min(known)}."
-        )
-    if length <= opening:
-        raise TrisectError(f"A text of {length} tokens has none drawn from the model; give --length 2048.")

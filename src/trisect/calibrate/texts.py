@@ -1,5 +1,6 @@
 """The texts of a run: windows to calibrate on, and windows held out to measure on."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,21 +39,13 @@ def usual_length(model: Any) -> int:
 
 def usual_windows(model: Any, *, length: int) -> int:
     """256 windows on a GPU; on a CPU as many as keep its work within bounds."""
-    if next(model.parameters()).device.type == "cuda":
-        return MOST
-    return windows_on_cpu(sum(parameter.numel() for parameter in model.parameters()), length=length)
+    on_cpu = windows_on_cpu(sum(parameter.numel() for parameter in model.parameters()), length=length)
+    return MOST if next(model.parameters()).device.type == "cuda" else on_cpu
 
 
 def windows_on_cpu(parameters: int, *, length: int) -> int:
     """Between 16 and 256, fewer the larger the model is."""
     return max(FEWEST, min(MOST, int(CPU_WORK / (parameters * length))))
-
-
-def usual_synthetic(model: Any, *, windows: int, length: int) -> int:
-    """Windows of synthetic text where that many are usual of other texts."""
-    if next(model.parameters()).device.type == "cuda":
-        return windows
-    return min(windows, max(FEWEST, SYNTHETIC_ON_CPU // length))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +77,7 @@ class Prepared:
         names, count = [text.name for text in self.texts], len(self.tokens.ids)
         several = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
         line = f"Calibrating on {several}: {count} windows of {self.calibration.length} tokens "
-        line += f"from {len(names)} texts" if names[1:] else "from 1 text"
+        line += f"from {len(names)} text{'s' if names[1:] else ''}"
         if count < self.usual:
             line += f", all that there are ({self.usual} would be usual)"
         if self.stopgap:
@@ -115,15 +108,17 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
     length = asked.length or usual_length(model)
     wanted = asked.samples or usual_windows(model, length=length)
     known, notes = _default_contents() if asked.source is None else ({}, ())
-    source = asked.source or distributed.broadcast("+".join(known)) or _stopgap(model)
+    # Writing runs a whole model for every token, which one read layer by layer has no time for.
+    stopgap = BUILTIN if hasattr(model, "layer_store") else STOPGAP
+    source = asked.source or distributed.broadcast("+".join(known)) or stopgap
     mixture = parse_mixture(source)
     names, counts = [part.source for part in mixture], share_out(mixture, samples=wanted, name=source)
     contents, streams = [], []
     for index, name in enumerate(names):
         content = known.get(name)
         if name == SYNTHETIC:
-            if asked.samples is None:
-                counts[index] = usual_synthetic(model, windows=counts[index], length=length)
+            if asked.samples is None and next(model.parameters()).device.type != "cuda":
+                counts[index] = min(counts[index], max(FEWEST, SYNTHETIC_ON_CPU // length))
             content = _synthetic(model, tokenizer, counts[index], length, asked.seed, progress)
         content = read_source(name, split="calibration") if content is None else content
         ids = tokenize(content, tokenizer, source=name) if isinstance(content, str) else content
@@ -131,7 +126,10 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
             counts[index] = min(counts[index], room(ids, length=length, whole=has_two_parts(name)))
         contents.append(content)
         streams.append(ids)
-    tests = _test_counts(counts) if isinstance(config.goal, Increase) else [0] * len(counts)
+    tests = [0] * len(counts)
+    if isinstance(config.goal, Increase):  # a quarter of all windows, at least one
+        shares = [count / sum(counts) for count in counts]
+        tests = count_windows(shares, samples=max(1, sum(counts) // TEST_SHARE))
     texts = []
     for index, name in enumerate(names):
         split = split_windows(
@@ -167,11 +165,6 @@ def _default_contents() -> tuple[dict[str, str | Tensor], tuple[str, ...]]:
     return found, tuple(notes)
 
 
-def _stopgap(model: Any) -> str:
-    """Synthetic text, unless the model is read layer by layer: writing runs all of it for every token."""
-    return BUILTIN if hasattr(model, "layer_store") else STOPGAP
-
-
 def _synthetic(model: Any, tokenizer: Any, windows: int, length: int, seed: int, progress: Progress | None) -> str:
     """Synthetic text for so many windows, the same in every process."""
     from trisect.calibrate.synthetic import SampleConfig, synthetic_text
@@ -182,18 +175,11 @@ def _synthetic(model: Any, tokenizer: Any, windows: int, length: int, seed: int,
     return text
 
 
-def _test_counts(counts: list[int]) -> list[int]:
-    """How many windows of each text are test windows: a quarter of all of them, at least one."""
-    total = sum(counts)
-    return count_windows([count / total for count in counts], samples=max(1, total // TEST_SHARE))
-
-
 def _mixed(splits: list[WindowSplit], *, seed: int) -> Tensor:
     """The windows of all texts, shuffled where there are several, test windows last."""
     parts = [torch.cat([split.solve for split in splits]), torch.cat([split.test for split in splits])]
     if len(splits) > 1:
-        shuffles = [torch.randperm(len(part), generator=torch.Generator().manual_seed(seed)) for part in parts]
-        parts = [part[shuffle] for part, shuffle in zip(parts, shuffles, strict=True)]
+        parts = [x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))] for x in parts]
     return torch.cat(parts)
 
 
@@ -207,7 +193,8 @@ def held_out_texts(
     length = prepared.calibration.length
     assert length is not None
     found, notes = [], []
-    for text in {text.source: text for text in prepared.texts}.values():
+    texts = {text.source: text for text in prepared.texts}
+    for text in texts.values():
         try:
             if has_two_parts(text.source):
                 ids = _evaluation_windows(text.source, tokenizer, count=count, length=length)
@@ -220,21 +207,12 @@ def held_out_texts(
             found.append(_named(f"held-out {text.name}", ids, tokenizer if text.is_text else None))
         else:
             notes.append(f"{text.name} {TOO_SHORT}.")
-    if other and tokenizer is not None:
-        found += _other_text({text.source for text in prepared.texts}, tokenizer, count=count, length=length)
+    others = [name for name in OTHER_TEXTS if name not in texts] if other and tokenizer is not None else []
+    for name in (name for name in others if name == BUILTIN or can_be_read(name)):
+        with suppress(TrisectError):  # the first that can be read is enough
+            found.append(_named(name, _evaluation_windows(name, tokenizer, count=count, length=length), tokenizer))
+            break
     return found, notes
-
-
-def _other_text(taken: set[str], tokenizer: Any, *, count: int, length: int) -> list[Tokens]:
-    """Windows of the first text that took no part and can be read, if there is one."""
-    for name in OTHER_TEXTS:
-        if name in taken or not (name == BUILTIN or can_be_read(name)):
-            continue
-        try:
-            return [_named(name, _evaluation_windows(name, tokenizer, count=count, length=length), tokenizer)]
-        except TrisectError:
-            continue
-    return []
 
 
 def _evaluation_windows(name: str, tokenizer: Any, *, count: int, length: int) -> Tensor:

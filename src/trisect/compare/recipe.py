@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
 from trisect.config import CalibrationConfig, CompressConfig, goals, read_mapping
+from trisect.config.settings import setting_names
 from trisect.errors import TrisectError, check_names
 from trisect.methods import get_method
 from trisect.support.checks import shown, validated
@@ -100,7 +101,7 @@ def _calibration(given: Mapping[str, Any]) -> CalibrationConfig:
 class CalibrationEntry(Entry):
     """A named set of calibration tokens."""
 
-    gathered = ("config", tuple(CalibrationConfig().to_dict()))
+    gathered = ("config", tuple(setting_names(CalibrationConfig)))
 
     config: Annotated[CalibrationConfig, BeforeValidator(_calibration)]
     name: Text = Field(default_factory=lambda given: given["config"].source)

@@ -113,15 +113,6 @@ def goal_of(settings: Mapping[str, Any], *, budget: str) -> Goal:
     return Limit(budget=own, most=parse_size(name, value))
 
 
-def check_latency_table(budget: str, table: str | None) -> None:
-    """Measured times are read for a latency budget and for nothing else."""
-    if (budget == "latency") != (table is not None):
-        raise TrisectError(
-            "A latency budget and a table of measured times belong together: "
-            "give --budget latency --latency-table FILE (`trisect bench --latency-table FILE` measures one)."
-        )
-
-
 def cached_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
     """The parts that a KV budget can cut."""
     cached = tuple(part for part in parts if part in CACHED)
@@ -175,20 +166,18 @@ def _checked_ratio(value: Any) -> float:
     return float(ratio)
 
 
-def _goal_option(help: str, typed: type, metavar: str | None = None, choices: tuple[str, ...] = ()) -> Any:
-    return {"help": help, "typed": typed, "metavar": metavar, "choices": choices, "panel": "Goal", "annotation": typed}
-
-
-GOAL_OPTIONS = {
-    "ratio": _goal_option("Share of the decoder's weights to remove.", str, "0.25|25%"),
-    "kv_ratio": _goal_option("Instead: share of the KV cache to remove, from attention alone.", str, "0.5|50%"),
-    "target_params": _goal_option("Instead: parameters of the whole model, e.g. 100M or 1.2B.", str, "N"),
-    "target_kv_bytes": _goal_option(
-        "Instead: KV cache bytes per token, e.g. 20K (20,000) or 20KiB (20,480).", str, "N"
+_HELP = {
+    "ratio": ("Share of the decoder's weights to remove.", "0.25|25%"),
+    "kv_ratio": ("Instead: share of the KV cache to remove, from attention alone.", "0.5|50%"),
+    "target_params": ("Instead: parameters of the whole model, e.g. 100M or 1.2B.", "N"),
+    "target_kv_bytes": ("Instead: KV cache bytes per token, e.g. 20K (20,000) or 20KiB (20,480).", "N"),
+    "max_ppl_increase": (
+        "Instead: the smallest model whose perplexity on held-out calibration windows rises by no more.",
+        "5%|1.5",
     ),
-    "max_ppl_increase": _goal_option(
-        "Instead: the smallest model whose perplexity on held-out calibration windows rises by no more.", str, "5%|1.5"
-    ),
-    "budget": _goal_option("What --ratio is a fraction of. (default: params)", str, "|".join(BUDGETS), BUDGETS),
+    "budget": ("What --ratio is a fraction of. (default: params)", "|".join(BUDGETS)),
 }
+_COMMON: dict[str, Any] = {"typed": str, "annotation": str, "panel": "Goal", "choices": ()}
+GOAL_OPTIONS = {name: {**_COMMON, "help": help, "metavar": metavar} for name, (help, metavar) in _HELP.items()}
 """The goal as the command line takes it: one of five options, and what it counts in."""
+GOAL_OPTIONS["budget"]["choices"] = BUDGETS

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from trisect.config.goals import GOALS, Increase, Limit, Share, cached_parts, check_latency_table, goal_of
+from trisect.config.goals import GOALS, Increase, Limit, Share, cached_parts, goal_of
 from trisect.errors import TrisectError, check_names, option_name, unknown_name
 from trisect.records.shapes import COMPONENTS
 from trisect.support.checks import is_number, read_settings
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 def option(
-    *,
     default: Any,
     help: str,
+    *,
     panel: str | None = CUT,
     metavar: str | None = None,
     choices: tuple[str, ...] = (),
@@ -40,7 +40,7 @@ def option(
     return Field(description=help, json_schema_extra=about, **chosen, **checks)
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option, Field))
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 def record(cls: type[T]) -> type[T]:
     """A frozen dataclass with keyword arguments, whose bad values are refused by name with a TrisectError."""
     made: Any = dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))(cls)
@@ -49,15 +49,18 @@ def record(cls: type[T]) -> type[T]:
     def checked_init(self: Any, **given: Any) -> None:
         try:
             init(self, **given)
-            _check_choices(self)
+            for name, about in options_of_record(made).items():
+                value = getattr(self, name)
+                if about["choices"] and value is not None:
+                    check_names(name.replace("_", " "), [str(value)], about["choices"])
         except ValidationError as error:
-            raise refusal(made, error) from None
+            raise _refusal(made, error) from None
 
     made.__init__ = checked_init
     return made
 
 
-def refusal(cls: type, error: ValidationError) -> TrisectError:
+def _refusal(cls: type, error: ValidationError) -> TrisectError:
     """The first thing that pydantic found, in our words."""
     first = error.errors()[0]
     raised = first.get("ctx", {}).get("error")
@@ -69,14 +72,6 @@ def refusal(cls: type, error: ValidationError) -> TrisectError:
     if first["type"] == "bool_type":
         return TrisectError(f"{name} is true or false, not {first['input']!r}.")
     return TrisectError(f"{name} must be {first['msg'].removeprefix('Input should be ')}, not {first['input']!r}.")
-
-
-def _check_choices(self: Any) -> None:
-    """Refuse a value that is none of its setting's choices."""
-    for name, about in options_of_record(type(self)).items():
-        value = getattr(self, name)
-        if about["choices"] and value is not None and value not in about["choices"]:
-            raise unknown_name(name.replace("_", " "), str(value), about["choices"])
 
 
 def options_of_record(cls: type) -> dict[str, Mapping[str, Any]]:
@@ -166,9 +161,7 @@ def parse_parts(value: Any) -> tuple[str, ...]:
     if not value or not isinstance(value, tuple | list):
         raise TrisectError("No parts were named; use --parts qk,ov,mlp or some of the three.")
     parts = tuple(part.strip() if isinstance(part, str) else part for part in value)
-    for part in parts:
-        if part not in COMPONENTS:
-            raise unknown_name("part", str(part), COMPONENTS, "Use e.g. --parts qk,ov,mlp.")
+    check_names("part", map(str, parts), COMPONENTS, "Use e.g. --parts qk,ov,mlp.")
     if len(set(parts)) != len(parts):
         raise TrisectError(f"A part is named twice in {','.join(parts)}; name each one once.")
     return parts
@@ -203,38 +196,27 @@ class CalibrationConfig:
     """Which tokens the moments are collected on. None: as the model, the device and the machine suggest."""
 
     source: Annotated[str | None, BeforeValidator(lambda s: None if s is None else as_mixture(s))] = option(
-        default=None,
-        help="Calibration text: `trisect ls data`, or a file; several times for a mixture, also a:0.7+b:0.3. "
+        None,
+        "Calibration text: `trisect ls data`, or a file; several times for a mixture, also a:0.7+b:0.3. "
         "(default: c4+fineweb-edu+wikipedia from the hub, else a stopgap)",
         panel=CALIBRATION,
         metavar="NAME|FILE",
         typed=list[str],
     )
     samples: int | None = option(
-        default=None,
-        help="Calibration windows. (default: 256; on a CPU fewer, the larger the model)",
-        panel=CALIBRATION,
-        ge=1,
+        None, "Calibration windows. (default: 256; on a CPU fewer, the larger the model)", panel=CALIBRATION, ge=1
     )
     length: int | None = option(
-        default=None,
-        help="Tokens per calibration window. (default: 2048, or the model's context)",
-        panel=CALIBRATION,
-        ge=2,
+        None, "Tokens per calibration window. (default: 2048, or the model's context)", panel=CALIBRATION, ge=2
     )
     sampling: str = option(
-        default="random",
-        help="Which windows are taken. (default: random)",
-        panel=CALIBRATION,
-        choices=("random", "first"),
+        "random", "Which windows are taken. (default: random)", panel=CALIBRATION, choices=("random", "first")
     )
-    seed: int = option(default=0, help="Seed of the random windows. (default: 0)", panel=CALIBRATION, ge=0)
-    batch_size: int | None = option(
-        default=None, help="Windows per forward pass; chosen for you by default.", panel=RUNNING, ge=1
-    )
+    seed: int = option(0, "Seed of the random windows. (default: 0)", panel=CALIBRATION, ge=0)
+    batch_size: int | None = option(None, "Windows per forward pass; chosen for you by default.", panel=RUNNING, ge=1)
     states: str = option(
-        default="auto",
-        help="Where hidden states are kept. (default: auto)",
+        "auto",
+        "Where hidden states are kept. (default: auto)",
         panel=RUNNING,
         choices=("auto", "device", "host", "disk"),
     )
@@ -248,13 +230,9 @@ class CalibrationConfig:
         """In which batches windows are run and where their hidden states lie; no result depends on it."""
         return {"batch_size": self.batch_size, "place": self.states}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and strings, ready for JSON or YAML."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "CalibrationConfig":
-        """The inverse of `to_dict`; keys that are left out have their default."""
+        """A record from some of its settings; the others have their default."""
         check_names("calibration key", map(str, data), setting_names(cls))
         return cls(**data)
 
@@ -275,57 +253,47 @@ class CompressConfig:
     """
 
     goal: Share | Limit | Increase
-    latency_table: str | None = option(
-        default=None, help="Measured times, for --budget latency.", panel=GOAL, metavar="FILE"
-    )
+    latency_table: str | None = option(None, "Measured times, for --budget latency.", panel=GOAL, metavar="FILE")
     floor: Annotated[float, BeforeValidator(_floor)] = option(
-        default=0.0, help="Share that every width keeps, e.g. 0.25. (default: 0)", panel=GOAL, metavar="SHARE"
+        0.0, "Share that every width keeps, e.g. 0.25. (default: 0)", panel=GOAL, metavar="SHARE"
     )
-    method: str = option(default="a3+", help="See `trisect ls methods`. (default: a3+)", metavar="NAME", min_length=1)
+    method: str = option("a3+", "See `trisect ls methods`. (default: a3+)", metavar="NAME", min_length=1)
     parts: Annotated[tuple[str, ...], BeforeValidator(parse_parts)] = option(
-        default=COMPONENTS, help="What to narrow. (default: qk,ov,mlp)", metavar="LIST", typed=str
+        COMPONENTS, "What to narrow. (default: qk,ov,mlp)", metavar="LIST", typed=str
     )
     layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_layers)] = option(
-        default=None, help="E.g. 4-27 or 0,3,5-7. (default: all)", metavar="LIST", typed=str
+        None, "E.g. 4-27 or 0,3,5-7. (default: all)", metavar="LIST", typed=str
     )
     align: Annotated[int | None, BeforeValidator(parse_align)] = option(
-        default=DEFAULT_ALIGN,
-        help="Head widths in multiples; none = exact. (default: 16)",
-        metavar="32|16|8|none",
-        typed=str,
+        DEFAULT_ALIGN, "Head widths in multiples; none = exact. (default: 16)", metavar="32|16|8|none", typed=str
     )
     allocate: str | None = option(
-        default=None,
-        help="Widths: the same share off each; by loss curves per layer; or per layer and part. "
+        None,
+        "Widths: the same share off each; by loss curves per layer; or per layer and part. "
         "(default: as the method has it)",
         choices=ALLOCATIONS,
     )
     drop_experts: bool = option(
-        default=False, help="Mixtures of experts: drop whole experts where that costs less than narrowing all of them."
+        False, "Mixtures of experts: drop whole experts where that costs less than narrowing all of them."
     )
-    calibration: Annotated[CalibrationConfig, BeforeValidator(CalibrationConfig.read)] = option(
-        default=CalibrationConfig, help=""
-    )
+    calibration: Annotated[CalibrationConfig, BeforeValidator(CalibrationConfig.read)] = option(CalibrationConfig, "")
     qk_norm_tolerance: float = option(
-        default=0.1,
-        help="Models with QK-norm: how far a narrow layer's norm may be off before its QK stays whole. (default: 0.1)",
+        0.1,
+        "Models with QK-norm: how far a narrow layer's norm may be off before its QK stays whole. (default: 0.1)",
         ge=0,
     )
     rope_scope: str = option(
-        default="head", help="Who shares one set of RoPE frequencies, in a3+. (default: head)", choices=ROPE_SCOPES
+        "head", "Who shares one set of RoPE frequencies, in a3+. (default: head)", choices=ROPE_SCOPES
     )
     without: Annotated[tuple[str, ...], BeforeValidator(parse_names)] = option(
-        default=(),
-        help="Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.",
-        metavar="LIST",
-        typed=str,
+        (), "Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.", metavar="LIST", typed=str
     )
     portable: bool = option(
-        default=False,
-        help="For `trisect export` without padding: --rope-scope model, one head width that kernels know "
+        False,
+        "For `trisect export` without padding: --rope-scope model, one head width that kernels know "
         "(multiples of 16 from half the old width on), one MLP width. --align 32 also suits K-quants.",
     )
-    seed: int = option(default=0, help="Seed of the random windows. (default: 0)", panel=CALIBRATION, ge=0)
+    seed: int = option(0, "Seed of the random windows. (default: 0)", panel=CALIBRATION, ge=0)
 
     if TYPE_CHECKING:
 
@@ -349,12 +317,11 @@ class CompressConfig:
         return ArgsKwargs((), values)
 
     def __post_init__(self) -> None:
-        check_latency_table(self.goal.budget, self.latency_table)
-
-    @property
-    def budget(self) -> str:
-        """What the goal counts in."""
-        return self.goal.budget
+        if (self.goal.budget == "latency") != (self.latency_table is not None):
+            raise TrisectError(
+                "A latency budget and a table of measured times belong together: "
+                "give --budget latency --latency-table FILE (`trisect bench --latency-table FILE` measures one)."
+            )
 
     @property
     def ratio(self) -> float | None:

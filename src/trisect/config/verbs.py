@@ -30,33 +30,31 @@ def _group_size(value: Any) -> Any:
 class SampleConfig:
     """How much synthetic text to write, and how freely."""
 
-    samples: int = setting(default=128, help="Texts.", ge=1)
-    length: int | None = setting(default=None, help="Tokens per text. (default: 2048, or the model's context)", ge=2)
+    samples: int = setting(128, "Texts.", ge=1)
+    length: int | None = setting(None, "Tokens per text. (default: 2048, or the model's context)", ge=2)
     temperature: float = setting(
-        default=1.0, help="1: the model's own distribution; less: what it finds likelier.", gt=0, allow_inf_nan=False
+        1.0, "1: the model's own distribution; less: what it finds likelier.", gt=0, allow_inf_nan=False
     )
-    seed: int = setting(default=0, help="Other seeds give other texts.", ge=0)
-    batch_size: int = setting(default=32, help="Texts at once; decides about the texts, too.", ge=1)
+    seed: int = setting(0, "Other seeds give other texts.", ge=0)
+    batch_size: int = setting(32, "Texts at once; decides about the texts, too.", ge=1)
 
 
 @record
 class QuantizeConfig:
     """Which weights are held in how many bits, and by whose rule."""
 
-    bits: int = setting(default=4, help="Bits per weight, before scales.", metavar="8|4|3|2")
+    bits: int = setting(4, "Bits per weight, before scales.", metavar="8|4|3|2")
     group_size: Annotated[int | None, BeforeValidator(_group_size)] = setting(
-        default=None,
-        help="Inputs that share a scale; auto: per layer, the largest of 128 ... 8 that fits. (default: auto)",
+        None,
+        "Inputs that share a scale; auto: per layer, the largest of 128 ... 8 that fits. (default: auto)",
         metavar="N|auto",
         typed=str,
     )
-    backend: str = setting(default="hqq", help="torchao: int8 with one scale per output.", choices=("hqq", "torchao"))
+    backend: str = setting("hqq", "torchao: int8 with one scale per output.", choices=("hqq", "torchao"))
     parts: Annotated[tuple[str, ...], BeforeValidator(parse_parts)] = setting(
-        default=COMPONENTS, help="What to quantise. (default: qk,ov,mlp)", metavar="LIST", typed=str
+        COMPONENTS, "What to quantise. (default: qk,ov,mlp)", metavar="LIST", typed=str
     )
-    lm_head: bool = setting(
-        default=False, help="Also the head; one that shares the embedding becomes a matrix of its own."
-    )
+    lm_head: bool = setting(False, "Also the head; one that shares the embedding becomes a matrix of its own.")
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
@@ -74,26 +72,22 @@ class QuantizeConfig:
 class TuneConfig:
     """Everything but data and model that decides what the tuned weights will be."""
 
-    rank: int = setting(default=8, help="Rank of the adapters.", ge=1)
-    alpha: int = setting(default=16, help="Adapters count alpha / rank times.", ge=1)
+    rank: int = setting(8, "Rank of the adapters.", ge=1)
+    alpha: int = setting(16, "Adapters count alpha / rank times.", ge=1)
     targets: Annotated[tuple[str, ...] | None, BeforeValidator(_targets)] = setting(
-        default=None, help="E.g. q,v of q,k,v,o,gate,up,down. (default: all)", metavar="LIST", typed=str
+        None, "E.g. q,v of q,k,v,o,gate,up,down. (default: all)", metavar="LIST", typed=str
     )
-    epochs: int = setting(default=2, help="Times that every example is seen.", ge=1)
-    max_steps: int | None = setting(
-        default=None, help="Stop after so many steps; the learning rate comes down over them.", ge=1
-    )
-    lr: float = setting(default=2e-4, help="Highest learning rate.", gt=0, allow_inf_nan=False)
-    batch_size: int = setting(default=4, help="Examples per forward pass.", ge=1)
-    accumulate: int = setting(default=4, help="Forward passes per step.", ge=1)
-    length: int = setting(default=512, help="Tokens of an example, or of a window of text.", ge=2)
+    epochs: int = setting(2, "Times that every example is seen.", ge=1)
+    max_steps: int | None = setting(None, "Stop after so many steps; the learning rate comes down over them.", ge=1)
+    lr: float = setting(2e-4, "Highest learning rate.", gt=0, allow_inf_nan=False)
+    batch_size: int = setting(4, "Examples per forward pass.", ge=1)
+    accumulate: int = setting(4, "Forward passes per step.", ge=1)
+    length: int = setting(512, "Tokens of an example, or of a window of text.", ge=2)
     loss: str = setting(
-        default="response",
-        help="What is learned of instruction data; text is learned whole.",
-        choices=("response", "all"),
+        "response", "What is learned of instruction data; text is learned whole.", choices=("response", "all")
     )
-    seed: int = setting(default=0, help="Seed of adapters and order.", ge=0)
-    gradient_checkpointing: bool = setting(default=False, help="Less memory, a third more time.")
+    seed: int = setting(0, "Seed of adapters and order.", ge=0)
+    gradient_checkpointing: bool = setting(False, "Less memory, a third more time.")
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON has them."""

@@ -230,8 +230,9 @@ def _best(trials: list[Trial]) -> Trial:
     # What would let a plan remove less, or lose less by what it removes, and is not so already.
     finer = {None: [], 32: ["--align 16"], 16: ["--align 8"]}.get(mildest.plan.align, ["--align none"])
     better = ["--method a3+"] if mildest.plan.method != "a3+" else []
+    others = [", ".join([*finer, *better])] if finer or better else []
     raise TrisectError(
         f"None of {len(trials)} plans stays within the bound: the mildest removes {mildest.plan.ratio:.1%} "
         f"of the decoder's weights and multiplies perplexity by {math.exp(mildest.rise):.4g}; allow more with "
-        f"--max-ppl-increase, or try {' or '.join([*finer, *better, '--allocate balanced where it is not set'])}."
+        f"--max-ppl-increase, or try {' or '.join([*others, '--allocate balanced where it is not set'])}."
     )
