@@ -142,7 +142,7 @@ def test_every_allocation_meets_its_budget_to_one_step_and_from_its_own_side(goa
     config = CompressConfig(allocate=allocate, align=8, **GOALS[goal](percent / 100))
     curves, problem = curves_from(rises), problem_for(MODEL, config)
     wide = {key: LAYERS[key[0]].width(key[1]) for key in problem.keys}
-    share = isinstance(problem.goal, Share)
+    share = isinstance(problem.config.goal, Share)
     if share and problem.full - problem.budget < min(saved(problem, key, wide[key]) for key in wide):
         with pytest.raises(TrisectError, match="removes nothing"):
             plan_for(MODEL, config, curves)

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -163,14 +163,17 @@ def choices_of(problem: Problem, curves: Curves) -> dict[Key, list[Choice]]:
     """By component, every width of the grid that the curve and the floors reach, and the width as it is."""
     curves.check(problem.shape, problem.keys)
     found = {}
-    for layer, part in problem.keys:
-        grid = grid_of(problem.shape.layers[layer], part, align=problem.align or FINEST_ALIGN)
-        first = max(grid.at_least(problem.config.floor_of(part)), grid.up(curves.floor(layer, part)))
-        found[layer, part] = [
-            Choice(width=width, cost=problem.costs.of(layer, part, width), loss=curves.loss_at(layer, part, width))
-            for width in [*range(first, grid.width, grid.step), grid.width]
-        ]
+    for key in problem.keys:
+        grid = grid_of(problem.shape.layers[key[0]], key[1], align=problem.config.align or FINEST_ALIGN)
+        first = max(grid.at_least(problem.config.floor_of(key[1])), grid.up(curves.floor(*key)))
+        widths = [*range(first, grid.width, grid.step), grid.width]
+        found[key] = [choice_at(problem, curves, key, width) for width in widths]
     return found
+
+
+def choice_at(problem: Problem, curves: Curves, key: Key, width: int) -> Choice:
+    """One component at one width."""
+    return Choice(width=width, cost=problem.costs.of(*key, width), loss=curves.loss_at(*key, width))
 
 
 RATIO_STEP = 0.01
@@ -189,25 +192,17 @@ def search_planner(problem: Problem, curves: Curves) -> Planner:
     items = [_choices(problem, curves, layer) for layer in sorted({layer for layer, _ in problem.keys})]
 
     def at(budget: int) -> Plan:
-        picked = spend(items, budget=budget)
-        widths = dict(width for choice in picked for width in choice.widths)
-        return problem.plan(_last_steps(problem, curves, single, widths, budget))
+        widths = dict(width for choice in spend(items, budget=budget) for width in choice.widths)
+        # Single components a step wider or narrower, until less than one of their steps is left.
+        here = [choice_at(problem, curves, key, width) for key, width in widths.items()]
+        steps = []
+        for key, choice in zip(widths, here, strict=True):
+            others = [other for other in single[key] if other.width != choice.width]
+            steps.append(sorted([choice, *others], key=lambda choice: choice.width))
+        last = settled(steps, here, budget=budget, at_least=problem.at_least)
+        return problem.plan({key: choice.width for key, choice in zip(widths, last, strict=True)})
 
     return Planner(least=least_cost(items), smallest=smallest_step(_costs(single.values())), at=at, curved=True)
-
-
-def _last_steps(
-    problem: Problem, curves: Curves, single: Mapping[Key, list[Choice]], widths: Mapping[Key, int], budget: int
-) -> dict[Key, int]:
-    """Single components a step wider or narrower, until less than one of their steps is left."""
-    items, picked = [], []
-    for key, width in widths.items():
-        here = Choice(width=width, cost=problem.costs.of(*key, width), loss=curves.loss_at(*key, width))
-        others = [choice for choice in single[key] if choice.width != width]
-        items.append(sorted([here, *others], key=lambda choice: choice.width))
-        picked.append(here)
-    last = settled(items, picked, budget=budget, at_least=problem.at_least)
-    return {key: choice.width for key, choice in zip(widths, last, strict=True)}
 
 
 def _choices(problem: Problem, curves: Curves, layer: int) -> list[LayerChoice]:
@@ -360,7 +355,7 @@ def _units(problem: Problem) -> list[Unit]:
     tied: dict[tuple[object, ...], list[Key]] = {}
     single: dict[tuple[object, ...], list[Key]] = {}
     for key in problem.keys:
-        parts = problem.moving_with(key[1])
+        parts = next((parts for parts in problem.tied if key[1] in parts), ())
         if parts:
             tied.setdefault((parts, problem.grid(key)), []).append(key)
         else:
@@ -399,13 +394,13 @@ def _common(problem: Problem, budget: int, smallest: int) -> dict[Key, int] | No
     Exact ranks are the paper's whatever they come to: rounding moves each by less than two channels. Experts have a
     grid all the same.
     """
-    if not isinstance(problem.goal, Share):
+    if not isinstance(problem.config.goal, Share):
         return None
-    widths = {key: problem.grid(key).width_at(problem.goal.removed) for key in problem.keys}
+    widths = {key: problem.grid(key).width_at(problem.config.goal.removed) for key in problem.keys}
     if any(width < problem.lowest(key) for key, width in widths.items()):
         return None
     mixed = any(problem.shape.layers[layer].experts for layer, _ in problem.keys)
-    if problem.align is None and problem.goal.budget == "params" and not mixed:
+    if problem.config.align is None and problem.config.goal.budget == "params" and not mixed:
         return widths
     return widths if budget <= problem.cost(widths) < budget + smallest else None
 

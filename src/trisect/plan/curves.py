@@ -194,13 +194,13 @@ def smallest_within(
 
 def predicted_within(problem: Problem, planner: Planner, curves: Curves) -> Plan:
     """The smallest plan that the curves alone predict to stay within the problem's bound."""
-    assert isinstance(problem.goal, Increase)
-    if curves.dense_loss is None and not problem.goal.relative:
+    assert isinstance(problem.config.goal, Increase)
+    if curves.dense_loss is None and not problem.config.goal.relative:
         raise TrisectError(
             "These loss curves do not say what perplexity they start from; "
             "give the bound as a share, e.g. --max-ppl-increase 5%."
         )
-    bound = problem.goal.nats(curves.dense_loss or 0.0)
+    bound = problem.config.goal.nats(curves.dense_loss or 0.0)
 
     def rise(plan: Plan) -> float:
         return curves.rise(problem.shape, plan)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trisect.config import CompressConfig, Goal, Increase, Limit, Share, layer_out_of_range
+from trisect.config import CompressConfig, Increase, Limit, Share, layer_out_of_range
 from trisect.errors import TrisectError
 from trisect.plan.budget import Costs, budget_of, compare, linear_parameters, linear_sizes, read_latency
 from trisect.records.parts import COMPONENTS, LINEARS
@@ -60,12 +60,8 @@ def grid_of(layer: LayerShape, component: str, *, align: int | None) -> Grid:
     if align is None:
         rotary = component == "qk" and layer.pairs > 0
         smallest = MINIMUM_MLP if component == "mlp" else MINIMUM_HEAD
-        return Grid(
-            width=width,
-            step=2 if rotary else 1,  # a rotation turns two channels, so they leave together
-            minimum=min(smallest, width),
-            nearest=False,
-        )
+        # A rotation turns two channels, so they leave together.
+        return Grid(width=width, step=2 if rotary else 1, minimum=min(smallest, width), nearest=False)
     step = MLP_STEPS[align] if component == "mlp" else align
     return Grid(width=width, step=step, minimum=min(step, width), nearest=True)
 
@@ -94,14 +90,6 @@ class Problem:
     budget: int
 
     @property
-    def goal(self) -> Goal:
-        return self.config.goal
-
-    @property
-    def align(self) -> int | None:
-        return self.config.align
-
-    @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
         """Components that have one width in all layers, by those that share it.
 
@@ -114,15 +102,11 @@ class Problem:
     @property
     def at_least(self) -> bool:
         """Whether the budget is what has to be left, not what may be."""
-        return isinstance(self.goal, Share)
+        return isinstance(self.config.goal, Share)
 
     def fits(self, cost: int, budget: int) -> bool:
         """Whether a cost lies on the budget's right side."""
         return cost >= budget if self.at_least else cost <= budget
-
-    def moving_with(self, part: str) -> tuple[str, ...]:
-        """The components whose widths in all layers are one with this one's; none where layers may differ."""
-        return next((parts for parts in self.tied if part in parts), ())
 
     @property
     def full(self) -> int:
@@ -130,8 +114,7 @@ class Problem:
         return sum(self.costs.full(*key) for key in self.keys)
 
     def grid(self, key: Key) -> Grid:
-        layer, part = key
-        return grid_of(self.shape.layers[layer], part, align=self.align)
+        return grid_of(self.shape.layers[key[0]], key[1], align=self.config.align)
 
     def lowest(self, key: Key) -> int:
         """The narrowest width the grid and the floors allow."""
@@ -147,32 +130,32 @@ class Problem:
             layers[layer] = replace(layers[layer], **{WIDTH_FIELDS[part]: width})
             if part == "qk":
                 layers[layer] = replace(layers[layer], pairs=pairs_at(self.shape.layers[layer], qk=width))
-        plan = Plan(layers=tuple(layers), method=self.config.method, ratio=0.0, align=self.align)
-        if isinstance(self.goal, Share) and self.goal.budget == "params":
-            return replace(plan, ratio=self.goal.removed)
+        plan = Plan(layers=tuple(layers), method=self.config.method, ratio=0.0, align=self.config.align)
+        if isinstance(self.config.goal, Share) and self.config.goal.budget == "params":
+            return replace(plan, ratio=self.config.goal.removed)
         # Other goals ask for no ratio, so the one reached stands there.
         removed = compare(budget_of(self.shape), budget_of(apply_plan(self.shape, plan)))
         return replace(plan, ratio=removed.ratio)
 
     def check_reach(self, least: int, *, curved: bool) -> None:
         """Refuse a budget below `least`, the cost of the narrowest widths, and a size the model has."""
-        if self.budget >= self.full and isinstance(self.goal, Limit):
-            raise TrisectError(f"The model already fits {self.goal}: it has {self.full + self.fixed:,}; ask for less.")
+        goal = self.config.goal
+        if self.budget >= self.full and isinstance(goal, Limit):
+            raise TrisectError(f"The model already fits {goal}: it has {self.full + self.fixed:,}; ask for less.")
         if least <= self.budget:
             return
         if least == self.full:
             raise TrisectError(f"The model is too narrow to be cut at all{self._on_grid()}.")
         why = "the measured curves, the grid and the floor" if curved else "the grid and the floor"
-        if isinstance(self.goal, Limit):
+        if isinstance(self.config.goal, Limit):
             raise TrisectError(
-                f"{self.goal} cannot be reached: with these parts and layers, {why} leave "
+                f"{self.config.goal} cannot be reached: with these parts and layers, {why} leave "
                 f"{least + self.fixed:,}; ask for that much or more."
             )
-        most = self.full + self.fixed
-        hundredths = 100 * (self.full - least) // most
-        finer = "" if self.align is None or self.tied else ", or --align none"
+        hundredths = 100 * (self.full - least) // (self.full + self.fixed)
+        finer = "" if self.config.align is None or self.tied else ", or --align none"
         raise TrisectError(
-            f"{str(self.goal).capitalize()} is out of reach: with these parts and layers, {why} "
+            f"{str(self.config.goal).capitalize()} is out of reach: with these parts and layers, {why} "
             f"reach {hundredths / 100:.2f}; ask for less{', or --allocate uniform' if curved else finer}."
         )
 
@@ -182,12 +165,13 @@ class Problem:
             return
         step = math.ceil(10_000 * smallest / (self.full + self.fixed)) / 10_000
         raise TrisectError(
-            f"{str(self.goal).capitalize()} removes nothing: the smallest step of a width is {step:g}"
+            f"{str(self.config.goal).capitalize()} removes nothing: the smallest step of a width is {step:g}"
             f"{self._on_grid()}; ask for that much or more."
         )
 
     def _on_grid(self) -> str:
-        return "" if self.align is None else f" with --align {self.align}; --align none gives exact widths"
+        align = self.config.align
+        return "" if align is None else f" with --align {align}; --align none gives exact widths"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +239,7 @@ class Outlook:
     asked: float | None  # the share to be removed, where the goal is one
     widths: Mapping[str, tuple[int, int]]
     """Component (or linear map) -> its narrowest and its widest width (or rank)."""
-    finer: tuple[str, ...]  # what lets a plan come nearer, as it is typed
+    finer: Sequence[str]  # what lets a plan come nearer, as it is typed
 
     @property
     def removed(self) -> float:
@@ -267,23 +251,16 @@ class Outlook:
         return {name: getattr(self, name) for name in ("unit", "before", "allowed", "planned")}
 
     def __str__(self) -> str:
-        widths = ", ".join(
-            f"{name} {low}" if low == high else f"{name} {low}-{high}" for name, (low, high) in self.widths.items()
-        )
-        return f"{self._goal()} ({widths}){self._hint()}"
-
-    def _goal(self) -> str:
         unit = UNITS["maps" if self.unit == "masked" else self.unit]
+        goal = f"planned to remove {self.removed:.1%} of the {unit}"
         if self.asked is not None:
-            return f"asked to remove {self.asked:.1%}, planned {self.removed:.1%} of the {unit}"
-        if self.allowed is not None:
-            return f"asked for at most {self.allowed:,} {unit}, planned {self.planned:,}"
-        return f"planned to remove {self.removed:.1%} of the {unit}"
-
-    def _hint(self) -> str:
-        if self.allowed is None or abs(self.planned - self.allowed) <= NOTABLE * self.before:
-            return ""
-        return f"; nearer: {' or '.join(self.finer)}" if self.finer else ""
+            goal = f"asked to remove {self.asked:.1%}, planned {self.removed:.1%} of the {unit}"
+        elif self.allowed is not None:
+            goal = f"asked for at most {self.allowed:,} {unit}, planned {self.planned:,}"
+        spans = [f"{name} {low}" + (f"-{high}" if high > low else "") for name, (low, high) in self.widths.items()]
+        far = self.allowed is not None and abs(self.planned - self.allowed) > NOTABLE * self.before
+        hint = f"; nearer: {' or '.join(self.finer)}" if far and self.finer else ""
+        return f"{goal} ({', '.join(spans)}){hint}"
 
 
 def outlook(shape: ModelShape, config: CompressConfig, plan: Plan) -> Outlook:
@@ -295,6 +272,11 @@ def _of_widths(shape: ModelShape, config: CompressConfig, plan: Plan) -> Outlook
     problem, goal = problem_for(shape, config), config.goal
     widths = {key: plan.layers[key[0]].of(key[1]) for key in problem.keys}
     by_part = {part: [w for key, w in widths.items() if key[1] == part] for part in COMPONENTS}
+    finer = [f"--align {step}" for step in (16, 8) if step < (config.align or 0)]  # more widths to choose from
+    if config.portable:
+        finer = [*finer[: config.align == 32], "no --portable"]
+    elif config.align is not None:
+        finer.append("--align none")
     return Outlook(
         unit=problem.costs.unit,
         before=problem.full + problem.fixed,
@@ -302,7 +284,7 @@ def _of_widths(shape: ModelShape, config: CompressConfig, plan: Plan) -> Outlook
         planned=problem.cost(widths) + problem.fixed,
         asked=None if isinstance(goal, Increase | Limit) else goal.removed,
         widths={part: (min(found), max(found)) for part, found in by_part.items() if found},
-        finer=_finer(config),
+        finer=finer,
     )
 
 
@@ -331,12 +313,3 @@ def _of_ranks(shape: ModelShape, plan: Plan) -> Outlook:
         widths={name: (min(ranks[name]), max(ranks[name])) for name in names},
         finer=(),
     )
-
-
-def _finer(config: CompressConfig) -> tuple[str, ...]:
-    """Options that give a plan more widths to choose from."""
-    if config.portable:
-        return (*(("--align 16",) if config.align == 32 else ()), "no --portable")
-    if config.align is None:
-        return ()
-    return (*(f"--align {step}" for step in (16, 8) if step < config.align), "--align none")
