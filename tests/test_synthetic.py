@@ -77,7 +77,7 @@ def test_texts_surprise_the_stock_model_as_much_as_its_entropy_says(device: str)
 def test_texts_open_with_what_the_tokenizer_puts_there_and_an_ordinary_token() -> None:
     tokenizer = with_bos()
     writer = Writer(tiny("llama-gqa"), tokenizer, SampleConfig(samples=200, length=4, batch_size=200))
-    opening = writer._opening(seed=1)
+    opening = writer.draw(0)[:, :2]
     assert opening.shape == (200, 2)
     assert (opening[:, 0] == tokenizer.bos_token_id).all()
     special = {tokenizer.unk_token_id, tokenizer.bos_token_id}
