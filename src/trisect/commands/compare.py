@@ -79,9 +79,9 @@ def _show_cells(recipe: Any, folder: Any) -> None:
 
     rows = []
     for cell in cells_of(recipe):
-        done, failed = folder.receipt_path(cell.key).exists(), folder.error_path(cell.key).exists()
+        record = folder.record(cell.key)
         ratio, text = (f"{cell.ratio:g}", cell.calibration.name) if cell.calibration else ("", "")
-        state = "done" if done else "failed before" if failed else "to run"
+        state = "to run" if record is None else "failed before" if "error" in record else "done"
         rows.append((cell.model.name, cell.label, ratio, text, state))
     waiting = sum(state != "done" for *_, state in rows)
     screen.say_table(("model", "method", "ratio", "calibration", "state"), rows)

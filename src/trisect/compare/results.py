@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,22 +74,15 @@ class Folder:
     def receipt_path(self, key: str) -> Path:
         return self.path / "cells" / f"{key}.json"
 
-    def error_path(self, key: str) -> Path:
-        return self.path / "cells" / f"{key}.error.json"
-
-    def receipt(self, key: str) -> dict[str, Any] | None:
-        """All that the receipt of a cell says; None if it was not run."""
+    def record(self, key: str) -> dict[str, Any] | None:
+        """The receipt of a cell, or what has an `error` instead; None if it was not run."""
         path = self.receipt_path(key)
         return checks.read_record(path, what="receipt", instead=RUN_AGAIN) if path.is_file() else None
 
-    def error(self, key: str) -> str | None:
-        """Why a cell failed."""
-        path = self.error_path(key)
-        return str(checks.read_record(path, what="record", instead=RUN_AGAIN).get("error")) if path.is_file() else None
-
-    def keep_receipt(self, key: str, receipt: Mapping[str, Any]) -> None:
-        files.write_json(self.receipt_path(key), receipt)
-        self.error_path(key).unlink(missing_ok=True)
+    def receipt(self, key: str) -> dict[str, Any] | None:
+        """All that the receipt of a cell says; None if it has none."""
+        record = self.record(key)
+        return None if record is None or "error" in record else record
 
     def prepare(self) -> None:
         files.check_writable(self.path / "cells")
@@ -177,9 +170,9 @@ def outcomes_of(recipe: Recipe, folder: Folder) -> list[ModelOutcome]:
 
 
 def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
-    data = folder.receipt(cell.key)
-    if data is None:
-        return CellOutcome(cell=cell, error=folder.error(cell.key))
+    data = folder.record(cell.key)
+    if data is None or "error" in data:
+        return CellOutcome(cell=cell, error=None if data is None else str(data["error"]))
     try:
         receipt = checks.validated(CellReceipt, data)
         if len(receipt.perplexity) != len(cell.model.evaluations):

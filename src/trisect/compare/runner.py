@@ -64,9 +64,8 @@ def run_recipe(
         # The dense model belongs to every choice of methods: increases are against it.
         if not methods or cell.method is None or not methods.isdisjoint(_words(cell))
     ]
-    missing = [cell for cell in wanted if not folder.receipt_path(cell.key).exists()]
-    if keep_errors:
-        missing = [cell for cell in missing if not folder.error_path(cell.key).exists()]
+    known = folder.record if keep_errors else folder.receipt
+    missing = [cell for cell in wanted if known(cell.key) is None]
     counts = RunCounts(total=len(missing), done=len(wanted) - len(missing))
     for model in recipe.models:
         cells = [cell for cell in missing if cell.model == model]
@@ -97,13 +96,13 @@ def _run_model(run: "ModelRun", cells: Sequence[Cell], counts: RunCounts) -> Non
         return
     for cell in cells:
         with run.folder.claimed(cell.key) as mine:
-            if not mine or run.folder.receipt_path(cell.key).exists():
+            if not mine or run.folder.receipt(cell.key) is not None:
                 counts.elsewhere += 1
                 continue
             number = len(counts.ran) + len(counts.failed) + 1
             run.say(f"cell {number} of {counts.total}: {cell.describe()}")
             try:
-                run.folder.keep_receipt(cell.key, run.run(cell))
+                files.write_json(run.folder.receipt_path(cell.key), run.run(cell))
                 counts.ran.append(cell.key)
             except Exception as error:  # whatever it is, the other cells are worth having
                 _fail(run, cell, error, counts)
@@ -118,7 +117,7 @@ def _fail(run: "ModelRun", cell: Cell, error: Exception, counts: RunCounts) -> N
     config = {} if cell.config is None else cell.config.to_dict()
     made = receipt.build_receipt(config, seed=0, token_hash=None, timings={})
     about = {"model": cell.model.source, "method": cell.label, "error": message}
-    files.write_json(run.folder.error_path(cell.key), {**about, "receipt": made})
+    files.write_json(run.folder.receipt_path(cell.key), {**about, "receipt": made})
     counts.failed.append(cell.key)
 
 
