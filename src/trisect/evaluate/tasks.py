@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -56,16 +56,14 @@ GENERATED_TOKENS = 256  # lm-eval's default length of a written answer
 USUAL_PROMPT = 1024  # tokens of a long prompt, for choosing a batch size
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A task of lm-eval by name, with a number of few-shot examples (None: as lm-eval has it)."""
 
     name: str
     shots: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedTask:
+class LoadedTask(NamedTuple):
     """A request with lm-eval's task or group of tasks, datasets included."""
 
     request: Request

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from rich.filesize import decimal
 
 from trisect.data.catalogue import REGISTRY_MODELS
 from trisect.errors import TrisectError
@@ -19,13 +21,10 @@ from trisect.plan.budget import budget_of, compare
 from trisect.plan.curves import Curves
 from trisect.report import charts
 from trisect.report.records import FLOPS, KV_CACHE, PARAMETERS, Fact, Kind, Quantity, Receipt, Run
-from trisect.report.terminal import byte_count, count, short
+from trisect.report.terminal import count, short
 from trisect.support import plots
 from trisect.support.files import check_writable
 from trisect.support.plots import Figure
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 HINTS = {
     Kind.PERPLEXITY: ("perplexity", "`trisect eval MODEL --data wikitext2 --json F` for the run and its original"),
@@ -109,7 +108,7 @@ def render(runs: Sequence[Run], sections: Mapping[str, Section]) -> str:
     known = [each for each in quantities if sum(run.fact(each).after is not None for run in runs) > 1]
     left_out = [each for each in known if each.kind == Kind.TASK][:-1]
     left_out += [each for each in known if each.kind in (Kind.SIZE, Kind.LATENCY)]
-    text = _template().render(
+    text: str = _template().render(
         title=f"trisect report: {', '.join(run.name for run in runs)}",
         policy=content_policy(script),
         style=style,
@@ -159,7 +158,7 @@ def shown_value(value: float, quantity: Quantity) -> str:
     if quantity.unit in ("tokens/s", "ms"):
         return f"{value:,.1f} {quantity.unit}"
     if quantity.unit == "B":
-        return byte_count(value)
+        return decimal(round(value), precision=2)
     return count(value) if value >= 1e3 else short(value)
 
 
@@ -218,7 +217,7 @@ def write_figures(folder: Path, sections: Mapping[str, Section]) -> list[Path]:
 
 
 @cache
-def _template() -> "Template":
+def _template() -> Any:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(

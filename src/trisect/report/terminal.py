@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.style import Style
 from rich.table import Column, Table
 from rich.text import Text
@@ -85,7 +86,8 @@ def compression_table(
     table.add_section()
     add_sizes(table, old, new)
     if files is not None:
-        table.add_row("weight files", *map(byte_count, files), f"{1 - files[1] / files[0]:.1%}")
+        held = (decimal(size, precision=2) for size in files)
+        table.add_row("weight files", *held, f"{1 - files[1] / files[0]:.1%}")
     table.add_section()
     for was, now in perplexities:
         label = f"perplexity, {Path(now.data).name} ({now.windows} x {now.length})"
@@ -135,18 +137,10 @@ def heat_tables(before: ModelShape, after: ModelShape) -> Iterator[Table]:
         yield table
 
 
-def count(number: float, units: str = "BMk") -> str:
+def count(number: float) -> str:
     """E.g. 135.00M."""
-    for size, unit in zip((1e9, 1e6, 1e3), units, strict=True):
-        if number >= size:
-            return f"{number / size:.2f}{unit}"
-    return f"{number:g}"
-
-
-def byte_count(number: float) -> str:
-    """E.g. 270.00 MB, in thousands."""
-    text = count(number, "GMk")
-    return f"{text[:-1]} {text[-1]}B" if text[-1] in "GMk" else f"{text} B"
+    size, unit = next(((size, unit) for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if number >= size), (1, ""))
+    return f"{number / size:.2f}{unit}" if unit else f"{number:g}"
 
 
 def short(number: float) -> str:
