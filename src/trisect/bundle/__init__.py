@@ -162,13 +162,8 @@ def bundle_text(family: str, model_class: str, config_class: str, record: str | 
     A family from outside the package comes with its `record`, as Python writes it.
     """
     added = "" if record is None else f'\n\nFAMILIES["{family}"] = {record}\n'
-    return (
-        _shared_text()
-        + added
-        + f'\n\n{model_class} = compressed_class("{family}")\n'
-        + f"{config_class} = {model_class}.config_class\n"
-        + f'{HEADLESS} = headless_class("{family}")\n'
-    )
+    classes = f'{model_class} = compressed_class("{family}")\n{config_class} = {model_class}.config_class\n'
+    return f'{_shared_text()}{added}\n\n{classes}{HEADLESS} = headless_class("{family}")\n'
 
 
 def write_bundle(folder: Path, *, family: str, model_class: str, config_class: str, record: str | None = None) -> None:

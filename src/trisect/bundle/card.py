@@ -12,16 +12,10 @@ from trisect.support.receipt import measured_perplexities
 SETTINGS = ("method", "ratio", "kv_ratio", "rope_scope", "portable", "align", "allocate", "seed")
 REPRODUCE = ("date", "trisect", "commit")
 
-_ONE_CACHE = "its layers without attention need a cache of their own"
+_HYBRIDS = "falcon_h1 granitemoehybrid lfm2 nemotron_h qwen3_next qwen3_5_text qwen3_5_moe_text".split()
 NOT_IN_VLLM = {
-    "falcon_h1": _ONE_CACHE,
-    "granitemoehybrid": _ONE_CACHE,
-    "lfm2": _ONE_CACHE,
+    **dict.fromkeys(_HYBRIDS, "its layers without attention need a cache of their own"),
     "llama4_text": "vLLM's transformers backend would replace its router by a plain linear map",
-    "nemotron_h": _ONE_CACHE,
-    "qwen3_next": _ONE_CACHE,
-    "qwen3_5_text": _ONE_CACHE,
-    "qwen3_5_moe_text": _ONE_CACHE,
     "mpt": "transformers' code for it takes no positions",
 }
 """Families that our vLLM plugin does not serve, and why; wrappers around a text model are not served either."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.export.architectures import ARCHITECTURES, WIDTHS, check_computed, known_architecture
+from trisect.export.architectures import ARCHITECTURES, WIDTHS, Architecture, check_computed, known_architecture
 from trisect.export.check import Exported, check_in_llama_cpp, check_same, difference, probe
 from trisect.export.hf import built, check_stock, padding_notes, stock_config
 from trisect.export.rotation import SAME, listed_rope, stock_factors
@@ -55,14 +55,18 @@ def export_gguf(
     """Write a model, given in float32, as one GGUF file for llama.cpp."""
     if kind not in KINDS:
         raise unknown_name("kind of GGUF weights", kind, KINDS, "float32 and the like are for --to hf.")
-    path = _file(Path(out), kind)
+    path = Path(out) if Path(out).suffix == ".gguf" else Path(out) / f"model-{kind}.gguf"
+    if path.exists():
+        raise TrisectError(f"The output {path} exists; name another with -o, or remove it.")
+    check_writable(path)
     check_exportable(model)
     config = model.config
     tokenizer, notes = split_digits(tokenizer)
     vocabulary = vocabulary_of(tokenizer, config.vocab_size)
     known = known_architecture(config)
     stock = stock_weights(model, baked=not known.pattern)
-    architecture = _architecture(config, stock)
+    check_computed(config, stock, listed=rotation_factors(config, stock) is not None)
+    architecture = "deci" if needs_deci(config, stock) else known.name
     expected = probe(model)
     apart = check_stock(stock_config(config, stock), stock, expected)
     offset = family_for(config).norm_offset
@@ -115,20 +119,6 @@ def _turning_as_llama_cpp(model: Any) -> Iterator[None]:
 
 def _rounds_range(config: Any) -> bool:
     return bool(_stretch(config)) and not config.rope_parameters.get("truncate", True)
-
-
-def _file(out: Path, kind: str) -> Path:
-    path = out if out.suffix == ".gguf" else out / f"model-{kind}.gguf"
-    if path.exists():
-        raise TrisectError(f"The output {path} exists; name another with -o, or remove it.")
-    check_writable(path)
-    return path
-
-
-def _architecture(config: Any, stock: Stock) -> str:
-    """llama.cpp's name for what is to be computed, or the reason why it has none."""
-    check_computed(config, stock, listed=rotation_factors(config, stock) is not None)
-    return "deci" if needs_deci(config, stock) else known_architecture(config).name
 
 
 def _facts(config: Any, stock: Stock, receipt: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -203,44 +193,37 @@ def _window(config: Any) -> int | None:
 
 
 def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
-    notes = []
-    window = _window(config)
-    if window is not None and window < config.max_position_embeddings:
-        notes.append(f"llama.cpp ignores the sliding window, so the file allows texts of {window} tokens only")
-    if _rounds_range(config):
-        notes.append(
-            "llama.cpp rounds the range that YaRN blends over, in every file of this family: the check does, too"
-        )
-    if kept:
-        notes.append(f"{kept} matrices stay f16: their rows are no multiple of {BLOCK}, as q8_0 needs")
-    if stock.head_width % BLOCK:
-        notes.append(f"head width {stock.head_width} is no multiple of {BLOCK}: the KV cache cannot be quantised")
-    if not needs_deci(config, stock):
-        notes += padding_notes(stock)
-    if rotation_factors(config, stock) is not None:
-        notes.append("transformers ignores rope_freqs when it loads GGUF; for transformers, export --to hf")
-    return tuple(notes)
+    window, width = _window(config), stock.head_width
+    short = window is not None and window < config.max_position_embeddings
+    notes = {
+        f"llama.cpp ignores the sliding window, so the file allows texts of {window} tokens only": short,
+        "llama.cpp rounds the range that YaRN blends over, in every file of this family: the check does, too": (
+            _rounds_range(config)
+        ),
+        f"{kept} matrices stay f16: their rows are no multiple of {BLOCK}, as q8_0 needs": kept,
+        f"head width {width} is no multiple of {BLOCK}: the KV cache cannot be quantised": width % BLOCK,
+        **({} if needs_deci(config, stock) else dict.fromkeys(padding_notes(stock), True)),
+        "transformers ignores rope_freqs when it loads GGUF; for transformers, export --to hf": (
+            rotation_factors(config, stock) is not None
+        ),
+    }
+    return tuple(note for note, true in notes.items() if true)
 
 
 def names_of(config: Any, stock: Stock) -> dict[str, str]:
     """Name in the checkpoint -> llama.cpp's name, in the order in which tensors are written."""
     # Llama's names are those of these two, which have every tensor that it has or could have.
     own = next(arch for arch, title in gguf.MODEL_ARCH_NAMES.items() if title == known_architecture(config).name)
-    both, layers = (gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.QWEN2MOE), config.num_hidden_layers
-    kinds = (
-        both
-        if own == gguf.MODEL_ARCH.LLAMA or (stock.mixtures and not known_architecture(config).numbers)
-        else (own, own)
-    )
-    tables = [gguf.get_tensor_name_map(architecture, layers) for architecture in kinds]
+    both = own == gguf.MODEL_ARCH.LLAMA or (stock.mixtures and not known_architecture(config).numbers)
+    kinds = (gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.QWEN2MOE) if both else (own, own)
+    tables = [gguf.get_tensor_name_map(kind, config.num_hidden_layers) for kind in kinds]
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     names = {}
-    for name in stock.tensors:
+    for name in (name for name in stock.tensors if name not in tied):
         usual = name.replace("block_sparse_moe", "mlp")
         found = [table.get_name(usual, try_suffixes=(".weight", ".bias")) for table in tables]
-        if name not in tied:
-            theirs = str(found[0] or found[1])
-            names[name] = theirs if theirs.endswith((".weight", ".bias")) else f"{theirs}.weight"
+        theirs = str(found[0] or found[1])
+        names[name] = theirs if theirs.endswith((".weight", ".bias")) else f"{theirs}.weight"
     return names
 
 
@@ -365,20 +348,15 @@ def read_file(path: Path, names: dict[str, str], *, offset: float = 0.0) -> tupl
     """
     reader = gguf.GGUFReader(path)
     said = _said(reader)
-    found = {
-        tensor.name: torch.from_numpy(
-            np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        )
-        for tensor in reader.tensors
-    }
+    arrays = {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    found = {name: torch.from_numpy(np.array(array, dtype=np.float32)) for name, array in arrays.items()}
     base = said["rope_parameters"]["rope_theta"]
     if FACTORS in found:
         factors = found.pop(FACTORS).tolist()
         said["rope_parameters"] = listed_rope(factors, base, said["max_position_embeddings"])
     said["tie_word_embeddings"] = "output.weight" not in found
     heads = {"attn_q": said["num_attention_heads"], "attn_k": said["num_key_value_heads"]}
-    architecture = reader.fields["general.architecture"].contents()
-    if any(each.halved for each in ARCHITECTURES.values() if each.name == architecture):
+    if any(each.halved for each in _named_in(reader)):
         heads = {}
     ours = {theirs: name for name, theirs in names.items()}
     tensors = {}
@@ -398,14 +376,17 @@ def read_file(path: Path, names: dict[str, str], *, offset: float = 0.0) -> tupl
     return said, tensors
 
 
-def _widths_in(arch: str) -> dict[str, str]:
-    """WIDTHS as files of an architecture have them."""
-    width = next((each.width for each in ARCHITECTURES.values() if each.name == arch), None)
-    return WIDTHS if width is None else {"intermediate_size": width}
+def _named_in(reader: Any) -> list[Architecture]:
+    """What llama.cpp computes under the name that a file has; nothing for deci."""
+    name = reader.fields["general.architecture"].contents()
+    return [each for each in ARCHITECTURES.values() if each.name == name]
 
 
 def _said(reader: Any) -> dict[str, Any]:
+    """What a file says, in a config's words."""
     arch = reader.fields["general.architecture"].contents()
+    width = next((each.width for each in _named_in(reader)), None)
+    widths = WIDTHS if width is None else {"intermediate_size": width}
 
     def value(key: str) -> Any:
         """One number; the largest of a list with one for every layer."""
@@ -417,7 +398,7 @@ def _said(reader: Any) -> dict[str, Any]:
         "max_position_embeddings": value("context_length"),
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count"),
-        **{ours: value(theirs) for ours, theirs in _widths_in(arch).items() if f"{arch}.{theirs}" in reader.fields},
+        **{ours: value(theirs) for ours, theirs in widths.items() if f"{arch}.{theirs}" in reader.fields},
         "num_attention_heads": value("attention.head_count"),
         "num_key_value_heads": value("attention.head_count_kv"),
         "head_dim": value("attention.key_length"),

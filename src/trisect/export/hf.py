@@ -45,7 +45,10 @@ def export_hf(
             tokenizer.save_pretrained(folder)
         speak_to_transformers_4(folder, config)
         logits = probe(built(config, {name: tensor.float() for name, tensor in rounded.items()}))
-        check_same(_reloaded(folder), logits, "What was written")
+        again = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # as anybody loads it
+        if isinstance(again, CompressedModel):
+            raise TrisectError(f"{folder} still needs trisect; this is a mistake of trisect, please report it.")
+        check_same(probe(again.eval()), logits, "What was written")
         result = Exported(
             path=Path(out),
             architecture=type(written).__name__,
@@ -82,11 +85,8 @@ def speak_to_transformers_4(folder: Path, config: Any) -> None:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.get("tokenizer_class") == "TokenizersBackend":
             # There, the inputs of BERT are what a tokenizer gives unless it says otherwise.
-            older = {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "model_input_names": ["input_ids", "attention_mask"],
-            }
-            write_json(path, values | older)
+            inputs = ["input_ids", "attention_mask"]
+            write_json(path, values | {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs})
 
 
 def stock_config(source: Any, stock: Stock) -> Any:
@@ -109,13 +109,9 @@ def built(config: Any, tensors: dict[str, Tensor]) -> Any:
     model_class: Any = transformers.AutoModelForCausalLM
     with init_empty_weights(include_buffers=False):
         model = model_class.from_config(config, dtype=torch.float32)  # buffers, too: Gemma's scale of embeddings
-    expected = model.state_dict()
     # Qwen2 has no bias after attention where Llama has one.
-    extra = {
-        k: torch.zeros(v.shape, dtype=tensors["model.norm.weight"].dtype)
-        for k, v in expected.items()
-        if k.endswith("o_proj.bias") and k not in tensors
-    }
+    missing = {k: v for k, v in model.state_dict().items() if k.endswith("o_proj.bias") and k not in tensors}
+    extra = {k: torch.zeros(v.shape, dtype=tensors["model.norm.weight"].dtype) for k, v in missing.items()}
     model.load_state_dict({**tensors, **extra}, assign=True)
     model.tie_weights()
     # Not among the weights: the table must be float32, whatever the config's dtype is.
@@ -147,14 +143,6 @@ class _Exact(nn.Module):
         angles = angles.repeat(1, 1, cos.shape[-1] // angles.shape[-1])
         factor = self.table.attention_scaling
         return (angles.cos() * factor).to(cos.dtype), (angles.sin() * factor).to(sin.dtype)
-
-
-def _reloaded(folder: Path) -> Tensor:
-    """Logits of the files, by the way that anybody loads them."""
-    found = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if isinstance(found, CompressedModel):
-        raise TrisectError(f"{folder} still needs trisect; this is a mistake of trisect, please report it.")
-    return probe(found.eval())
 
 
 KERNELS = {

@@ -127,11 +127,12 @@ def stock_rotation(model: Any, views: list[LayerView], *, baked: bool) -> StockR
     """The source's own rotation if all pairs have a place in it, else one set of rates; or a refusal."""
     shapes = [view.shape() for view in views]
     own = own_rotation(model)
-    whole = max(_whole_width(view) for view in views)
+    config = views[0].config  # whose head width the source's own rotation belongs to
+    whole = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     if own is None:
         return _changing(views, shapes, whole, baked=baked)
-    own_rates = own.rates.float().double().cpu()
-    layers = [_rates(view, own_rates) for view in views]
+    own_rates, parts = own.rates.float().double().cpu(), [view.read_qk() for view in views]
+    layers = [own_rates[qk.frequencies.cpu()] if qk.rates is None else qk.rates.cpu() for qk in parts]
     slots = common_slots(layers)
     room = max(-(-max(shape.qk, shape.vo) // 2) for shape in shapes)
     places = [places_in(rates, own_rates) for rates in layers]
@@ -161,17 +162,6 @@ def _changing(views: list[LayerView], shapes: list[LayerShape], whole: int, *, b
     return StockRotation(pairs=whole // 2, slots=None, places=places, scaling=1.0)
 
 
-def _rates(view: LayerView, own: Tensor) -> Tensor:
-    part = view.read_qk()
-    return own[part.frequencies.cpu()] if part.rates is None else part.rates.cpu()
-
-
 def own_rotation(model: Any) -> Rotation | None:
     """The source's rotation, if it is one for all lengths."""
     return rotation_of(model.get_submodule(family_of(model).layers.rpartition(".")[0]))
-
-
-def _whole_width(view: LayerView) -> int:
-    """The head width that the source's config gives, which its own rotation belongs to."""
-    config = view.config
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)

@@ -19,6 +19,7 @@ from trisect.errors import TrisectError, option_name
 from trisect.export.rotation import NotPortable, own_rotation, stock_rotation
 from trisect.models import FAMILIES, WRAPPERS, Family, LayerView, family_for, family_of, layer_views
 from trisect.models.families import LLAMA
+from trisect.models.linear import as_maps, resized
 from trisect.models.norms import HeadNorm
 from trisect.models.quantized import QuantizedLinear
 from trisect.records.parts import MLP, OV, QK
@@ -58,11 +59,33 @@ def no_stock_form(family: Family) -> str | None:
     return None
 
 
-def check_exportable(model: Any) -> None:
-    """Refuse, with the reason, what no stock architecture can hold: before anything is computed."""
-    check_family(family_of(model))
+def check_exportable(model: Any, parts: tuple[str, ...] = ()) -> None:
+    """Refuse what no stock architecture can hold, now or with these parts cut: before anything is computed."""
+    check_family(family_of(model), parts)
     for view in layer_views(model):
-        _check_layer(view)
+        if any(isinstance(module, QuantizedLinear) for module in view.layer.modules()):
+            raise TrisectError(
+                f"Layer {view.index} is quantised: export the folder it was made from, and let the engine "
+                "quantise (--to gguf --dtype q8_0, or llama-quantize)."
+            )
+        shape, name = view.shape(), view.family.name
+        if shape.dropped_experts:
+            raise NotPortable(
+                f"Layer {view.index} has {shape.dropped_experts} experts fewer than it had, and a stock {name} has as "
+                "many in every layer: compress again without --drop-experts, or with --portable."
+            )
+        if shape.linears:
+            raise NotPortable(
+                f"Layer {view.index}: {shape.linears[0].name} is two matrices, and a stock layer has one. "
+                "Methods that narrow components can be exported: compress with --method a3+ --portable."
+            )
+        if shape.pairs and 2 * shape.pairs != shape.qk:
+            raise TrisectError(
+                f"Layer {view.index}: only {2 * shape.pairs} of {shape.qk} query channels rotate, and stock "
+                f"{name} code rotates all of them; load the folder itself with `import trisect`."
+            )
+        if any(isinstance(norm, HeadNorm) for norm in view.norms):
+            raise _norm_refusal(name)
 
 
 def check_family(family: Family, parts: tuple[str, ...] = ()) -> None:
@@ -76,38 +99,6 @@ def check_family(family: Family, parts: tuple[str, ...] = ()) -> None:
         )
     if "qk" in parts and family.norms is not None:
         raise _norm_refusal(family.name)
-
-
-def check_portable(model: Any, parts: tuple[str, ...]) -> None:
-    """Refuse a cut of these parts whose result could not be exported."""
-    check_family(family_of(model), parts)
-    check_exportable(model)
-
-
-def _check_layer(view: LayerView) -> None:
-    if any(isinstance(module, QuantizedLinear) for module in view.layer.modules()):
-        raise TrisectError(
-            f"Layer {view.index} is quantised: export the folder it was made from, and let the engine "
-            "quantise (--to gguf --dtype q8_0, or llama-quantize)."
-        )
-    shape, name = view.shape(), view.family.name
-    if shape.dropped_experts:
-        raise NotPortable(
-            f"Layer {view.index} has {shape.dropped_experts} experts fewer than it had, and a stock {name} has as "
-            "many in every layer: compress again without --drop-experts, or with --portable."
-        )
-    if shape.linears:
-        raise NotPortable(
-            f"Layer {view.index}: {shape.linears[0].name} is two matrices, and a stock layer has one. "
-            "Methods that narrow components can be exported: compress with --method a3+ --portable."
-        )
-    if shape.pairs and 2 * shape.pairs != shape.qk:
-        raise TrisectError(
-            f"Layer {view.index}: only {2 * shape.pairs} of {shape.qk} query channels rotate, and stock "
-            f"{name} code rotates all of them; load the folder itself with `import trisect`."
-        )
-    if any(isinstance(norm, HeadNorm) for norm in view.norms):
-        raise _norm_refusal(name)
 
 
 def _norm_refusal(name: str) -> NotPortable:
@@ -134,28 +125,19 @@ def plain_config(source: Any, changes: dict[str, Any]) -> Any:
     """A stock config with nothing of trisect in it."""
     values = {key: value for key, value in source.to_dict().items() if key not in OURS} | changes
     family = family_for(source)
-    if family.name == "phi3":
-        return _unfused_config(values)
+    if family.name == "phi3":  # with its fused matrices taken apart it is Llama, or Mistral where it has a window
+        values = {key: value for key, value in values.items() if key not in FUSED}
+        rope = values["rope_parameters"]
+        values["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
+        window = values.pop("sliding_window", None)
+        llama, mistral = transformers.LlamaConfig, transformers.MistralConfig
+        return llama(**values) if window is None else mistral(**values, sliding_window=window)
     narrow = values["head_dim"] * values["num_attention_heads"] != values["hidden_size"]
     if family.name == "qwen2" and narrow and "sliding_attention" not in values["layer_types"]:
-        return _biased_llama_config(values)
+        # Under Llama's name: not every engine reads the head width of a Qwen2, and all read Llama's.
+        values = {key: value for key, value in values.items() if key not in WINDOWED}
+        return transformers.LlamaConfig(**{**values, "attention_bias": True})
     return getattr(transformers, family.model).config_class(**values)
-
-
-def _unfused_config(values: dict[str, Any]) -> Any:
-    """Phi-3 with its fused matrices taken apart is Llama, or Mistral where it looks back over a window."""
-    values = {key: value for key, value in values.items() if key not in FUSED}
-    rope = {key: value for key, value in values["rope_parameters"].items() if key != "partial_rotary_factor"}
-    window = {"sliding_window": values.pop("sliding_window", None)}
-    if window["sliding_window"] is None:
-        return transformers.LlamaConfig(**{**values, "rope_parameters": rope})
-    return transformers.MistralConfig(**{**values, **window, "rope_parameters": rope})
-
-
-def _biased_llama_config(values: dict[str, Any]) -> Any:
-    """Qwen2 under Llama's name: not every engine reads the head width of a Qwen2, and all read Llama's."""
-    values = {key: value for key, value in values.items() if key not in WINDOWED}
-    return transformers.LlamaConfig(**{**values, "attention_bias": True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +169,10 @@ def stock_weights(model: Any, *, baked: bool = False) -> Stock:
     views = layer_views(model)
     rotation, own = stock_rotation(model, views, baked=baked), own_rotation(model)
     pairs = rotation.pairs
-    widths, tensors = _padded_widths(views), _untouched(model)
+    # Embeddings, norms and the head keep the names they have.
+    inside, state = (".self_attn.", ".mlp."), model.state_dict()
+    tensors = {name: x for name, x in state.items() if not any(part in name for part in inside)}
+    widths = _padded_widths(views)
     for view, places in zip(views, rotation.places, strict=True):
         prefix = f"{view.family.layers}.{view.index}"
         shape = view.shape()
@@ -261,13 +246,10 @@ def _spread(x: Tensor, places: Tensor, n: int) -> Tensor:
 
 
 def _ov(part: OV, width: int) -> dict[str, Tensor]:
-    more = width - part.width
-    W_v = pad(part.W_v, (0, more))  # (k, D, width)
-    # (h, width, D); one shared by all heads is repeated for each
-    W_o = pad(part.W_o.expand(part.heads, -1, -1), (0, 0, 0, more))
-    b_v = None if part.b_v is None else pad(part.b_v, (0, more)).flatten()
-    weights = {"v_proj.weight": W_v.mT.flatten(0, 1), "o_proj.weight": W_o.flatten(0, 1).T}
-    found = {**weights, "v_proj.bias": b_v, "o_proj.bias": part.b_o}
+    part = resized(part, width)
+    W_o = part.W_o.expand(part.heads, -1, -1)  # one shared by all heads is repeated for each
+    weights = {"v_proj.weight": part.W_v.mT.flatten(0, 1), "o_proj.weight": W_o.flatten(0, 1).T}
+    found = {**weights, "v_proj.bias": None if part.b_v is None else part.b_v.flatten(), "o_proj.bias": part.b_o}
     return {f"self_attn.{name}": tensor for name, tensor in found.items() if tensor is not None}
 
 
@@ -275,17 +257,17 @@ def _mlps(view: LayerView, widths: dict[str, int]) -> dict[str, Tensor]:
     """The MLP of a layer, or its experts with all that stands around them."""
     part = view.read_mlp()
     if isinstance(part, MLP):
-        return _named(view.family.up.rpartition(".")[0], _mlp(_padded(part, widths["intermediate_size"])))
+        return _named(view.family.up.rpartition(".")[0], _mlp(resized(part, widths["intermediate_size"])))
     assert view.experts is not None
     paths = view.experts.paths
     block = paths.routed.rpartition(".")[0]
     found = {name: tensor for name, tensor in view.layer.state_dict().items() if name.startswith(f"{block}.")}
-    routed = tuple(_padded(mlp, widths[paths.width]) for mlp in part.routed)
+    routed = tuple(resized(mlp, widths[paths.width]) for mlp in part.routed)
     found |= _named(paths.routed, view.experts.stored(replace(part, routed=routed)))
     if part.shared is not None:
         assert paths.shared is not None
         wide = part.shared.width // part.width * widths[paths.width]
-        found |= _named(paths.shared, _mlp(_padded(part.shared, wide)))
+        found |= _named(paths.shared, _mlp(resized(part.shared, wide)))
     return found
 
 
@@ -293,22 +275,7 @@ def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _padded(part: MLP, width: int) -> MLP:
-    """Neurons of zeros behind the others."""
-    more = width - part.width
-    wide = {name: getattr(part, name) for name in ("W_up", "W_gate", "b_up", "b_gate")}
-    wide = {name: None if x is None else pad(x, (0, more)) for name, x in wide.items()}
-    return replace(part, **wide, W_down=pad(part.W_down, (0, 0, 0, more)))
-
-
 def _mlp(part: MLP) -> dict[str, Tensor]:
-    assert part.W_gate is not None
-    weights = {"up_proj.weight": part.W_up.T, "gate_proj.weight": part.W_gate.T, "down_proj.weight": part.W_down.T}
-    biases = {"up_proj.bias": part.b_up, "gate_proj.bias": part.b_gate, "down_proj.bias": part.b_down}
-    return {name: tensor for name, tensor in {**weights, **biases}.items() if tensor is not None}
-
-
-def _untouched(model: Any) -> dict[str, Tensor]:
-    """Embeddings, norms and the head, under the names they have."""
-    parts = (".self_attn.", ".mlp.")
-    return {k: v for k, v in model.state_dict().items() if not any(part in k for part in parts)}
+    maps = {name: as_maps(part)[name] for name in ("up", "gate", "down")}  # in the order of files
+    found = {f"{name}_proj.weight": W.T for name, (W, _) in maps.items()}
+    return found | {f"{name}_proj.bias": b for name, (_, b) in maps.items() if b is not None}

@@ -11,6 +11,8 @@ from tokenizers import pre_tokenizers
 
 from trisect.errors import TrisectError
 
+log = logging.getLogger(__name__)
+
 NOTE = "the tokenizer splits digits again, a step that transformers leaves out when it reads GGUF"
 
 
@@ -23,13 +25,9 @@ def split_digits(tokenizer: Any) -> tuple[Any, tuple[str, ...]]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not _lost(json.loads(backend.to_str())):
         return tokenizer, ()
-    repaired = copy.deepcopy(tokenizer)
-    repaired.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-        ]
-    )
+    repaired, words = copy.deepcopy(tokenizer), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    repaired.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     return repaired, (NOTE,)
 
 
@@ -42,10 +40,7 @@ def _lost(data: dict[str, Any]) -> bool:
     return set("0123456789") <= set(vocabulary) and not any(re.search("[0-9]{2}", token) for token in vocabulary)
 
 
-log = logging.getLogger(__name__)
-
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {WORDS + r"\p{N}{1,3}" + REST: "llama-bpe", WORDS + r"\p{N}" + REST: "qwen2"}
@@ -125,10 +120,9 @@ def _scores(tokens: list[str], merges: list[str]) -> list[float]:
 
 def _adds_space(data: dict[str, Any]) -> bool:
     """Whether a text gets a space in front of it."""
-    normalizer, pre = data.get("normalizer"), data.get("pre_tokenizer")
-    if any(part["type"] == "Prepend" for part in _parts(normalizer, "normalizers")):
+    if any(part["type"] == "Prepend" for part in _parts(data.get("normalizer"), "normalizers")):
         return True
-    spaces = [part for part in _parts(pre, "pretokenizers") if part["type"] == "Metaspace"]
+    spaces = [part for part in _parts(data.get("pre_tokenizer"), "pretokenizers") if part["type"] == "Metaspace"]
     return any(part.get("prepend_scheme", "always") != "never" for part in spaces)
 
 

@@ -319,9 +319,9 @@ def check_model(model: Any, config: CompressConfig) -> None:
     check_finite(model)
     method = get_method(config.method)
     if config.portable:
-        from trisect.export.stock import check_portable
+        from trisect.export.stock import check_exportable
 
-        check_portable(model, config.parts)
+        check_exportable(model, config.parts)
     if not config.drop_experts and not (isinstance(method, ComponentMethod) and method.mixture is not None):
         return
     what = ("--drop-experts" if config.drop_experts else f"--method {config.method}") + " drops experts"

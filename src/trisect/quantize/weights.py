@@ -12,7 +12,7 @@ from trisect.config.verbs import QuantizeConfig
 from trisect.errors import TrisectError
 from trisect.models import layer_views, mark_compressed, original_shape, original_widths, shape_of
 from trisect.models.compressed import CompressedModel, mark_quantized
-from trisect.models.linear import bias_of, matrices_of, sizes_of, weight_of
+from trisect.models.linear import bias_of, matrices_of, refuse_nan, sizes_of, weight_of
 from trisect.models.quantized import Levels, Packing, QuantizedLinear, is_linear
 from trisect.models.view import LayerView
 from trisect.plan import budget_of
@@ -146,8 +146,7 @@ def quantize_model(
     modules = chosen_modules(model, config)
     sizes = group_sizes(modules, config)
     for path, module in modules.items():
-        if not weight_of(module).isfinite().all():
-            raise TrisectError(f"{path} holds NaN or inf; the checkpoint is damaged. Nothing was written.")
+        refuse_nan(weight_of(module), path)
     if not isinstance(model, CompressedModel):
         mark_compressed(model, original=original_widths(model), method="none", ratio=0.0)
     if config.lm_head:  # it cannot share the embedding's weight any more
@@ -164,11 +163,9 @@ def quantize_model(
 def quantized_linear(old: nn.Module, config: QuantizeConfig, group_size: int) -> QuantizedLinear:
     """One linear module, nn.Linear or GPT-2's Conv1D, in fewer bits."""
     weight: Tensor = weight_of(old).T.contiguous()  # (out, in), also for GPT-2's transposed layers
-    if config.backend == "hqq":
-        levels, packing = hqq_levels(weight, bits=config.bits, group_size=group_size)
-    else:
-        levels, packing = torchao_levels(weight)
-    bias = bias_of(old)
+    hqq, bias = config.backend == "hqq", bias_of(old)
+    how = hqq_levels(weight, bits=config.bits, group_size=group_size) if hqq else torchao_levels(weight)
+    levels, packing = how
     with torch.device("meta"):
         new = QuantizedLinear(weight.shape[1], len(weight), packing, bias=bias is not None)
     new.fill(levels, bias)
@@ -232,8 +229,6 @@ def count_bits(model: Any) -> Bits:
 
 def _matrices(module: nn.Module) -> list[Tensor]:
     """The tensors that stand for a module's own weight."""
-    quantized = isinstance(module, QuantizedLinear)
-    if not quantized:
+    if not isinstance(module, QuantizedLinear):
         return matrices_of(module)
-    held = [getattr(module, name, None) for name in ("packed", "scale", "zero")]
-    return [x for x in held if isinstance(x, Tensor)]
+    return [x for x in (module.packed, module.scale, module.zero) if x is not None]
