@@ -74,7 +74,7 @@ def test_a_dense_model_that_is_not_here_is_said_and_not_fetched(copied: Callable
     ("words", "said"),
     [
         (["--sample", ""], "A prompt is empty"),
-        (["--sample", "a", "--sample-tokens", "0"], "1 or more, not 0"),
+        (["--sample", "a", "--sample-tokens", "0"], "greater than or equal to 1"),
         (["-o", "model.safetensors"], "should end in .html: -o model.html"),
         (["--figures", "taken"], "is a file; name a folder"),
         (["--measured", "nothing.json"], "Cannot read nothing.json"),

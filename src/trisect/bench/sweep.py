@@ -21,8 +21,7 @@ from trisect.support import checks, receipt
 ATTENTIONS = ("eager", "sdpa")
 TRACEBACK_LINES = 12
 USUAL_LENGTH, USUAL_NEW = 1024, 128
-TURNS = 8
-"""Pieces that laps are taken in, where several models are timed in turn."""
+TURNS = 8  # pieces that laps are taken in, where several models are timed in turn
 NOT_ORIGINAL = ("trisect", "model_type", "architectures", "quantization_config", "transformers_version")
 """What a compressed checkpoint's config has and its original's must not inherit."""
 

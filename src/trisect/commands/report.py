@@ -25,7 +25,7 @@ def run(
     sample: Annotated[
         list[str] | None, option("Load the models and let them go on from this text, greedily.", "PROMPT")
     ] = None,
-    sample_tokens: Annotated[int, option("New tokens of each sample.")] = 64,
+    sample_tokens: Annotated[int, option("New tokens of each sample.", min=1)] = 64,
     figures: Annotated[
         Path | None, option("Also every figure as SVG and PNG (pip install 'trisect[plots]').", "DIR")
     ] = None,
@@ -43,7 +43,8 @@ def run(
     from trisect.support.files import atomic_write_text
 
     page.check_outputs(out, figures)
-    page.check_samples(sample or [], sample_tokens)
+    if not all(sample or ["none"]):
+        raise TrisectError('A prompt is empty; give some words, e.g. --sample "Once upon a time".')
     with screen.quiet_libraries(), screen.progress() as report:
         found = collect.read_runs(runs, measured or [])
         known = None if curves is None else read_curves(curves)

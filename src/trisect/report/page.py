@@ -253,14 +253,6 @@ def draw_samples(runs: Sequence[Run], prompts: Sequence[str], *, new_tokens: int
     return [Sample(prompt, [(name, texts[number]) for name, texts in columns]) for number, prompt in every]
 
 
-def check_samples(prompts: Sequence[str], new_tokens: int) -> None:
-    """Refuse, before any model is loaded, what cannot be continued."""
-    if not all(prompts):
-        raise TrisectError('A prompt is empty; give some words, e.g. --sample "Once upon a time".')
-    if new_tokens < 1:
-        raise TrisectError(f"--sample-tokens must be 1 or more, not {new_tokens}.")
-
-
 def continue_prompts(loaded: Any, prompts: Sequence[str], new_tokens: int) -> list[str]:
     """What the model writes after each prompt, greedily."""
     import torch
