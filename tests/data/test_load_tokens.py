@@ -1,11 +1,17 @@
 """load_tokens over names, files, mixtures and tensors."""
 
+import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
 from trisect.data import list_sources, load_tokens
 from trisect.data.catalogue import builtin_documents, paragraphs
@@ -36,6 +42,43 @@ def test_documents_are_joined_by_an_empty_line(tmp_path: Path, byte_tokenizer):
     path.write_text('{"text": "ab"}\n{"text": "cd"}\n')
     tokens = load_tokens(str(path), byte_tokenizer, samples=1, length=6, sampling="first")
     assert bytes(tokens.ids[0].tolist()) == b"ab\n\ncd"
+
+
+CHATS = [
+    [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}],
+    [{"role": "user", "content": "Why?"}],
+]
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in CHATS))
+    return path
+
+
+def test_chats_are_the_text_that_the_tokenizers_template_makes_of_each(chats: Path):
+    words = {"[UNK]": 0, "<u>": 1, "<a>": 2, "<end>": 3, "Hi": 4, "Ho": 5, "Why?": 6}
+    backend = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, additional_special_tokens=["<u>", "<a>", "<end>"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<u>' if m.role == 'user' else '<a>' }} {{ m.content }} <end>{% endfor %}"
+    )
+    tokens = load_tokens(str(chats), tokenizer, samples=1, length=9, sampling="first")
+    assert tokens.ids.tolist() == [[1, 4, 3, 2, 5, 3, 1, 6, 3]]
+    each = [tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"] for messages in CHATS]
+    assert tokens.ids[0].tolist() == sum(each, [])
+
+
+def test_chats_are_refused_without_a_template_and_among_other_texts(chats: Path, byte_tokenizer):
+    with pytest.raises(TrisectError, match=r"line 1 is a chat, and the model's tokenizer has no chat template"):
+        load_tokens(str(chats), byte_tokenizer, samples=1, length=4)
+    with chats.open("a") as file:
+        file.write('{"text": "and plain text"}\n')
+    tokenizer = SimpleNamespace(chat_template="", apply_chat_template=lambda messages, tokenize: "x")
+    with pytest.raises(TrisectError, match=r"line 3: a file of chats has messages in every entry"):
+        load_tokens(str(chats), tokenizer, samples=1, length=4)
 
 
 @pytest.mark.parametrize("split", ["calibration", "evaluation"])

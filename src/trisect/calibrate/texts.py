@@ -120,7 +120,8 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
             if asked.samples is None and next(model.parameters()).device.type != "cuda":
                 counts[index] = min(counts[index], max(FEWEST, SYNTHETIC_ON_CPU // length))
             content = _synthetic(model, tokenizer, counts[index], length, asked.seed, progress)
-        content = read_source(name, split="calibration") if content is None else content
+        if content is None:
+            content = read_source(name, split="calibration", tokenizer=tokenizer)
         ids = tokenize(content, tokenizer, source=name) if isinstance(content, str) else content
         if asked.samples is None:
             counts[index] = min(counts[index], room(ids, length=length, whole=has_two_parts(name)))

@@ -51,7 +51,7 @@ def has_two_parts(name: str) -> bool:
     return name == BUILTIN or name in DATASETS
 
 
-def read_source(name: str, *, split: str) -> str | Tensor:
+def read_source(name: str, *, split: str, tokenizer: Any = None) -> str | Tensor:
     """Text of a named source or file, or token ids, (n,) or (n, length), of a file that holds ids."""
     # A file is read whole, whatever the split: two files keep calibration and evaluation apart.
     check_names("split", [split], SPLITS)
@@ -62,7 +62,7 @@ def read_source(name: str, *, split: str) -> str | Tensor:
     if name == SYNTHETIC:
         why = f"{SYNTHETIC} text is written by the model that is compressed, and only calibrated on"
         raise TrisectError(f"{why}; `trisect sample MODEL -o own.jsonl` writes it to a file.")
-    content = read_file(catalogue.existing_file(name))
+    content = read_file(catalogue.existing_file(name), tokenizer=tokenizer)
     return content if isinstance(content, Tensor) else "\n\n".join(content)
 
 
@@ -93,7 +93,7 @@ def load_tokens(
     counts: list[Any] = [None] if samples is None else share_out(mixture, samples=samples, name=source)
     pieces, sizes = [], []
     for index, (part, count) in enumerate(zip(mixture, counts, strict=True)):
-        content = read_source(part.source, split=split)
+        content = read_source(part.source, split=split, tokenizer=tokenizer)
         ids = tokenize(content, tokenizer, source=part.source) if isinstance(content, str) else content
         cut, bos = (windows, bos_of(tokenizer)) if ids.ndim == 1 else (rows, None)
         # Another seed for each, so that a source named twice gives other windows the second time.

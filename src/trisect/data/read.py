@@ -24,17 +24,43 @@ from trisect.errors import TrisectError
 from trisect.support.checks import explained, read_text
 
 TEXT_FIELDS = ("text", "content", "story", "sentence")
+CHAT_FIELD = "messages"
 ID_KEYS = ("input_ids", "tokens")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 
 
-def read_file(path: Path) -> list[str] | Tensor:
-    """Documents of a text file, or token ids, (n,) or (n, length), of a .safetensors or .npy."""
+def read_file(path: Path, *, tokenizer: Any = None) -> list[str] | Tensor:
+    """Documents of a text file, or token ids, (n,) or (n, length), of a .safetensors or .npy.
+
+    Chats are written out by the tokenizer's template, all of a file as one document: a template ends its turns itself.
+    """
     suffix = path.suffix.lower()
     if suffix in PICKLES:
         instead = "save the ids with safetensors.torch.save_file({'input_ids': ids}, 'ids.safetensors')"
         raise TrisectError(f"{path} is a pickle, which can run code when opened, so trisect does not: {instead}.")
-    return read_ids(path) if suffix in (".safetensors", ".npy") else read_documents(path)
+    if suffix in (".safetensors", ".npy"):
+        return read_ids(path)
+    if suffix in (".jsonl", ".json") and is_chat(next(json_entries(path), ("", None))[1]):
+        return ["".join(chat_text(entry, tokenizer, where=where) for where, entry in json_entries(path))]
+    return read_documents(path)
+
+
+def is_chat(entry: Any) -> bool:
+    """Whether an entry of a JSON file is a conversation."""
+    return isinstance(entry, dict) and CHAT_FIELD in entry and not set(TEXT_FIELDS) & set(entry)
+
+
+def chat_text(entry: Any, tokenizer: Any, *, where: str) -> str:
+    """A conversation as the model was taught to read it."""
+    if not is_chat(entry):
+        raise TrisectError(
+            f"{where}: a file of chats has {CHAT_FIELD} in every entry; put other texts into another file."
+        )
+    if getattr(tokenizer, "chat_template", None) is None:
+        instead = 'give one that has (chat_template.jinja in its folder), or text: {"text": "..."}'
+        raise TrisectError(f"{where} is a chat, and the model's tokenizer has no chat template; {instead}.")
+    with explained(f"{where}: the model's chat template fails on these messages"):
+        return str(tokenizer.apply_chat_template(entry[CHAT_FIELD], tokenize=False))
 
 
 def read_documents(path: Path, *, fields: Sequence[str] = TEXT_FIELDS) -> list[str]:
@@ -121,7 +147,7 @@ def _field(present: Iterable[str], *, where: str, fields: Sequence[str]) -> str:
             return field
     found = f"{where}: no field with text; found {', '.join(map(str, names)) or 'none'}"
     instead = "Rename the field, or write plain text to a .txt file"
-    raise TrisectError(f"{found}, need one of {', '.join(fields)}. {instead}.")
+    raise TrisectError(f"{found}, need one of {', '.join(fields)}, or {CHAT_FIELD}. {instead}.")
 
 
 CONNECT_SECONDS = 5.0
