@@ -1,6 +1,7 @@
 """Every number on a screen, counted again from the files: nothing that a verb prints is taken on trust."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from safetensors import safe_open
 
 from command_line import read, run
 from tiny_models import LLAMA, character_tokenizer
+from trisect.bench import measure
 
+CEILINGS = measure.Ceilings(flops=1e9, copy_bytes=1e9, read_bytes=1e9, matrix=1)
 QUICK = ["--samples", 8, "--length", 32, "--align", 8]
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, " B": 1, " kB": 1e3, " MB": 1e6}
 
@@ -146,3 +149,81 @@ def test_quantize_says_bits_per_parameter_of_the_model_that_came(small: Path, tm
         held = sum(x.nbytes for x in tensors(folder).values())
         assert found[side]["model_bytes"] == held
         assert found[side]["per_parameter"] == pytest.approx(8 * held / found["before"]["parameters"])
+
+
+def test_compress_says_how_far_more_text_could_get(assets: Path, tmp_path: Path, capsys: Any) -> None:
+    """Of eight windows a model keeps more than of text that it was not fitted to; of sixty-four hardly."""
+    stories, model = assets / "data" / "tinystories" / "tinystories.txt", assets / "models" / "stories15m"
+    gains = {}
+    for samples in (8, 64):
+        out = tmp_path / str(samples)
+        words = ["--ratio", 0.25, "--fast", "--calibration", stories, "--samples", samples]
+        assert run("compress", model, "-o", out, *words) == 0
+        receipt, printed = read(out / "receipt.json"), capsys.readouterr().out
+        held, fitted = (
+            math.log(row["after"]["perplexity"] / row["before"]["perplexity"])
+            for row in (receipt["perplexity"], receipt["fitted"])
+        )
+        gains[samples] = 1 - math.exp(fitted - held)
+        said = re.search(r"lower it by up to (\d+)%: try --samples (\d+) \(now (\d+)\)", " ".join(printed.split()))
+        assert (said is not None) == (gains[samples] >= 0.05)
+        if said is not None:
+            assert [int(x) for x in said.groups()] == [round(100 * gains[samples]), 4 * samples, samples]
+        last = rows(printed)["perplexity, windows calibrated on (8 x 256)"]
+        assert shown(receipt["fitted"]["after"]["perplexity"], last[1])
+    assert gains[8] > 0.1 > gains[64]
+
+
+def test_export_counts_the_weights_of_the_files_it_wrote(half: Path, text: Path, tmp_path: Path, capsys: Any) -> None:
+    native, stock = tmp_path / "native", tmp_path / "stock"
+    words = ["--ratio", 0.25, "--calibration", text, "--eval", "none", "--portable", *QUICK[:4]]
+    assert run("compress", half, "-o", native, *words) == 0
+    capsys.readouterr()
+    assert run("export", native, "-o", stock) == 0
+    dtype, size = rows(capsys.readouterr().out)["weights"][0].split(", ")
+    assert {str(x.dtype) for x in tensors(stock).values()} == {f"torch.{dtype}"}
+    assert shown(weight_bytes(stock), size)
+    assert linear(stock) == linear(native)
+
+
+def test_bench_counts_the_bytes_of_the_file_and_of_the_cache(small: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(measure, "measure_ceilings", lambda *_: CEILINGS)
+    words = ["--length", 8, "--new", 4, "--repeats", 1, "--dtype", "float16", "--json", tmp_path / "b.json"]
+    assert run("bench", small, *words) == 0
+    held = sum(x.nbytes for name, x in tensors(small).items() if "rotary" not in name)
+    layers = json.loads((small / "config.json").read_text())["num_hidden_layers"]
+    keys = [tensors(small)[f"model.layers.{n}.self_attn.{name}_proj.weight"] for n in range(layers) for name in "kv"]
+    for row in read(tmp_path / "b.json")["rows"]:
+        if row["case"]["kind"] == "trisect":
+            assert row["parameter_bytes"] == held
+            assert row["kv_bytes_per_token"] == sum(2 * len(key) for key in keys)
+            assert row["tokens_per_second"] == pytest.approx(
+                (8 if row["case"]["phase"] == "prefill" else 1) / row["times"]["p50"]
+            )
+
+
+def test_compare_shows_what_its_cells_measured(half: Path, text: Path, tmp_path: Path, capsys: Any) -> None:
+    recipe = {
+        "name": "two",
+        "models": [{"name": "half", "source": str(half)}],
+        "methods": ["a3", "svd-llm"],
+        "ratios": [0.25],
+        "align": 8,
+        "calibration": {"source": str(text), "samples": 4, "length": 32},
+        "evaluation": [{"name": "notes", "data": str(text), "length": 32, "windows": 4}],
+    }
+    (tmp_path / "two.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    assert run("compare", tmp_path / "two.yaml", "-o", tmp_path / "cells", "--no-figures") == 0
+    lines = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    table = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
+    cells = {cell["method"]: cell for cell in map(read, (tmp_path / "cells" / "cells").glob("*.json"))}
+    assert set(cells) == {"dense", "a3", "svd-llm"}
+    whole = linear(half)
+    assert cells["dense"]["counts"]["weights"] == whole
+    for method, cell in cells.items():
+        found, dense = (c["perplexity"][0]["perplexity"] for c in (cell, cells["dense"]))
+        value, *rise = table[method][2].strip("*").split(" ")
+        assert shown(found, value)
+        assert not rise or float(rise[0].strip("(+)")) == pytest.approx(found - dense, abs=0.005)
+        if method != "dense":
+            assert shown(1 - cell["counts"]["weights"] / whole, table[method][1])

@@ -278,7 +278,8 @@ def removed_shares(before: ModelCount, after: ModelCount, config: CompressConfig
     """Shares that were removed; `chosen`, of weights or of KV, is the one to compare with the ratio."""
     weights = chosen_weights(before.shape, config)
     change = compare(budget_of(before.shape), budget_of(after.shape))
-    gone, zeroed = before.weights - after.weights, max(0, after.zeros - before.zeros)
+    gone = before.weights - after.weights
+    zeroed = 0 if gone else max(0, after.zeros - before.zeros)  # a mask's; a solver's few are in a narrower matrix
     of, chosen = "weights", (gone + zeroed) / weights
     if getattr(get_method(config.method), "cached", False) or config.goal.budget == "kv":
         layers = _chosen_layers(before.shape, config)  # of their components' cache

@@ -18,7 +18,7 @@ from trisect.calibrate import Progress, read_info
 from trisect.calibrate.replay import TOKENS_PER_BATCH
 from trisect.calibrate.texts import Prepared, held_out_texts, prepare, usual_length
 from trisect.config import CompressConfig, Increase
-from trisect.data import Tokens, load_tokens
+from trisect.data import Tokens, load_tokens, tokens_from_tensor
 from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
@@ -37,6 +37,7 @@ from trisect.support.files import check_disk_space, check_new_folder, check_writ
 
 Say = Callable[[str], None]
 NO_TEXT = "none"  # as the text to evaluate on: measure nothing
+FITTED = "windows calibrated on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class Result(Compressed):
     before: ModelShape
     after: ModelShape
     perplexities: list[tuple[Perplexity, Perplexity]]  # before and after, on one text after the other
+    fitted: tuple[Perplexity, Perplexity] | None  # the same on windows that were calibrated on
 
 
 def carry_out(job: Job, *, say: Say = lambda line: None, progress: Progress | None = None) -> Result:
@@ -152,6 +154,12 @@ def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], w
     In place, unless copies are tried to stay within a bound on perplexity.
     """
 
+    # Beside what is held out, as many of the windows that are fitted: the difference is what more text could gain.
+    fitted = job.evaluate is None and job.tokens is not None and bool(evaluations)
+    if fitted:
+        assert job.tokens is not None
+        evaluations = [*evaluations, tokens_from_tensor(job.tokens.ids[: job.eval_windows], FITTED)]
+
     def measure(model: Any, when: str) -> list[Perplexity]:
         stages = [f"perplexity {when}, {text.source}" for text in evaluations]
         reports = [None if job.progress is None else partial(job.progress, stage) for stage in stages]
@@ -165,11 +173,17 @@ def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], w
         found = compress(loaded.model, job.config, moments=job.moments, work=work, planned=planned, **given)
     else:
         found = compress_within(loaded.model, job.config, **given)
-    return _result(job, loaded, found, before, list(zip(was, measure(found.model, "after"), strict=True)))
+    pairs = list(zip(was, measure(found.model, "after"), strict=True))
+    return _result(job, loaded, found, before, pairs[: len(pairs) - fitted], pairs[-1] if fitted else None)
 
 
 def _result(
-    job: Job, loaded: Loaded, found: Compressed, before: ModelShape, perplexities: list[tuple[Perplexity, Perplexity]]
+    job: Job,
+    loaded: Loaded,
+    found: Compressed,
+    before: ModelShape,
+    perplexities: list[tuple[Perplexity, Perplexity]],
+    fitted: tuple[Perplexity, Perplexity] | None,
 ) -> Result:
     """The one receipt: in `model.receipt`, in receipt.json and in the file of --json."""
     after = shape_of(found.model)
@@ -181,10 +195,11 @@ def _result(
         **{name: value for name, value in names.items() if value is not None},
         **sizes(before, after),
         **({"perplexity": rows[0], "perplexities": rows} if rows else {}),
+        **({"fitted": {"before": asdict(fitted[0]), "after": asdict(fitted[1])}} if fitted else {}),
     }
     found.model.receipt = receipt
     facts = {**vars(found), "receipt": receipt, "before": before, "after": after, "perplexities": perplexities}
-    return Result(tokenizer=loaded.tokenizer, **facts)
+    return Result(tokenizer=loaded.tokenizer, fitted=fitted, **facts)
 
 
 def sizes(before: ModelShape, after: ModelShape) -> dict[str, Any]:
