@@ -79,6 +79,10 @@ class Regression:
         """E|x W - y|^2."""
         return self.energy - 2 * (W * self.cross).sum() + (W * (self.gram @ W)).sum()
 
+    def gap(self, W: Tensor) -> Tensor:
+        """What weights leave unexplained, E[x^T (y - x W)], (n, D)."""
+        return (self.gram @ W).neg_().add_(self.cross)
+
     def energies(self, other: "Regression") -> Tensor:
         """E[x_i^2] (n,) over both sets of tokens."""
         mine, theirs = (problem.gram.diagonal().to(self.cross) for problem in (self, other))
@@ -99,13 +103,16 @@ class Regression:
 
 def ridge(problem: Regression, prior: Tensor, strength: float, *, overwrite: bool = False) -> Tensor:
     """The weights (n, D) for one strength of the prior; with `overwrite`, in the place of the Gram."""
-    gap = (problem.gram @ prior).neg_().add_(problem.cross)  # what the prior leaves unexplained, (n, D)
+    return _change(problem, problem.gap(prior), strength, overwrite=overwrite).add_(prior)
+
+
+def _change(problem: Regression, gap: Tensor, strength: float, *, overwrite: bool = False) -> Tensor:
+    """What the weights gain over a prior that leaves `gap` (n, D), in the place of that."""
     if problem.penalty is None:
         system, scale = unit_system(problem.gram, strength, overwrite=overwrite)
     else:
         system, scale = unit_system(problem.gram + strength * problem.penalty, 0.0, overwrite=True)
-    change = _solve_positive(system, gap.mul_(scale.unsqueeze(-1)))
-    return change.mul_(scale.unsqueeze(-1)).add_(prior)
+    return _solve_positive(system, gap.mul_(scale.unsqueeze(-1))).mul_(scale.unsqueeze(-1))
 
 
 def unit_system(gram: Tensor, strength: float, *, overwrite: bool = False) -> tuple[Tensor, Tensor]:
@@ -147,14 +154,38 @@ def unit_scale(gram: Tensor) -> Tensor:
     return (energy.clamp(min=0) + quiet).rsqrt()
 
 
+SKETCH = 256
+"""Random mixtures of the outputs that strengths are compared on, where there are at least twice as many outputs:
+what a strength gains is a sum over outputs, of which this many mixtures tell the share to some percent."""
+
+
 def held_out_ridge(
     fit: Regression, held: Regression, prior: Tensor, *, all_tokens: bool = True
 ) -> tuple[Tensor, float]:
     """Weights from all tokens, with the strength that did best on the held-out ones.      [math.md F-2]"""
-    errors = torch.stack([held.error(ridge(fit, prior, strength)) for strength in STRENGTHS])
-    best = steady_choice(errors)
-    final = fit.joined(held) if all_tokens else fit
-    return ridge(final, prior, best, overwrite=all_tokens), best
+    gap, held_gap = fit.gap(prior), held.gap(prior)
+    start = held.energy - (prior * (held.cross + held_gap)).sum()  # the prior's own error
+    mix = _mixtures(prior)
+    few, held_few = (gap, held_gap) if mix is None else (gap @ mix, held_gap @ mix)
+    del held_gap
+
+    def error(strength: float) -> Tensor:
+        change = _change(fit, few.clone(), strength)
+        return start + ((held.gram @ change).sub_(held_few, alpha=2) * change).sum()
+
+    best = steady_choice(torch.stack([error(strength) for strength in STRENGTHS]))
+    if not all_tokens:
+        return _change(fit, gap, best).add_(prior), best
+    del gap
+    return ridge(fit.joined(held), prior, best, overwrite=True), best
+
+
+def _mixtures(W: Tensor) -> Tensor | None:
+    """(D, SKETCH), the same for the same D; None where that saves nothing."""
+    if W.shape[-1] < 2 * SKETCH:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(W.shape[-1], SKETCH, generator=generator, dtype=W.dtype).to(W.device) / SKETCH**0.5
 
 
 def steady_choice(errors: Tensor) -> float:
