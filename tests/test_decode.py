@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounter
 from narrow_models import narrow
 from tiny_models import PLAIN, left_padded, logits, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
-from trisect.decode import Decoder, decode, prepare_for_inference
+from trisect.decode import Decoder, prepare_for_inference
 from trisect.decode.decoder import recordable_experts
 from trisect.decode.prepare import compile_layers
 from trisect.errors import TrisectError
@@ -25,6 +25,11 @@ from trisect.models import layer_views, load_model, save_model, shape_of
 from trisect.plan import budget_of
 
 NEW = 9
+
+
+def decode(model: Any, ids: Tensor, new: int, **settings: Any) -> Tensor:
+    """What a Decoder just large enough makes of prompts."""
+    return Decoder(model, batch=ids.shape[0], max_length=ids.shape[1] + new).generate(ids, new, **settings)
 
 
 def generated(model: Any, ids: Tensor, mask: Tensor | None = None, new: int = NEW, **settings: Any) -> Tensor:

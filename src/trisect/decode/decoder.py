@@ -69,10 +69,6 @@ def switch_of(model: Any) -> int | None:
     return int(original or rope["original_max_position_embeddings"])
 
 
-def all_ended(found: list[Tensor], eos: int) -> bool:
-    return bool((torch.stack(found, dim=1) == eos).any(dim=1).all())
-
-
 def padded_after_end(new: Tensor, eos: int, pad: int) -> Tensor:
     """Pad behind each text's first end, and cut where every text has ended."""
     ended = (new == eos).cumsum(dim=1)
@@ -277,8 +273,9 @@ class Decoder:
             )
         found = [self.prefill(ids, attention_mask)]
         while len(found) < new_tokens:
-            if eos_token_id is not None and len(found) % LOOK_EVERY == 0 and all_ended(found, eos_token_id):
-                break
+            if eos_token_id is not None and len(found) % LOOK_EVERY == 0:
+                if torch.stack(found, dim=1).eq(eos_token_id).any(dim=1).all():
+                    break
             found.append(self.step())
         new = torch.stack(found[:new_tokens], dim=1)
         if eos_token_id is not None:
@@ -350,36 +347,25 @@ class Decoder:
         if key not in self._graphs:
             if self.mode == "compile" and not self._graphs:  # the prompt was read by now, and the cache has its place
                 compile_layers(self._views)
-            self._graphs[key] = self._recorded()
+            state = self.tokens, self._positions, self.cache.clock.slot
+            before = [x.clone() for x in state]
+
+            def rewind() -> None:
+                for x, value in zip(state, before, strict=True):
+                    x.copy_(value)
+
+            with recordable_experts(self._views, batch=self.batch):
+                self._graphs[key] = record_graph(self._advance, rewind=rewind, pool=self._pool)
+            self._pool = self._graphs[key].pool()
         return self._graphs[key]
 
     def _default_bucket(self) -> int:
         """All slots where every layer reads the live ones only; MPT's bias is no business of our kernel."""
-        probe = next(self.model.parameters())[:1]
-        alone = (
-            self._takes_positions
-            and wants_decode_kernel(probe)
-            and all(
-                view.attention.prepared
-                and view.attention.has_kernel
-                and not any(linear.cached for linear in view.shape().linears)
-                for view in self._views
-            )
-        )
+        alone = self._takes_positions and wants_decode_kernel(next(self.model.parameters())[:1])
+        for view in self._views:
+            cached = any(linear.cached for linear in view.shape().linears)
+            alone = alone and view.attention.prepared and view.attention.has_kernel and not cached
         return self.max_length if alone else 1 if self.mode == "eager" else BUCKET
-
-    def _recorded(self) -> Any:
-        state = self.tokens, self._positions, self.cache.clock.slot
-        before = [x.clone() for x in state]
-
-        def rewind() -> None:
-            for x, value in zip(state, before, strict=True):
-                x.copy_(value)
-
-        with recordable_experts(self._views, batch=self.batch):
-            graph = record_graph(self._advance, rewind=rewind, pool=self._pool)
-        self._pool = graph.pool()
-        return graph
 
 
 @contextmanager
@@ -416,9 +402,3 @@ def record_graph(step: Callable[[], None], *, rewind: Callable[[], None], pool: 
     with torch.cuda.graph(graph, pool=pool):
         step()
     return graph
-
-
-def decode(model: Any, ids: Tensor, new_tokens: int, *, mode: Mode = "auto", **settings: Any) -> Tensor:
-    """Continue prompts (b, t) greedily: a Decoder for one call; `settings` are those of Decoder.generate."""
-    decoder = Decoder(model, batch=ids.shape[0], max_length=ids.shape[1] + new_tokens, mode=mode)
-    return decoder.generate(ids, new_tokens, **settings)

@@ -44,11 +44,8 @@ def fuse_norm(module: nn.Module) -> None:
 
 def is_rms_norm(module: nn.Module) -> bool:
     """Whether a module makes the mean square one and scales by its weight: found by trying, not by name."""
-    names = [name for name, _ in module.named_parameters()]
-    if names != ["weight"] or list(module.buffers()):
-        return False
-    weight = module.get_parameter("weight")
-    if weight.ndim != 1 or weight.is_meta:
+    found = dict(module.named_parameters())
+    if list(found) != ["weight"] or found["weight"].ndim != 1 or found["weight"].is_meta or list(module.buffers()):
         return False
     if isinstance(module, nn.RMSNorm) or not isinstance(eps_of(module), float):
         return False
@@ -130,18 +127,14 @@ def fuse_gate(layer: nn.Module, family: Any) -> None:
         if up == PACKED[0] and all(hasattr(owner, name) for name in PACKED):
             mix_in(PackedGate, owner, "Fused")
     elif up == SEPARATE[1] and all(hasattr(owner, name) for name in SEPARATE):
-        _fuse_separate(owner)
-
-
-def _fuse_separate(owner: Any) -> None:
-    maps = [owner.gate_proj, owner.up_proj]
-    before = owner.fused if isinstance(owner, FusedGate) else None
-    if before is not None and before.holds(maps):
-        return  # a graph somebody recorded may read this very matrix
-    fused = fused_maps(maps)
-    if fused is not None:
-        mix_in(FusedGate, owner, "Fused")
-        owner.fused = fused
+        maps = [owner.gate_proj, owner.up_proj]
+        before = owner.fused if isinstance(owner, FusedGate) else None
+        if before is not None and before.holds(maps):
+            return  # a graph somebody recorded may read this very matrix
+        fused = fused_maps(maps)
+        if fused is not None:
+            mix_in(FusedGate, owner, "Fused")
+            owner.fused = fused
 
 
 def compile_layers(views: Sequence[LayerView], **options: Any) -> None:

@@ -10,14 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trisect.kernels.triton_rotary import INDEXED, RATES, SHARED, turn, turning
+from trisect.kernels.triton_rotary import INDEXED, MULTIPROCESSORS, RATES, SHARED, turn, turning
 
 # Kernels have no types of Python: their arguments are pointers and numbers on the device.
 # mypy: disable-error-code=no-untyped-def
-
-
-MULTIPROCESSORS = 132
-"""Of the GPU the tiles are chosen for; elsewhere they are merely reasonable."""
 
 
 class Tiles(NamedTuple):
@@ -161,10 +157,6 @@ def chosen_tiles(pairs: int, length: int) -> Tiles:
     while splits * pairs < 2 * MULTIPROCESSORS and 2 * splits * 2 * block <= length:
         splits *= 2
     return Tiles(block=block, splits=splits)
-
-
-# Kernels have no types of Python: their arguments are pointers and numbers on the device.
-# mypy: disable-error-code=no-untyped-def
 
 
 @triton.jit

@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trisect.kernels.triton_rotary import MULTIPROCESSORS
+
 COLUMNS = (512, 1024)
 """What a program may do of a row; two choices, because a width is seldom a multiple of the larger."""
 MANY = 2048
 """Elements of each half that a program does where there is enough for all."""
-MULTIPROCESSORS = 132
-"""Of the GPU the block sizes are chosen for; elsewhere they are merely reasonable."""
 
 
 class Blocks(NamedTuple):

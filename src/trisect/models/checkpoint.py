@@ -41,9 +41,6 @@ def reset_invalid_generation_config(model: Any) -> None:
         model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
 
 
-LOCAL = "a folder or a .gguf file works too"
-
-
 @contextmanager
 def from_hub(source: Source) -> Iterator[None]:
     """Around whatever loads a model: errors of the hub's libraries become one line, and come soon."""
@@ -57,7 +54,7 @@ def from_hub(source: Source) -> Iterator[None]:
         advice = _advice(source.path, error)
         if advice is None:
             raise
-        raise TrisectError(advice) from error
+        raise TrisectError(f"{advice}; a folder or a .gguf file works too.") from error
 
 
 def _advice(name: str, error: BaseException | None) -> str | None:
@@ -67,13 +64,13 @@ def _advice(name: str, error: BaseException | None) -> str | None:
         behind |= {kind.__name__ for kind in type(error).__mro__}
         error = error.__cause__ or error.__context__
     if "GatedRepoError" in behind:
-        return f"{name} is gated: ask for access on its page of the hub, then type `hf auth login`; {LOCAL}."
+        return f"{name} is gated: ask for access on its page of the hub, then type `hf auth login`"
     if "RepositoryNotFoundError" in behind:
-        return f"The hub has no model {name}, or it is private: check the id, or `hf auth login`; {LOCAL}."
+        return f"The hub has no model {name}, or it is private: check the id, or `hf auth login`"
     if not hub_answers():
-        return f"The Hugging Face hub cannot be reached, and its cache has not all of {name}; {LOCAL}."
+        return f"The Hugging Face hub cannot be reached, and its cache has not all of {name}"
     if "TransportError" in behind:
-        return f"The download of {name} broke off: type the same again, and it goes on from there; {LOCAL}."
+        return f"The download of {name} broke off: type the same again, and it goes on from there"
     return None
 
 

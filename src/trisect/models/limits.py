@@ -133,9 +133,8 @@ def check_fits(
     # Tied weights are one parameter here and one tensor in the files, or two.
     needed = sum(parameter.numel() for parameter in model.parameters())
     if needed > (PACKED * size if packed else stored):
-        raise TrisectError(
-            f"{where} describes {needed:,} weights, but the files hold {stored:,}{_first_odd(model, shapes)}."
-        )
+        odd = _first_odd(model, shapes)
+        raise TrisectError(f"{where} describes {needed:,} weights, but the files hold {stored:,}{odd}.")
     tables = sum(buffer.numel() for buffer in model.buffers())
     if tables > PACKED * size + SPARE_BUFFERS:
         raise TrisectError(f"{where} asks for tables of {tables:,} numbers; refused.")
