@@ -26,11 +26,9 @@ Quiet = Annotated[bool, option("Results only: no progress, no hints.", None, "--
 Verbose = Annotated[
     bool, option("Tracebacks, time, memory, other libraries' lines.", None, "--verbose", "-v", panel=EVERY_VERB)
 ]
+FROM_FILE: Any = {"panel": EVERY_VERB, "is_eager": True, "callback": _options.read_options}
 ABOUT_CONFIG = "YAML with options as keys; those typed here win. `trisect init VERB` writes one."
-Config = Annotated[
-    Path | None,
-    option(ABOUT_CONFIG, "FILE", "--config", panel=EVERY_VERB, is_eager=True, callback=_options.read_options),
-]
+Config = Annotated[Path | None, option(ABOUT_CONFIG, "FILE", "--config", **FROM_FILE)]
 
 
 class Interrupted(Exception):

@@ -65,17 +65,9 @@ def run(
     from trisect.pipeline.job import Job, carry_out
     from trisect.support import distributed
 
-    job = Job(
-        model=model,
-        config=settings,
-        out=out,
-        moments=moments,
-        curves=curves,
-        evaluate=evaluate,
-        eval_windows=eval_windows,
-        load_options={**asdict(loading), "stream": stream},
-        fresh=fresh,
-    )
+    given: Any = {"moments": moments, "curves": curves, "evaluate": evaluate, "eval_windows": eval_windows}
+    load_options = {**asdict(loading), "stream": stream}
+    job = Job(model=model, config=settings, out=out, load_options=load_options, fresh=fresh, **given)
     with distributed.process_group(loading.device):
         with screen.quiet_libraries(), screen.progress(hidden=not distributed.is_rank_zero()) as report:
             result = carry_out(job, say=screen.say, progress=report)
@@ -125,16 +117,13 @@ def _rise(row: dict[str, Any]) -> float:
 
 def show_result(result: "Result") -> None:
     """Print the final table, the trials under a bound, and what the solver wants the user to know."""
+    from trisect.bundle import weights_size
     from trisect.models import zeros_of
     from trisect.plan import budget_of
     from trisect.report.terminal import compression_table
 
     known, out = result.receipt.get("source_bytes"), result.receipt.get("out")
-    files = (
-        None
-        if known is None or out is None
-        else (known, sum(f.stat().st_size for f in Path(out).glob("*.safetensors")))
-    )
+    files = None if known is None or out is None else (known, weights_size(Path(out)))
     rows = [*result.perplexities, *([] if result.fitted is None else [result.fitted])]
     screen.say(compression_table(result.before, result.after, files=files, perplexities=rows))
     more = more_samples(result.receipt)

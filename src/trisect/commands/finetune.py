@@ -36,7 +36,7 @@ def run(
     """
     if find_spec("peft") is None:
         raise TrisectError("Tuning needs peft: pip install 'trisect[finetune]'.")
-    from trisect.finetune import Stopped, finetune, load_examples, training
+    from trisect.finetune import finetune, load_examples, training
     from trisect.support.receipt import read_receipt
 
     state, receipt = training.state_path(out), read_receipt(model)
@@ -54,13 +54,7 @@ def run(
             return [training.measure(loaded.model, part, progress=s) for part, s in zip(held_out, stages, strict=True)]
 
         before = measured("before")
-        try:
-            tuned = finetune(loaded.model, examples, settings, progress=partial(report, "tuning"), **tuning)
-        except Stopped as stopped:
-            raise KeyboardInterrupt(
-                f"Stopped after step {stopped.step} of {stopped.total}; the run is in {stopped.state}. The same "
-                "command goes on from there."
-            ) from stopped
+        tuned = finetune(loaded.model, examples, settings, progress=partial(report, "tuning"), **tuning)
         changes = [{"before": was, "after": now} for was, now in zip(before, measured("after"), strict=True)]
     entry = {**tuned.receipt, "model": loaded.name, "held_out": changes}
     training.save_tuned(tuned, loaded.tokenizer, out, receipt=training.extended(receipt, entry))

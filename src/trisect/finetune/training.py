@@ -41,7 +41,8 @@ class Stopped(KeyboardInterrupt):
     """Tuning was interrupted between two steps; the same command goes on from there."""
 
     def __init__(self, step: int, total: int, state: Path | None):
-        super().__init__(f"stopped after step {step} of {total}")
+        kept = "" if state is None else f"; the run is in {state}. The same command goes on from there"
+        super().__init__(f"Stopped after step {step} of {total}{kept}.")
         self.step, self.total, self.state = step, total, state
 
 

@@ -72,8 +72,8 @@ def _read_run(folder: Path, name: str) -> Run:
     made = next(((r.source, r.model, r.recipe.get("model")) for r in receipts if r.made_from is None), ())
     source = next((name for name in made if isinstance(name, str)), None)
     after, before, _ = read_shape(str(folder))
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    about: Any = {"source": source, "method": str(entry.get("method")), "receipts": receipts, "weight_bytes": size}
+    about: Any = {"source": source, "method": str(entry.get("method")), "receipts": receipts}
+    about["weight_bytes"] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return Run(name=name, folder=folder, before=before, after=after, **about)
 
 
@@ -99,11 +99,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
     doubled = [path for path in paths if paths.count(path) > 1]
     if doubled:
         raise TrisectError(f"The run {doubled[0].name} was given twice; give every folder once.")
-    depth, names = 0, [""] * len(paths)
-    while len(set(names)) < len(names) or depth == 0:
-        depth += 1
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-    return names
+    names = [path.name for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    above = os.path.commonpath([path.parent for path in paths])
+    return [path.relative_to(above).as_posix() for path in paths]
 
 
 def _receipt_readings(receipts: tuple[Receipt, ...]) -> Iterator[Reading]:
