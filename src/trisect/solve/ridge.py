@@ -214,22 +214,24 @@ def eliminate_rows(
     gram, scale = unit_system(gram, ridge, overwrite=overwrite)
     H, W = inverse_positive(gram), W / scale.unsqueeze(-1)
     del gram
-    index = torch.arange(len(W), device=W.device)
-    per_round = max(1, -(-(len(W) - keep) // rounds))
+    index, gone = torch.arange(len(W), device=W.device), torch.zeros(len(W), dtype=torch.bool, device=W.device)
+    per_round, left = max(1, -(-(len(W) - keep) // rounds)), len(W)
     failed = torch.zeros((), dtype=torch.int32, device=W.device)
-    while len(index) > keep:
-        count = min(per_round, len(index) - keep)
-        cost = W.square().sum(dim=-1) / H.diagonal()
-        order = cost.argsort(stable=True)
-        drop, stay = order[:count], order[count:].sort().values
+    while left > keep:
+        cost = (W.square().sum(dim=-1) / H.diagonal()).masked_fill(gone, torch.inf)
+        drop = cost.argsort(stable=True)[: min(per_round, left - keep)]
         rows = H[drop]
         # Looked at once, at the end: a GPU would wait for the host in every round.
         update, info = torch.linalg.solve_ex(rows[:, drop], rows)  # (count, n)
         failed += info.abs()
-        W = W.addmm_(update.mT, W[drop], alpha=-1.0).index_select(0, stay)
-        H = H.addmm_(rows.mT, update, alpha=-1.0).index_select(0, stay)
-        H = H.index_select(1, stay)
-        index = index[stay]
+        W, H = W.addmm_(update.mT, W[drop], alpha=-1.0), H.addmm_(rows.mT, update, alpha=-1.0)
+        gone[drop], left = True, left - len(drop)
+        # What is gone is zero in H; taking it out costs more than a round, so it waits until it is an eighth.
+        if left == keep or len(gone) - left >= len(gone) // 8:
+            stay = gone.int().argsort(stable=True)[:left]  # in order
+            W, H = W.index_select(0, stay), H.index_select(0, stay)
+            H = H.index_select(1, stay)
+            index, gone = index[stay], gone[stay]
     if failed:
         raise torch.linalg.LinAlgError("Neurons cannot be eliminated: the inverse Gram lost its definiteness.")
     return index
