@@ -75,7 +75,7 @@ def run(
     _show_tables(rows)
     screen.say(*map(described, failed), *notes)
     screen.keep_measurement(json, {**found, "rows": related(rows), "notes": notes})
-    screen.say_next(f"trisect report RUN --measured {screen.kept_in(json)}")
+    screen.say_next(f"trisect report {screen.quoted(model)} --measured {screen.kept_in(json)}")
     if failed:
         raise typer.Exit(code=FAILED_ROWS)
 
