@@ -89,11 +89,9 @@ class DrawnAnswers:
 
     @torch.no_grad()
     def rise(self, view: LayerView) -> float:
-        """Nats per token that the model loses by what was changed in a layer since `begin`.
-
-        Products are added up over BLOCK tokens before they are squared: what neighbours do to the same answers
-        adds up, and between distant tokens there is next to nothing but noise.
-        """
+        """Nats per token that the model loses by what was changed in a layer since `begin`."""
+        # Products are added up over BLOCK tokens before they are squared: what neighbours do to the same answers
+        # adds up, and between distant tokens there is next to nothing but noise.
         total = torch.zeros((), dtype=torch.float64, device=self._generator.device)
         for number, states in enumerate(self.stream.hidden):
             with stage("forward"):
@@ -113,10 +111,8 @@ class DrawnAnswers:
 def fisher_information(
     model: nn.Module, views: list[LayerView], ids: Tensor, *, progress: Progress | None = None
 ) -> list[dict[str, Tensor]]:
-    """Per layer NAME_fisher (in,): squared gradients summed over the outputs.
-
-    One window is one sample, as in FWSVD: the gradient of its mean loss is squared, then averaged.
-    """
+    """Per layer NAME_fisher (in,): squared gradients summed over the outputs."""
+    # One window is one sample, as in FWSVD: the gradient of its mean loss is squared, then averaged.
     refuse_streamed(model, "A backward pass, which this method's Fisher information takes,")
     sums: list[dict[str, Tensor]] = [{} for _ in views]
     device = next(model.parameters()).device

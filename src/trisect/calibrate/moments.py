@@ -54,11 +54,9 @@ def channel_energy(x: Tensor) -> Tensor:
 
 
 def input_gram(x: Tensor) -> Tensor:
-    """(..., I) -> (I, I): products of one batch in float32 at least, the running sum in float64.
-
-    Float64 products of an MLP's width would take most of the run, and the numerical floor of whoever reads
-    this is far above the rounding of a batch.
-    """
+    """(..., I) -> (I, I): products of one batch in float32 at least, the running sum in float64."""
+    # Float64 products of an MLP's width would take most of the run, and the numerical floor of whoever reads
+    # this is far above the rounding of a batch.
     return products(rows(x), rows(x))
 
 

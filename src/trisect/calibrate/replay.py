@@ -130,11 +130,9 @@ class Windows:
 
 
 def in_batches(ids: Tensor, *, batch_size: int | None = None, hold_out: bool = False, split: bool = False) -> Windows:
-    """Windows (n, t) in batches; with `split`, this process's share of them.
-
-    Every process has its part of the windows that fit and of those held out, so that the two sets are the
-    same for any number of processes.
-    """
+    """Windows (n, t) in batches; with `split`, this process's share of them."""
+    # Every process has its part of the windows that fit and of those held out, so that the two sets are the
+    # same for any number of processes.
     size = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
     num_held = max(1, len(ids) // HELD_SHARE) if hold_out else 0
     sets = torch.arange(len(ids)).split([len(ids) - num_held, num_held])

@@ -140,10 +140,8 @@ class QuerySampler:
 
 
 def _stretches(queries: int, tokens: int, positions: Tensor | None, *, most: int) -> list[tuple[slice, int]]:
-    """Up to `most` queries at a time, at least one, with the keys up to the last of their positions (b, q).
-
-    In four parts at least: early queries are spared the late keys, a third of the work.
-    """
+    """Up to `most` queries at a time, at least one, with the keys up to the last of their positions (b, q)."""
+    # In four parts at least: early queries are spared the late keys, a third of the work.
     found, step = [], max(1, min(most, -(-queries // 4)))
     for start in range(0, queries, step):
         some = slice(start, start + step)

@@ -136,10 +136,8 @@ class TwoStreams:
             accumulator.sampler.numbers = self.windows.numbers[batch].tolist()
 
     def _rates(self, view: LayerView) -> Tensor | None:
-        """Radians per token (k, P) of the layer's pairs, where they are the same for every length.
-
-        None also where layers are not told positions, without which pairs cannot turn at rates of their own.
-        """
+        """Radians per token (k, P) of the layer's pairs, where they are the same for every length."""
+        # None also where layers are not told positions, without which pairs cannot turn at rates of their own.
         told = all(calls[view.index].kwargs.get("position_ids") is not None for calls in self.dense.calls.values())
         if not view.pairs or self.rotation is None or not told:
             return None
@@ -233,10 +231,8 @@ def wide(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def scale_last_norm(norm: nn.Module | None, streams: TwoStreams) -> float:
-    """Multiply the last norm with E<x, y> / E|x|^2, both streams being behind the last layer.   [math.md F-4]
-
-    What the narrow model gets wrong lies on its hidden states like noise, and least squares shrinks noise.
-    """
+    """Multiply the last norm with E<x, y> / E|x|^2, both streams being behind the last layer.   [math.md F-4]"""
+    # What the narrow model gets wrong lies on its hidden states like noise, and least squares shrinks noise.
     if norm is None:
         return 1.0
     device = next(norm.parameters()).device

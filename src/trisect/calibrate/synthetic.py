@@ -35,11 +35,9 @@ REPORT_EVERY = 16
 def write_synthetic(
     model: Any, tokenizer: Any, config: SampleConfig, out: Path, *, name: str = "", progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Write synthetic texts into `out`, a .jsonl file, with a receipt beside it, which is returned.
-
-    A run that dies resumes after its last whole batch. The model is prepared for inference by this
-    (docs/runtime.md): load it again to compress it.
-    """
+    """Write synthetic texts into `out`, a .jsonl file, with a receipt beside it, which is returned."""
+    # A run that dies resumes after its last whole batch. The model is prepared for inference by this
+    # (docs/runtime.md): load it again to compress it.
     check_output(out)
     config = replace(config, length=config.length or usual_length(model))
     settings = {"fingerprint": fingerprint(model), "dtype": str(next(model.parameters()).dtype)}

@@ -100,10 +100,8 @@ def with_tokens(
 
 
 def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Progress | None = None) -> Prepared:
-    """Decide what a config leaves open about calibration, and read its windows.
-
-    Under a bound on perplexity the last quarter of the windows shares no token with the others.
-    """
+    """Decide what a config leaves open about calibration, and read its windows."""
+    # Under a bound on perplexity the last quarter of the windows shares no token with the others.
     asked = config.calibration
     length = asked.length or usual_length(model)
     wanted = asked.samples or usual_windows(model, length=length)

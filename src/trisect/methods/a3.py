@@ -26,11 +26,9 @@ OVMoment = Callable[[OV, Moments], Tensor]
 
 
 def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, second_moments: QKMoments) -> Shrunk:
-    """Pairs for the rotated channels, the joint SVD for the others.           [math.md QK-1, R-1, R-2]
-
-    Without RoPE there are no pairs and this is Theorem 2 (MHA) or the joint SVD (GQA); with full RoPE
-    there are no other channels and it is the paper's pair selection.
-    """
+    """Pairs for the rotated channels, the joint SVD for the others.           [math.md QK-1, R-1, R-2]"""
+    # Without RoPE there are no pairs and this is Theorem 2 (MHA) or the joint SVD (GQA); with full RoPE
+    # there are no other channels and it is the paper's pair selection.
     C_q, C_k = second_moments(part, moments)  # (k, d, d) each
     scores, rest = pair_energy(C_q, C_k, part.num_pairs), unrotated(part, C_q, C_k)
     carried = fold.head_spectrum(scores, rest.values)
@@ -90,21 +88,17 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, second
 
 
 def gated_channels(part: OV, put_out: Tensor | None, values: Tensor) -> Channels:
-    """Value channels by what they add to the output: no basis passes through a gate.            [math.md OV-6]
-
-    Energies (h, d) of what heads put out, gated; where a method has none, those of the values (k, d).
-    """
+    """Value channels by what they add to the output: no basis passes through a gate.            [math.md OV-6]"""
+    # Energies (h, d) of what heads put out, gated; where a method has none, those of the values (k, d).
     put_out = values.repeat_interleave(part.group, dim=0) if put_out is None else put_out
     rows = part.W_o.to(SOLVE_DTYPE).square().sum(dim=-1)  # (h, d)
     return Channels(values=sum_groups(put_out.to(SOLVE_DTYPE) * rows, part.group))
 
 
 def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -> Shrunk:
-    """The appendix's stacked solution: all heads share one output projection.            [math.md OV-3]
-
-    For study: it removes the same parameters but every value head grows to the shared rank, and so does
-    the KV cache.
-    """
+    """The appendix's stacked solution: all heads share one output projection.            [math.md OV-3]"""
+    # For study: it removes the same parameters but every value head grows to the shared rank, and so does
+    # the KV cache.
     refuse_shared_output(part)
     if part.W_g is not None:
         return Shrunk(part=part, loss=0.0, total=0.0, note="OV left whole: a gate stands in front of W_o")

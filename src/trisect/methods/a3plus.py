@@ -178,10 +178,8 @@ def _block_diagonal(pairs: Tensor, rest: Tensor) -> Tensor:
 
 
 def compensated(maps: Tensor, pairs: Pairs, num_pairs: int) -> Tensor:
-    """Query maps (h, d, r) with each kept pair times its complex number a + ib.            [math.md E-2]
-
-    The key stays as it is; q1' = a q1 - b q2 and q2' = a q2 + b q1 turn the pair's score s into a s + b t.
-    """
+    """Query maps (h, d, r) with each kept pair times its complex number a + ib.            [math.md E-2]"""
+    # The key stays as it is; q1' = a q1 - b q2 and q2' = a q2 + b q1 turn the pair's score s into a s + b t.
     k, g, p = pairs.real.shape
     maps = maps.repeat_interleave(g, dim=0).clone()  # (k, d, r) -> (h, d, r)
     a, b = pairs.real.flatten(0, 1), pairs.quadrature.flatten(0, 1)  # (h, p)
@@ -222,10 +220,8 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
 
 
 def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
-    """Neurons by elimination, then one refit of W_down.                          [math.md E-1, F-1, F-2]
-
-    Where W_up and W_gate are refitted behind it, held-out tokens take no part: they judge that refit as well.
-    """
+    """Neurons by elimination, then one refit of W_down.                          [math.md E-1, F-1, F-2]"""
+    # Where W_up and W_gate are refitted behind it, held-out tokens take no part: they judge that refit as well.
     fit, held = regressions(moments, "mlp")
     prior = part.W_down.to(SOLVE_DTYPE)
     narrow, carried = part, None

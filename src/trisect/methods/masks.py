@@ -21,10 +21,8 @@ def kept_per_output(inputs: int, outputs: int, heads: int, ratio: float) -> int:
 
 
 def solve_mask(part: Linear, moments: Moments, width: int, options: Options, *, choose: Choose) -> Masked:
-    """Keep the largest |W_ij| |x_i|, compared within each output.                            [math.md L-9]
-
-    Loss and total take inputs as uncorrelated: they are exact for a diagonal second moment only.
-    """
+    """Keep the largest |W_ij| |x_i|, compared within each output.                            [math.md L-9]"""
+    # Loss and total take inputs as uncorrelated: they are exact for a diagonal second moment only.
     loudness = need(moments, f"{INPUTS[part.name]}_energy").sqrt()  # (in,)
     scores = loudness.unsqueeze(-1) * part.W.to(SOLVE_DTYPE).abs()
     stay = choose(scores, width)
@@ -44,10 +42,8 @@ def largest(scores: Tensor, keep: int) -> Tensor:
 
 
 def n_of_m(scores: Tensor, keep: int, *, n: int, m: int) -> Tensor:
-    """The n largest of every m inputs in a row, column by column; `keep` is what that comes to.
-
-    The last inputs may be fewer than m and still keep n: no block ever holds more.
-    """
+    """The n largest of every m inputs in a row, column by column; `keep` is what that comes to."""
+    # The last inputs may be fewer than m and still keep n: no block ever holds more.
     inputs = len(scores)
     blocks = pad(scores, (0, 0, 0, -inputs % m), value=-1.0).unflatten(0, (-1, m))  # (blocks, m, out)
     return largest(blocks, n).flatten(0, 1)[:inputs]

@@ -42,11 +42,9 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options, *, loud
 
 
 def channel_sizes(W: Tensor, b: Tensor | None, norm: Tensor | None, loudness: Tensor | None) -> Tensor:
-    """sum_j |W_ji| |x_j| of every channel (heads, d); W is (heads, D, d).
-
-    A bias is the weight of one more input that is always 1. A norm's weights scale channels; its denominator
-    is common to a head and ranks nothing.
-    """
+    """sum_j |W_ji| |x_j| of every channel (heads, d); W is (heads, D, d)."""
+    # A bias is the weight of one more input that is always 1. A norm's weights scale channels; its denominator
+    # is common to a head and ranks nothing.
     sizes = W.to(SOLVE_DTYPE).abs()
     sizes = (sizes if loudness is None else loudness.unsqueeze(-1) * sizes).sum(dim=-2)
     sizes = sizes if b is None else sizes + b.to(SOLVE_DTYPE).abs()

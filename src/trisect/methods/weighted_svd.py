@@ -37,10 +37,8 @@ def solve_weighted(part: Linear, moments: Moments, width: int, options: Options,
 
 
 def solve_sequential(part: Linear, moments: Moments, width: int, options: Options) -> Factored:
-    """SVD-LLM, then B again by least squares on what the layers cut so far really feed.     [math.md L-5]
-
-    The refit pulls towards the B it starts from, so that directions the narrow stream never shows keep it.
-    """
+    """SVD-LLM, then B again by least squares on what the layers cut so far really feed.     [math.md L-5]"""
+    # The refit pulls towards the B it starts from, so that directions the narrow stream never shows keep it.
     source = INPUTS[part.name]
     best = low_rank(part.W, width, gram_weight(need(moments, f"{source}_gram")))
     W = part.W.to(SOLVE_DTYPE)
@@ -91,11 +89,9 @@ def magnitude_weight(part: Linear, moments: Moments) -> InputWeight:
 
 
 def whitening(part: Linear, moments: Moments) -> InputWeight:
-    """SVD-LLM: a root of the inputs' second moment; heads side by side before the output projection.
-
-    The root comes from an eigendecomposition, which is SVD-LLM V2's own choice. Any other root, SVD-LLM's
-    Cholesky factor among them, gives the same product where it exists.
-    """
+    """SVD-LLM: a root of the inputs' second moment; heads side by side before the output projection."""
+    # The root comes from an eigendecomposition, which is SVD-LLM V2's own choice. Any other root, SVD-LLM's
+    # Cholesky factor among them, gives the same product where it exists.
     return gram_weight(need(moments, f"{INPUTS[part.name]}_gram"))  # (in, in)
 
 

@@ -270,10 +270,8 @@ def _prepared(job: Job, loaded: Loaded) -> Prepared:
 
 
 def _say_outlook(shape: ModelShape, config: CompressConfig, say: Say) -> Callable[[Plan], None] | None:
-    """Say what is planned at once where the plan follows from sizes; else give what says it later.
-
-    Neither under a bound on perplexity: what stays within it is found by trying.
-    """
+    """Say what is planned at once where the plan follows from sizes; else give what says it later."""
+    # Neither under a bound on perplexity: what stays within it is found by trying.
     config = flow.with_method_defaults(config)
     if isinstance(config.goal, Increase):
         return None

@@ -74,11 +74,9 @@ def measure_curves(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Curves:
-    """The rise of the loss at SHARES of every width, one component of one layer at a time.     [math.md A-6]
-
-    Every component is solved on the dense stream, and what it then changes in its layer's output is judged by
-    gradients of answers that the dense model gives on windows which took no part in the solving.
-    """
+    """The rise of the loss at SHARES of every width, one component of one layer at a time.     [math.md A-6]"""
+    # Every component is solved on the dense stream, and what it then changes in its layer's output is judged by
+    # gradients of answers that the dense model gives on windows which took no part in the solving.
     solving, testing = held_out(tokens.ids)
     # Spread over all that are held out: there may be several texts.
     testing = testing[:: -(-testing.numel() // TEST_TOKENS)]

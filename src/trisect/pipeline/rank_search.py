@@ -143,10 +143,8 @@ def linear_plan(
 
 
 def maps_of(method: LinearMethod, layer: LayerShape, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """The linear maps of a layer that a method changes, within the parts asked for.
-
-    Not those behind a latent: their inputs are not the hidden states that moments are of. Nor those of experts.
-    """
+    """The linear maps of a layer that a method changes, within the parts asked for."""
+    # Not those behind a latent: their inputs are not the hidden states that moments are of. Nor those of experts.
     plain = [part for part in COMPONENTS if part in parts and not (part == "mlp" and layer.experts)]
     names = [name for part in plain for name in linears_of(layer, part)]
     behind = ("q", "k", "v") if layer.kv_in else ()

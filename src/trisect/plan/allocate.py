@@ -302,10 +302,8 @@ class Group:
         return len(self.units) * len(self.costs) * (level - 1 + (above - target) / (above - below))
 
     def spread(self, steps: int) -> Iterator[tuple[Key, int]]:
-        """The width of every key. Narrow layers lie as the points of a drawn line: no end gets more of them.
-
-        Heads and MLPs start at different points of it: where they can, layers that lose one keep the other.
-        """
+        """The width of every key. Narrow layers lie as the points of a drawn line: no end gets more of them."""
+        # Heads and MLPs start at different points of it: where they can, layers that lose one keep the other.
         level, whole, more = self._taken(steps)
         n, narrow = len(self.units), whole + (more > 0)
         phase = 3 if self.units[0][0][0][1] == "mlp" else 1
@@ -389,11 +387,9 @@ def uniform_planner(problem: Problem) -> Planner:
 
 
 def _common(problem: Problem, budget: int, smallest: int) -> dict[Key, int] | None:
-    """The nearest widths, one for all layers, where they meet the budget to a step: the paper's rule.
-
-    Exact ranks are the paper's whatever they come to: rounding moves each by less than two channels. Experts have a
-    grid all the same.
-    """
+    """The nearest widths, one for all layers, where they meet the budget to a step: the paper's rule."""
+    # Exact ranks are the paper's whatever they come to: rounding moves each by less than two channels. Experts have a
+    # grid all the same.
     if not isinstance(problem.config.goal, Share):
         return None
     widths = {key: problem.grid(key).width_at(problem.config.goal.removed) for key in problem.keys}
@@ -406,10 +402,8 @@ def _common(problem: Problem, budget: int, smallest: int) -> dict[Key, int] | No
 
 
 def _largest_share(problem: Problem, groups: Sequence[Group], budget: int) -> list[int]:
-    """Steps of every group to the common share that uses most of the budget.
-
-    Where the budget is to be kept, shares fall towards it from above; where it is a limit, they rise.
-    """
+    """Steps of every group to the common share that uses most of the budget."""
+    # Where the budget is to be kept, shares fall towards it from above; where it is a limit, they rise.
     fitting, beyond = (1.0, 0.0) if problem.at_least else (0.0, 1.0)
     for _ in range(BISECTIONS):
         middle = (fitting + beyond) / 2

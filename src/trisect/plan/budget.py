@@ -231,11 +231,9 @@ class LatencyTable:
     source: str = "the latency table"
 
     def nanoseconds(self, layer: LayerShape, component: str, width: int) -> int:
-        """Rounded up, so that a plan within its budget is within it in seconds too.
-
-        Below the narrowest width measured the time stays what it was there: nothing narrower was seen to
-        be faster.
-        """
+        """Rounded up, so that a plan within its budget is within it in seconds too."""
+        # Below the narrowest width measured the time stays what it was there: nothing narrower was seen to
+        # be faster.
         key = key_of(component, layer.d_model, layer.heads, layer.kv_heads)
         points = self.seconds.get(key)
         if points is None or width > max(points):

@@ -51,10 +51,8 @@ class Curves:
     """The whole model's loss on the same windows, in nats per token; None in files that do not say."""
 
     def loss_at(self, layer: int, component: str, width: int) -> float:
-        """The curve at any width: from point to point a power of what is removed; its slope never falls.
-
-        A rise is measured with noise, and a slope that falls would make the knapsack cut deep for nothing.
-        """
+        """The curve at any width: from point to point a power of what is removed; its slope never falls."""
+        # A rise is measured with noise, and a slope that falls would make the knapsack cut deep for nothing.
         full, *points = sorted(self.points[layer, component].items(), reverse=True)
         removed, here, slope = full[0] - width, (0, 0.0), 0.0
         for narrow, rise in points:

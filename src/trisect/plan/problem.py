@@ -91,10 +91,8 @@ class Problem:
 
     @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
-        """Components that have one width in all layers, by those that share it.
-
-        Stock architectures have one width for heads, one for MLPs; shared frequencies need one for queries.
-        """
+        """Components that have one width in all layers, by those that share it."""
+        # Stock architectures have one width for heads, one for MLPs; shared frequencies need one for queries.
         if self.config.portable:
             return ("qk", "ov"), ("mlp",)
         return (("qk",),) if self.config.rope_scope == "model" else ()
@@ -289,10 +287,8 @@ def _of_widths(shape: ModelShape, config: CompressConfig, plan: Plan) -> Outlook
 
 
 def _of_ranks(shape: ModelShape, plan: Plan) -> Outlook:
-    """Weights of the linear maps that the plan changes; a mask's are those that do not become zero.
-
-    Every map follows its method's rule by itself, so there is no amount that is allowed to them together.
-    """
+    """Weights of the linear maps that the plan changes; a mask's are those that do not become zero."""
+    # Every map follows its method's rule by itself, so there is no amount that is allowed to them together.
     after = apply_plan(shape, plan)
     before = planned = 0
     ranks: dict[str, list[int]] = {}

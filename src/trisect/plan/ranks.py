@@ -34,10 +34,8 @@ def ranks_at(sizes: Mapping[Key, Size], rule: Rule, ratios: Mapping[Key, float],
 
 
 def aligned(rank: int, *, most: int, align: int | None) -> int:
-    """The nearest multiple of `align`, ties down, from one step up to the last one within `most`.
-
-    Where not even one step fits, there is nothing to align to and the rank stays.
-    """
+    """The nearest multiple of `align`, ties down, from one step up to the last one within `most`."""
+    # Where not even one step fits, there is nothing to align to and the rank stays.
     if align is None or most < align:
         return min(rank, most)
     below = rank // align * align
@@ -73,10 +71,8 @@ def fisher_ratios(fisher: Mapping[Key, float], ratio: float) -> dict[Key, float]
 
 
 def spread(weights: Mapping[Item, float], *, mean: float, most: float) -> dict[Item, float]:
-    """Shares in proportion to `weights`, none above `most`, with this mean (not above `most` either).
-
-    What a full share has no room for goes to the others, again in proportion.
-    """
+    """Shares in proportion to `weights`, none above `most`, with this mean (not above `most` either)."""
+    # What a full share has no room for goes to the others, again in proportion.
     shares: dict[Item, float] = {}
     rest, left = dict(weights), mean * len(weights)
     while rest:
@@ -97,11 +93,9 @@ def spread(weights: Mapping[Item, float], *, mean: float, most: float) -> dict[I
 def sensitivity_ranks(
     curves: Mapping[Key, Curve], sizes: Mapping[Key, Size], rule: Rule, ratio: float
 ) -> dict[Key, int]:
-    """ASVD's STRS: every cut whose own perplexity is below one threshold, the lowest.       [math.md L-12]
-
-    Every linear map takes the deepest of its cuts below the threshold, or stays whole (its full rank) if it
-    has none. The result never has more parameters than the ratio allows.
-    """
+    """ASVD's STRS: every cut whose own perplexity is below one threshold, the lowest.       [math.md L-12]"""
+    # Every linear map takes the deepest of its cuts below the threshold, or stays whole (its full rank) if it
+    # has none. The result never has more parameters than the ratio allows.
     budget = math.floor((1 - ratio) * sum(inputs * outputs for inputs, outputs, _ in sizes.values()))
     cuts = _by_sensitivity(curves)
 

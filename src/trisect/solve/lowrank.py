@@ -28,11 +28,9 @@ class Factor:
 
 
 def factor(C: Tensor, *, floor: float = FLOOR) -> Factor:
-    """Factor a (batch of) second moment(s) by eigendecomposition.
-
-    A Cholesky factor would be as good where it exists; this one also exists for moments of fewer tokens
-    than channels, and says how many directions it had to drop.
-    """
+    """Factor a (batch of) second moment(s) by eigendecomposition."""
+    # A Cholesky factor would be as good where it exists; this one also exists for moments of fewer tokens
+    # than channels, and says how many directions it had to drop.
     C = C.to(SOLVE_DTYPE)
     values, vectors = torch.linalg.eigh((C + C.mT) / 2)
     mean = values.clamp(min=0).mean(dim=-1, keepdim=True)
@@ -74,11 +72,9 @@ class Basis:
 
 
 def shared_basis(C_x: Tensor, C_y: Tensor) -> Basis:
-    """Solve  min E |x (I - P) y^T|^2  over rank-r maps P, for every r at once.     [math.md B-1, B-2]
-
-    C_x = F^T F, S = F C_y F^T = V diag(values) V^T; the slots are x F^+ V and y F^T V. Leading
-    dimensions are a batch of problems (heads).
-    """
+    """Solve  min E |x (I - P) y^T|^2  over rank-r maps P, for every r at once.     [math.md B-1, B-2]"""
+    # C_x = F^T F, S = F C_y F^T = V diag(values) V^T; the slots are x F^+ V and y F^T V. Leading
+    # dimensions are a batch of problems (heads).
     F = factor(C_x)
     S = F.root @ C_y.to(SOLVE_DTYPE) @ F.root.mT
     values, V = torch.linalg.eigh((S + S.mT) / 2)
@@ -195,11 +191,9 @@ def gram_weight(gram: Tensor) -> InputWeight:
 
 
 def low_rank(W: Tensor, rank: int, weight: InputWeight | None = None) -> LowRank:
-    """Rank-r factors of W (in, out); without a weight, the plain truncated SVD.             [math.md L-2]
-
-    With L W = U S V^T the papers write A B = L^-1 U_r S_r V_r^T. The same product is W V_r V_r^T, which needs
-    no inverse of L and so exists for every L.
-    """
+    """Rank-r factors of W (in, out); without a weight, the plain truncated SVD.             [math.md L-2]"""
+    # With L W = U S V^T the papers write A B = L^-1 U_r S_r V_r^T. The same product is W V_r V_r^T, which needs
+    # no inverse of L and so exists for every L.
     W = W.to(SOLVE_DTYPE)
     seen = W if weight is None else weight.times(W)
     values, Vh, audible = _right_singular(seen)
@@ -224,11 +218,9 @@ def low_rank(W: Tensor, rank: int, weight: InputWeight | None = None) -> LowRank
 
 
 def _right_singular(M: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Singular values, right singular vectors as rows, largest first, and how many stand above rounding.
-
-    Large matrices go through the eigenvectors of their smaller square, in half the time of an SVD or less;
-    what the square loses are directions some seven digits below the loudest.
-    """
+    """Singular values, right singular vectors as rows, largest first, and how many stand above rounding."""
+    # Large matrices go through the eigenvectors of their smaller square, in half the time of an SVD or less;
+    # what the square loses are directions some seven digits below the loudest.
     eps = torch.finfo(M.dtype).eps * max(M.shape)
     if min(M.shape) < LARGE:
         _, values, Vh = torch.linalg.svd(M, full_matrices=False)

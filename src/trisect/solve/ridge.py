@@ -189,10 +189,8 @@ def _mixtures(W: Tensor) -> Tensor | None:
 
 
 def steady_choice(errors: Tensor) -> float:
-    """The best strength; of several that are as good, their mean in logarithms.
-
-    A mere minimum would jump between them by rounding, and the weights with it.
-    """
+    """The best strength; of several that are as good, their mean in logarithms."""
+    # A mere minimum would jump between them by rounding, and the weights with it.
     least = errors.min()
     shares = ((least - errors) / (TIE * least.abs().clamp(min=torch.finfo(errors.dtype).tiny))).softmax(dim=0)
     strengths = torch.tensor(STRENGTHS, dtype=errors.dtype, device=errors.device)

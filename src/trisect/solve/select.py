@@ -12,10 +12,8 @@ from torch import Tensor
 
 
 def pair_scores(q_energy: Tensor, k_energy: Tensor, num_pairs: int) -> Tensor:
-    """lambda of each rotation pair: E[q_i^2] E[k_i^2] summed over its two channels.    [math.md R-1]
-
-    Energies are (h_kv, d) with the pair's channels at i and i + num_pairs; queries summed over the group.
-    """
+    """lambda of each rotation pair: E[q_i^2] E[k_i^2] summed over its two channels.    [math.md R-1]"""
+    # Energies are (h_kv, d) with the pair's channels at i and i + num_pairs; queries summed over the group.
     channel = q_energy * k_energy
     return channel[..., :num_pairs] + channel[..., num_pairs : 2 * num_pairs]
 
@@ -26,10 +24,8 @@ def neuron_scores(energy: Tensor, W_down: Tensor) -> Tensor:
 
 
 def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Indices of the `count` largest scores along the last dimension, ascending, and the sum of the rest.
-
-    A stable sort decides ties by position, so that the same scores keep the same indices everywhere.
-    """
+    """Indices of the `count` largest scores along the last dimension, ascending, and the sum of the rest."""
+    # A stable sort decides ties by position, so that the same scores keep the same indices everywhere.
     order = scores.argsort(dim=-1, descending=True, stable=True)
     kept = order[..., :count].sort(dim=-1).values
     return kept, scores.gather(-1, order[..., count:]).sum(dim=-1)
@@ -62,11 +58,9 @@ class Channels:
 
 
 def split_width(pair_scores: Tensor, slot_values: Tensor, width: int) -> int:
-    """How many rotation pairs a head of `width` channels keeps beside its unrotated slots.   [math.md R-2]
-
-    Scores (h_kv, pairs) and slot energies (h_kv, slots) are in the same unit. Every head of a layer must
-    get the same number, so all splits are priced over all heads and the cheapest wins.
-    """
+    """How many rotation pairs a head of `width` channels keeps beside its unrotated slots.   [math.md R-2]"""
+    # Scores (h_kv, pairs) and slot energies (h_kv, slots) are in the same unit. Every head of a layer must
+    # get the same number, so all splits are priced over all heads and the cheapest wins.
     num_pairs, num_slots = pair_scores.shape[-1], slot_values.shape[-1]
     fewest = max(0, -(-(width - num_slots) // 2))
     most = min(num_pairs, width // 2)

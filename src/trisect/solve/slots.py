@@ -119,10 +119,8 @@ class SlotScores:
 
 
 def compensate(fit: SlotScores, held: SlotScores, *, share: float, ridges: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Coefficients from all queries, and the error (h,) that their ridge left on the held-out ones.
-
-    The ridge is the one that did best there; leaving the slots as they are is always among the choices.
-    """
+    """Coefficients from all queries, and the error (h,) that their ridge left on the held-out ones."""
+    # The ridge is the one that did best there; leaving the slots as they are is always among the choices.
     tried = [(held.error(fit.solved(ridge)), ridge) for ridge in ridges]
     tried.append((held.error(fit.untouched()), float("inf")))
     error, best = min(tried, key=lambda entry: entry[0].sum().item())
