@@ -4,7 +4,6 @@ Every solver follows the same three lines: moments of the narrow quantities, a b
 weights. No d_model- or d_inter-sized root, inverse or SVD appears; math.md, section 1, says why.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -21,15 +20,12 @@ from trisect.solve.select import Channels, denominator, neuron_scores, pair_scor
 # h = query heads, k = key heads, g = query heads per key head, D = d_model, d = head width, r = new width,
 # P = rotation pairs, p = pairs kept
 
-QKMoments = Callable[[QK, Moments], tuple[Tensor, Tensor]]
-OVMoment = Callable[[OV, Moments], Tensor]
 
-
-def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, second_moments: QKMoments) -> Shrunk:
+def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, by_weight: str = "") -> Shrunk:
     """Pairs for the rotated channels, the joint SVD for the others.           [math.md QK-1, R-1, R-2]"""
     # Without RoPE there are no pairs and this is Theorem 2 (MHA) or the joint SVD (GQA); with full RoPE
     # there are no other channels and it is the paper's pair selection.
-    C_q, C_k = second_moments(part, moments)  # (k, d, d) each
+    C_q, C_k = qk_moments(part, moments, by_weight=by_weight)  # (k, d, d) each
     scores, rest = pair_energy(C_q, C_k, part.num_pairs), unrotated(part, C_q, C_k)
     carried = fold.head_spectrum(scores, rest.values)
     return keep_pairs(part, scores, rest, moments, width, options, spectrum=carried)
@@ -68,10 +64,10 @@ def unrotated(part: QK, C_q: Tensor, C_k: Tensor) -> Basis | Channels:
     return Channels(values=_diagonal(C_q).to(SOLVE_DTYPE) * _diagonal(C_k).to(SOLVE_DTYPE))
 
 
-def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, second_moment: OVMoment) -> Shrunk:
+def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, of: str = "a") -> Shrunk:
     """One value basis per value head, each query head's output rows mapped along.    [math.md OV-1, OV-2]"""
     refuse_shared_output(part)
-    C = second_moment(part, moments)  # (k, d, d)
+    C = ov_moment(part, moments, of=of)  # (k, d, d)
     W_o = part.W_o.to(SOLVE_DTYPE)
     M = (W_o @ W_o.mT).unflatten(0, (-1, part.group)).sum(dim=1)  # (h, d, d) -> (k, d, d)
     basis: Basis | Channels = shared_basis(C, M)
@@ -138,29 +134,18 @@ def pair_energy(C_q: Tensor, C_k: Tensor, num_pairs: int) -> Tensor:
     return pair_scores(_diagonal(C_q), _diagonal(C_k), num_pairs)
 
 
-def activation_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
-    """C_q summed over each group, and C_k, from the projections' outputs."""
-    return sum_groups(need(moments, "q"), part.group), need(moments, "k")
+def qk_moments(part: QK, moments: Moments, *, by_weight: str = "") -> tuple[Tensor, Tensor]:
+    """C_q summed over each group, and C_k, from the projections' outputs; with R = I for sides in `by_weight`."""
+    C_q = weight_moment(part.W_q, part.b_q) if "q" in by_weight else need(moments, "q")
+    C_k = weight_moment(part.W_k, part.b_k) if "k" in by_weight else need(moments, "k")
+    return sum_groups(C_q, part.group), C_k
 
 
-def query_only_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
-    """The ablation with R_k = I: keys count by their weights alone."""
-    return sum_groups(need(moments, "q"), part.group), weight_moment(part.W_k, part.b_k)
-
-
-def key_only_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
-    """The ablation with R_q = I: queries count by their weights alone."""
-    return sum_groups(weight_moment(part.W_q, part.b_q), part.group), need(moments, "k")
-
-
-def attended_moment(part: OV, moments: Moments) -> Tensor:
-    """C_a of each value head; shared value heads see tokens before attention weights them."""
-    return need(moments, "a" if part.group == 1 else "v")
-
-
-def value_moment(part: OV, moments: Moments) -> Tensor:
-    """The ablation with x_kv: values before attention weights them."""
-    return need(moments, "v")
+def ov_moment(part: OV, moments: Moments, *, of: str = "a") -> Tensor:
+    """C_a of each value head; shared ones, and those of `of` "v", before attention weights them; "W": with R = I."""
+    if of == "W":
+        return weight_moment(part.W_v, part.b_v)
+    return need(moments, of if part.group == 1 else "v")
 
 
 def renormalise(
@@ -214,24 +199,20 @@ def _diagonal(C: Tensor) -> Tensor:
     return C.diagonal(dim1=-2, dim2=-1)
 
 
-def _a3(name: str, summary: str, *, qk: QKMoments = activation_moments, ov: OVMoment = attended_moment) -> Method:
+def _a3(name: str, summary: str, *, by_weight: str = "", of: str = "a") -> Method:
     """The paper's method with one of its moments exchanged."""
     return ComponentMethod(
         name=name,
         summary=summary,
-        solvers={
-            "qk": partial(solve_qk, second_moments=qk),
-            "ov": partial(solve_ov, second_moment=ov),
-            "mlp": solve_mlp,
-        },
+        solvers={"qk": partial(solve_qk, by_weight=by_weight), "ov": partial(solve_ov, of=of), "mlp": solve_mlp},
         reads=reads(qk="q k q_squares k_squares", ov="a v", mlp="mlp"),
     )
 
 
 A3 = _a3("a3", "The paper's closed-form solutions, exactly as published.")
-A3_Q_ONLY = _a3("a3-q-only", "Ablation: QK from query statistics, keys by weight.", qk=query_only_moments)
-A3_K_ONLY = _a3("a3-k-only", "Ablation: QK from key statistics, queries by weight.", qk=key_only_moments)
-A3_XKV = _a3("a3-xkv", "Ablation: OV from values before attention weights them.", ov=value_moment)
+A3_Q_ONLY = _a3("a3-q-only", "Ablation: QK from query statistics, keys by weight.", by_weight="k")
+A3_K_ONLY = _a3("a3-k-only", "Ablation: QK from key statistics, queries by weight.", by_weight="q")
+A3_XKV = _a3("a3-xkv", "Ablation: OV from values before attention weights them.", of="v")
 A3_OV_OVERALL = replace(
     A3,
     name="a3-ov-overall",

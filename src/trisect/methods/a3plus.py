@@ -84,8 +84,8 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
         return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
     paper = {"softmax", "fold", "compensate"} <= set(options.without) and options.rope_scope == "head"
     if P == 0 or paper:
-        return a3.solve_qk(part, moments, width, options, second_moments=a3.activation_moments)
-    C_q, C_k = a3.activation_moments(part, moments)
+        return a3.solve_qk(part, moments, width, options)
+    C_q, C_k = a3.qk_moments(part, moments)
     rest = a3.unrotated(part, C_q, C_k)
     energy = a3.pair_energy(C_q, C_k, P)
     carried = fold.head_spectrum(energy, rest.values)

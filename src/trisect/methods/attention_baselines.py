@@ -3,12 +3,11 @@
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from trisect.methods.a3 import solve_ov, solve_qk, sum_groups, weight_moment
+from trisect.methods.a3 import solve_ov, solve_qk
 from trisect.methods.fold import like
-from trisect.methods.method import ComponentMethod, LinearMethod, Options, need
-from trisect.records.parts import OV, QK, Factored, Linear, Moments, Shrunk
+from trisect.methods.method import ComponentMethod, LinearMethod, Options, need, reads
+from trisect.records.parts import QK, Factored, Linear, Moments, Shrunk
 from trisect.solve.lowrank import gram_weight, low_rank
 
 # CLOVER is A3's problems for QK and OV with the identity in place of every input moment. Without RoPE this is the
@@ -17,30 +16,19 @@ from trisect.solve.lowrank import gram_weight, low_rank
 # the weights alone.
 
 
-def query_key_moments(part: QK, moments: Moments) -> tuple[Tensor, Tensor]:
-    """C_q summed over each group, and C_k, both with R = I.                                  [math.md L-7]"""
-    C_q = sum_groups(weight_moment(part.W_q, part.b_q), part.group)
-    return C_q, weight_moment(part.W_k, part.b_k)
-
-
-def value_moment(part: OV, moments: Moments) -> Tensor:
-    """C_v with R = I."""
-    return weight_moment(part.W_v, part.b_v)
-
-
 def solve_clover_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
-    """A3's QK solver; a norm's denominator takes statistics to correct, and this method has none."""
+    """A3's QK solver with R = I; a norm's denominator takes statistics, and here are none.    [math.md L-7]"""
     if part.norm_q is not None:
         note = "QK left whole: clover reads no statistics that could correct its norm"
         return Shrunk(part=part, loss=0.0, total=0.0, note=note)
-    return solve_qk(part, moments, width, options, second_moments=query_key_moments)
+    return solve_qk(part, moments, width, options, by_weight="qk")
 
 
 CLOVER = ComponentMethod(
     name="clover",
     summary="Baseline: SVD of each head's fused weights; with RoPE, pairs by weight.",
-    solvers={"qk": solve_clover_qk, "ov": partial(solve_ov, second_moment=value_moment)},
-    reads={"qk": frozenset(), "ov": frozenset()},
+    solvers={"qk": solve_clover_qk, "ov": partial(solve_ov, of="W")},
+    reads=reads(qk="", ov=""),
 )
 
 
@@ -84,7 +72,7 @@ PALU = LinearMethod(
     name="palu",
     summary="Baseline: narrow latents for keys and values; the ratio is of the KV cache.",
     solvers=dict.fromkeys(("k", "v"), solve_group_heads),
-    reads=dict.fromkeys(("k", "v"), frozenset({"x_gram"})),
+    reads=reads(k="x_gram", v="x_gram"),
     rank=cache_rank,
     groups=head_groups,
     cached=True,

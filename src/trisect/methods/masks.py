@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from trisect.methods.method import MaskMethod, Method, Options, Solver, need
+from trisect.methods.method import MaskMethod, Method, Options, need, reads
 from trisect.records.parts import INPUTS, Linear, Masked, Moments
 from trisect.solve.lowrank import SOLVE_DTYPE
 
@@ -50,12 +50,11 @@ def n_of_m(scores: Tensor, keep: int, *, n: int, m: int) -> Tensor:
 
 
 def _mask(name: str, summary: str, choose: Choose, *, ratio: float | None = None) -> Method:
-    solver: Solver = partial(solve_mask, choose=choose)
     return MaskMethod(
         name=name,
         summary=summary,
-        solvers=dict.fromkeys(INPUTS, solver),
-        reads={linear: frozenset({f"{source}_energy"}) for linear, source in INPUTS.items()},
+        solvers=dict.fromkeys(INPUTS, partial(solve_mask, choose=choose)),
+        reads=reads(**{linear: f"{source}_energy" for linear, source in INPUTS.items()}),
         rank=kept_per_output,
         ratio=ratio,
     )

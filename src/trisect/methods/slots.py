@@ -50,22 +50,23 @@ def candidates(
     C_k, C_q, rates = _moments(part, dense)
     if options.rope_scope == "head":
         p = num_slots(part, dense, width)
-        kept = _kept_pairs(part, dense, p, options)
+        if "softmax" in options.without:
+            kept = top(a3.pair_energy(*a3.qk_moments(part, dense), part.num_pairs), p)[0]
+        else:
+            kept = choose_pairs(part, dense, p, options).kept  # (k, p)
         chosen = _selected(kept, rates)
         if "fold" in options.without or not _common(rates):
             return (chosen,)
         return chosen, _folded_per_head(C_k, C_q, rates, kept)
-    if shared is None:
-        shared = share_rates([(part, dense)], width, options)
+    shared = shared or share_rates([(part, dense)], width, options)
     assert shared is not None
-    spread = _spread(rates, options)
-    return (_folded(C_k, C_q, rates[0], spread, shared.counts, shared.rates),)
+    return (_folded(C_k, C_q, rates[0], _spread(rates, options), shared.counts, shared.rates),)
 
 
 def num_slots(part: QK, dense: Moments, width: int) -> int:
     """Slots for the rotated part of a head of `width`: all of it, unless some channels do not rotate."""
     P = part.num_pairs
-    C_q, C_k = a3.activation_moments(part, dense)
+    C_q, C_k = a3.qk_moments(part, dense)
     rest = shared_basis(C_k[:, 2 * P :, 2 * P :], C_q[:, 2 * P :, 2 * P :])
     return split_width(a3.pair_energy(C_q, C_k, P), rest.values, width)
 
@@ -90,8 +91,15 @@ def share_rates(layers: Sequence[tuple[QK, Moments]], width: int, options: Optio
             "use --rope-scope head, or start from the original model."
         )
     groups = _spread(rates, options)
-    gains = [torch.stack([_gains(C_k, C_q, band) for C_k, C_q, _ in moments]).sum(dim=0) for band in groups]
-    counts = _most_carrying(gains, p)
+    # What each further slot of a band carries, summed over heads; a band's gains fall, so it gives its first ones.
+    gains: list[tuple[float, int, int]] = []
+    for number, band in enumerate(groups):
+        index = torch.tensor(band, device=rates.device)
+        blocks = [[C[:, index[:, None], index] for C in (C_k, C_q)] for C_k, C_q, _ in moments]
+        found = torch.stack([bilinear_energies(a, b).sum(dim=0) for a, b in blocks]).sum(dim=0)
+        gains += [(gain, -n, number) for n, gain in enumerate(found.tolist())]
+    largest = [number for _, _, number in sorted(gains, reverse=True)[:p]]
+    counts = tuple(map(largest.count, range(len(groups))))
     weighted = total = torch.zeros(p, dtype=torch.float64, device=rates.device)
     for C_k, C_q, theirs in moments:
         slots = _folded(C_k, C_q, theirs[0], groups, counts)
@@ -121,19 +129,6 @@ def choose_pairs(part: QK, moments: Moments, keep: int, options: Options) -> Pai
     return pairs if group == part.group else pairs.spread_over(part.W_k.shape[0])
 
 
-def _kept_pairs(part: QK, dense: Moments, p: int, options: Options) -> Tensor:
-    """Pairs (k, p) by what softmax sees, or by a3's scores."""
-    if "softmax" not in options.without:
-        return choose_pairs(part, dense, p, options).kept
-    return top(a3.pair_energy(*a3.activation_moments(part, dense), part.num_pairs), p)[0]
-
-
-def _most_carrying(gains: list[Tensor], p: int) -> tuple[int, ...]:
-    """How many of the p largest gains each band has; a band's gains fall, so it gives its first ones."""
-    order = sorted(((gain, -n, b) for b, g in enumerate(gains) for n, gain in enumerate(g.tolist())))[::-1]
-    return tuple(sum(b == band for _, _, b in order[:p]) for band in range(len(gains)))
-
-
 def _selected(kept: Tensor, rates: Tensor) -> Slots:
     """The pairs at `kept` (k, p), as they are."""
     one_hot = torch.nn.functional.one_hot(kept, rates.shape[-1]).mT.to(torch.complex128)  # (k, P, p)
@@ -151,10 +146,7 @@ def _folded_per_head(C_k: Tensor, C_q: Tensor, rates: Tensor, kept: Tensor) -> S
             heads.append(_selected(kept[one], rates[one]))  # nothing to fold: the same slots, in their order
         else:
             heads.append(_folded(C_k[one], C_q[one], rates[head], groups, counts))
-    k_map, q_map, found = (
-        torch.cat([getattr(slots, name) for slots in heads]) for name in ("k_map", "q_map", "rates")
-    )
-    return Slots(k_map=k_map, q_map=q_map, rates=found)
+    return Slots(**{name: torch.cat([getattr(slots, name) for slots in heads]) for name in vars(heads[0])})
 
 
 def _folded(
@@ -192,13 +184,6 @@ def _moments(part: QK, dense: Moments) -> tuple[Tensor, Tensor, Tensor]:
 def _spread(rates: Tensor, options: Options) -> list[list[int]]:
     fold = "fold" not in options.without
     return bands(rates[0], spread=SPREAD[options.rope_scope] / HORIZON if fold else 0.0)
-
-
-def _gains(C_k: Tensor, C_q: Tensor, band: Sequence[int]) -> Tensor:
-    """What each further slot of a band carries, summed over heads: (m,)."""
-    index = torch.tensor(band, device=C_k.device)
-    a, b = (C[:, index[:, None], index] for C in (C_k, C_q))
-    return bilinear_energies(a, b).sum(dim=0)
 
 
 def _slot_energy(maps: Tensor, C: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ They share one problem and one solver (solve/lowrank.py) and differ in what an e
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import floor
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from trisect.methods.fold import like
-from trisect.methods.method import LinearMethod, Method, Options, Solver, need
+from trisect.methods.method import LinearMethod, Options, Solver, need, reads
 from trisect.records.parts import INPUTS, Factored, Linear, Moments
 from trisect.solve.lowrank import SOLVE_DTYPE, InputWeight, diagonal_weight, gram_weight, low_rank
 from trisect.solve.ridge import Regression, ridge
@@ -98,38 +99,31 @@ def whitening(part: Linear, moments: Moments) -> InputWeight:
 # -- the methods -------------------------------------------------------------------------------------------
 
 
-def _method(name: str, summary: str, solver: Solver, reads: Callable[[str], set[str]], **settings: Any) -> Method:
+def _method(name: str, summary: str, solver: Solver, moment: str = "", **settings: Any) -> LinearMethod:
+    """A method that reads one moment for every map: its name with {map} and {input} filled in."""
+    names = {linear: moment.format(map=linear, input=source) for linear, source in INPUTS.items()}
     return LinearMethod(
         name=name,
         summary=summary,
         solvers=dict.fromkeys(INPUTS, solver),
-        reads={linear: frozenset(reads(linear)) for linear in INPUTS},
+        reads=reads(**names),
         rank=equal_parameters_rank,
         **settings,
     )
 
 
-def _gram(linear: str) -> set[str]:
-    return {f"{INPUTS[linear]}_gram"}
-
-
-SVD = _method(
-    "svd",
-    "Baseline: truncated SVD of every linear map.",
-    partial(solve_weighted, weigh=unweighted),
-    lambda linear: set(),
-)
+SVD = _method("svd", "Baseline: truncated SVD of every linear map.", partial(solve_weighted, weigh=unweighted))
 FWSVD = _method(
     "fwsvd",
     "Baseline: SVD with rows weighted by Fisher information.",
     partial(solve_weighted, weigh=fisher_weight),
-    lambda linear: {f"{linear}_fisher"},
+    "{map}_fisher",
 )
 ASVD = _method(
     "asvd",
     "Baseline: SVD with inputs scaled by their mean magnitude, ranks by sensitivity.",
     partial(solve_weighted, weigh=magnitude_weight),
-    lambda linear: {f"{INPUTS[linear]}_abs"},
+    "{input}_abs",
     search="sensitivity",
     allocate="search",
 )
@@ -137,20 +131,19 @@ SVD_LLM = _method(
     "svd-llm",
     "Baseline: SVD of whitened linear maps, the optimum for each of them alone.",
     partial(solve_weighted, weigh=whitening),
-    _gram,
+    "{input}_gram",
 )
 SVD_LLM_SEQUENTIAL = _method(
     "svd-llm-sequential",
     "Baseline: SVD-LLM with its closed-form update on the narrow model's inputs.",
     solve_sequential,
-    _gram,
+    "{input}_gram",
     streams="both",
 )
-SVD_LLM_V2 = _method(
-    "svd-llm-v2",
-    "Baseline: SVD-LLM's optimum with ranks by each map's truncation loss.",
-    partial(solve_weighted, weigh=whitening),
-    _gram,
+SVD_LLM_V2 = replace(
+    SVD_LLM,
+    name="svd-llm-v2",
+    summary="Baseline: SVD-LLM's optimum with ranks by each map's truncation loss.",
     search="loss",
     allocate="search",
 )

@@ -206,8 +206,10 @@ def low_rank(W: Tensor, rank: int, weight: InputWeight | None = None) -> LowRank
         rest = W - A @ B
         more = _right_singular(rest)[1][: rank - found_rank]
         A, B = torch.cat([A, rest @ more.mT], dim=1), torch.cat([B, more])
-    A, B = _balanced(A, B)
-    energy = values.square()
+    # Rows of B have unit length; afterwards |a_j| = |b_j|, and neither leaves the range of 16 bits.
+    size = A.norm(dim=0)
+    scale = torch.where(size > 0, size, 1.0).sqrt()
+    A, B, energy = A / scale, scale.unsqueeze(-1) * B, values.square()
     return LowRank(
         A=A,
         B=B,
@@ -233,10 +235,3 @@ def _right_singular(M: Tensor) -> tuple[Tensor, Tensor, int]:
     if wide:
         V = torch.linalg.qr(M.mT @ V[:, :found_rank] / values[:found_rank]).Q
     return values, V.mT, found_rank
-
-
-def _balanced(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of B have unit length; afterwards |a_j| = |b_j|, and neither leaves the range of 16 bits."""
-    size = A.norm(dim=0)
-    scale = torch.where(size > 0, size, 1.0).sqrt()
-    return A / scale, scale.unsqueeze(-1) * B
