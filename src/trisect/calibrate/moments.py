@@ -97,8 +97,7 @@ VALUES = "a_values"
 """Second moment (k, d, d) of the value heads in the metric of the regression "a", over all tokens: what a
 head's output could be if it attended to any one token."""
 OBSERVED = "observed"  # how many tokens an expert saw
-SAMPLED = frozenset({"scores", "keys"})
-"""Sums over sampled queries (scores.py): a sampler that is given gathers them."""
+SAMPLED = frozenset({"scores", "keys"})  # sums over sampled queries (scores.py): a sampler that is given gathers them
 
 WIDE_GRAM = 1 << 28
 """Entries. Regressions stand the rounding of larger ones: at a unit diagonal and 28672 features it is at most

@@ -61,8 +61,7 @@ class QuerySampler:
         self.softcap = softcap
         self.per_window = per_window
         self.seed = seed
-        self.numbers: Sequence[int] | None = None
-        """Which windows the batch at hand holds; None means the first ones."""
+        self.numbers: Sequence[int] | None = None  # which windows the batch at hand holds; None means the first ones
 
     def __call__(
         self, q: Tensor, k: Tensor, mask: Tensor | None = None, sinks: Tensor | None = None

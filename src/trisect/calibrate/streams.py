@@ -22,8 +22,7 @@ from trisect.support.distributed import all_reduce
 
 FEW_QUERIES = 64
 
-STATES = 5
-"""Sets of hidden states at a time: both streams, the dense one before the layer, and two outputs of it."""
+STATES = 5  # sets of hidden states at a time: both streams, the dense one before the layer, and two outputs of it
 
 
 class _Enough(Exception):

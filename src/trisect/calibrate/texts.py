@@ -25,10 +25,8 @@ from trisect.support import distributed
 USUAL_LENGTH = 2048
 FEWEST, MOST = 16, 256
 CPU_WORK = 9e12  # tokens times parameters that a CPU is given by default: SmolLM2-135M reads 32 windows of 2048
-SYNTHETIC_ON_CPU = 16_384
-"""Tokens of synthetic text that a CPU writes by default: writing is slower than reading."""
-SPARE = 1.25
-"""A model writes so much more than is calibrated on: some is held out, and its tokens read back are fewer."""
+SYNTHETIC_ON_CPU = 16_384  # tokens of synthetic text that a CPU writes by default: writing is slower than reading
+SPARE = 1.25  # a model writes so much more than is calibrated on: some is held out, and its tokens read back are fewer
 TOO_SHORT = "is too short to hold anything out, so nothing is measured on it; --eval FILE names another text"
 
 

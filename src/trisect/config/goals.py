@@ -21,8 +21,7 @@ SIZES: dict[str, tuple[dict[str, int], str, str]] = {
     "target_params": (COUNTS, "parameters", "--target-params 100M (K, M, B or T)"),
     "target_kv_bytes": (BYTES, "bytes", "--target-kv-bytes 20K (thousands) or 20KiB (of 1024)"),
 }
-NUMBER = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e\+?[0-9]{1,2})?)\s*([a-z]*)")
-"""A number and its unit, in lower case."""
+NUMBER = re.compile(r"([0-9][0-9_,]*\.?[0-9]*(?:e\+?[0-9]{1,2})?)\s*([a-z]*)")  # a number and its unit, in lower case
 
 
 @dataclass(frozen=True, kw_only=True)

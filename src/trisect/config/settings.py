@@ -14,8 +14,7 @@ from trisect.errors import TrisectError, check_names, option_name, unknown_name
 from trisect.records.shapes import COMPONENTS
 from trisect.support.checks import is_number, read_settings
 
-GOAL, CUT, CALIBRATION, RUNNING = "Goal", "How to cut", "Calibration", "Running"
-"""Panels of the command line's help."""
+GOAL, CUT, CALIBRATION, RUNNING = "Goal", "How to cut", "Calibration", "Running"  # panels of the command line's help
 
 T = TypeVar("T")
 
@@ -118,8 +117,8 @@ def as_mixture(source: Any) -> str:
     return "+".join(several)
 
 
-def parse_layers(text: str, num_layers: int | None = None) -> tuple[int, ...] | None:
-    """Layer indices from "4-27", "0,3,5-7" or "all" (None). `num_layers`, if known, bounds them."""
+def parse_layers(text: str, num_layers: int = MOST_LAYERS) -> tuple[int, ...] | None:
+    """Layer indices from "4-27", "0,3,5-7" or "all" (None)."""
     if text.strip() == "all":
         return None
     layers: set[int] = set()
@@ -128,11 +127,9 @@ def parse_layers(text: str, num_layers: int | None = None) -> tuple[int, ...] | 
         if not first.isdecimal() or (dash and not last.isdecimal()) or len(piece) > 12:
             raise TrisectError(f"Cannot read layers {text!r}; write e.g. 4-27, 0,3,5-7 or all.")
         low, high = int(first), int(last or first)
-        if num_layers is None and high >= MOST_LAYERS:
-            raise layer_out_of_range(high, num_layers=MOST_LAYERS)
         if high < low:
             raise TrisectError(f"Layers {piece.strip()!r} run backwards; write {high}-{low}.")
-        if num_layers is not None and high >= num_layers:
+        if high >= num_layers:
             raise layer_out_of_range(high, num_layers=num_layers)
         layers.update(range(low, high + 1))
     return tuple(sorted(layers))
@@ -351,8 +348,7 @@ class CompressConfig:
 PRESET = {"method": "a3+", "rope_scope": "model", "allocate": "uniform", "layers": None, "drop_experts": False}
 """What --portable means, besides a head width that kernels know."""
 _MEANS = {"layers": "every layer", "drop_experts": "every expert"}
-STEPS = (16, 32)
-"""Head steps that kernels know; 32 also suits quantised KV caches, and its MLP step of 256 K-quants."""
+STEPS = (16, 32)  # head steps that kernels know; 32 also suits quantised KV caches, and its MLP step of 256 K-quants
 
 
 def _with_preset(given: Mapping[str, Any]) -> dict[str, Any]:

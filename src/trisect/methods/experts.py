@@ -16,8 +16,7 @@ from trisect.solve.lowrank import SOLVE_DTYPE
 from trisect.solve.select import neuron_scores, top
 
 EXPERTS = "experts"  # the step in front of a mixture's MLPs, which may drop some of them
-REFITS = ("refit-up", "refit-down")
-"""Steps behind an MLP that was narrowed: its input maps, then its output map again."""
+REFITS = ("refit-up", "refit-down")  # steps behind an MLP that was narrowed: its input maps, then its output map again
 STEPS = {name: "mlp" for name in (EXPERTS, *REFITS)}  # steps that are about a component without being one
 EXPERT_READS = frozenset({"mlp"})
 FEW = 32  # tokens below which an expert's neurons are chosen by its weights alone

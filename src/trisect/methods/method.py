@@ -25,8 +25,7 @@ class Options:
     """QK-norm layers whose corrected denominator misses more than this share (as a root) stay whole."""
     rope_scope: str = "head"
     """Who shares one set of rotation rates: the query heads of a key head, a layer, or the whole model."""
-    without: tuple[str, ...] = ()
-    """Pieces of a3+ to leave out, to see what they bring (`methods.a3plus.PIECES`)."""
+    without: tuple[str, ...] = ()  # pieces of a3+ to leave out, to see what they bring (`methods.a3plus.PIECES`)
 
 
 def options_of(config: Any) -> Options:
@@ -75,8 +74,7 @@ class ComponentMethod(Method):
     """Moments of the dense layer that `slots` reads, gathered before the layer is solved."""
     slots: Callable[..., tuple[Slots, ...]] | None = None
     """(part, dense moments, width, options, shared) -> slots to be measured on the narrow stream for QK."""
-    mixture: Solver | None = None
-    """Solves all experts of a layer together; None solves each as an MLP of its own."""
+    mixture: Solver | None = None  # solves all experts of a layer together; None solves each as an MLP of its own
     share: Callable[..., Any] | None = None
     """(layers, width, options) -> what all layers have to agree on beforehand (rope_scope "model")."""
 

@@ -20,8 +20,7 @@ from trisect.solve.slots import band_slots, bands, bilinear_energies, complex_mo
 
 PAIR_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
-HORIZON = 256
-"""Tokens over which attention mostly looks back: rates are near when they part little over so many."""
+HORIZON = 256  # tokens over which attention mostly looks back: rates are near when they part little over so many
 
 SPREAD = {"head": 1.0, "layer": 1.0, "model": 3.0}
 """Radians over the HORIZON within which pairs are folded, by who shares the rates: the more heads must agree

@@ -19,8 +19,7 @@ from trisect.solve.ridge import Regression, ridge
 
 ASVD_ALPHA = 0.5  # the exponent of ASVD's paper
 
-REFIT_RIDGE = 1e-6
-"""Above the rounding of Grams whose batches are summed in float32; far below what moves a loss."""
+REFIT_RIDGE = 1e-6  # above the rounding of Grams whose batches are summed in float32; far below what moves a loss
 
 Weigh = Callable[[Linear, Moments], InputWeight | None]
 

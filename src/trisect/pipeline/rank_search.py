@@ -113,22 +113,24 @@ def linear_plan(
             f"{method.name} takes linear maps one by one, and the experts of a layer are one tensor: use "
             "--parts qk,ov, or a method that narrows experts, --method a3+."
         )
-    chosen = chosen_layers(config.layers, num_layers=len(shape.layers))
+    sizes: dict[Key, Size] = {}
+    for index in chosen_layers(config.layers, num_layers=len(shape.layers)):
+        layer = shape.layers[index]
+        for name in maps_of(method, layer, config.parts):
+            if any(linear.name == name for linear in layer.linears):
+                raise TrisectError(f"Layer {index}: {name} is already factored; compress the original model.")
+            sizes[index, name] = *linear_sizes(layer, name), linear_heads(layer, name)
     problem = Problem(
         method=method,
         config=config,
         ratio=_ratio(method, config),
-        sizes={
-            (index, name): _size(index, shape.layers[index], name)
-            for index in chosen
-            for name in maps_of(method, shape.layers[index], config.parts)
-        },
+        sizes=sizes,
         model=model,
         tokens=tokens,
         progress=progress,
         kept=None if path is None else Path(path),
     )
-    if not problem.sizes:
+    if not sizes:
         asked, known = ",".join(config.parts), ",".join(method.parts)
         raise TrisectError(f"{method.name} changes nothing in {asked}; use --parts {known}.")
     ranks = _allocation(method, config)(problem)
@@ -258,12 +260,6 @@ SEARCHES: dict[str, Callable[[Problem], dict[Key, int]]] = {
     "fisher": _by_fisher,
     "sensitivity": _by_sensitivity,
 }
-
-
-def _size(index: int, layer: LayerShape, name: str) -> Size:
-    if any(linear.name == name for linear in layer.linears):
-        raise TrisectError(f"Layer {index}: {name} is already factored; compress the original model.")
-    return *linear_sizes(layer, name), linear_heads(layer, name)
 
 
 def _entries(problem: Problem, ranks: dict[Key, int], index: int) -> tuple[LinearShape, ...]:

@@ -223,8 +223,7 @@ def _choices(problem: Problem, curves: Curves, layer: int) -> list[LayerChoice]:
     return list(found.values())[::-1]
 
 
-CURVED = {"search": search_planner, "balanced": balanced_planner}
-"""The allocations that are made from loss curves."""
+CURVED = {"search": search_planner, "balanced": balanced_planner}  # the allocations that are made from loss curves
 
 
 def plan_for(shape: ModelShape, config: CompressConfig, curves: Curves | None = None) -> Plan:

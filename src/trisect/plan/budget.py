@@ -48,8 +48,7 @@ class Flops:
     """FLOPs by kind, a multiply-add counted as two."""
 
     projections: int = 0
-    scores: int = 0
-    """Queries times keys and weights times values, all of them: the paper does not halve for causality."""
+    scores: int = 0  # queries times keys and weights times values, all of them: the paper does not halve for causality
     softmax: int = 0
     mlp: int = 0
     norms: int = 0
@@ -202,8 +201,7 @@ def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> 
 
 NANOSECONDS = 10**9
 
-ShapeKey = tuple[str, int, int, int]
-"""Component, d_model, heads, key heads; an MLP knows no heads, so its are 0."""
+ShapeKey = tuple[str, int, int, int]  # component, d_model, heads, key heads; an MLP knows no heads, so its are 0
 
 REST = "rest"  # what a layer does beside its components, at any width: norms and residuals
 HEADLESS = ("mlp", REST)

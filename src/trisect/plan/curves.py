@@ -22,8 +22,7 @@ from trisect.support.checks import read_table, table_rows
 
 TEXTS = {"fingerprint": None, "token_hash": None, "method": "a3+"}
 """What curves were measured on and with, and what files that do not say it mean."""
-HIGHEST_LOSS = 500
-"""Nats per token: a model that gives every token of the largest vocabulary the same chance has 17."""
+HIGHEST_LOSS = 500  # nats per token: a model that gives every token of the largest vocabulary the same chance has 17
 
 
 TINY = 1e-12  # nats per token below which a rise has no logarithm worth taking
@@ -128,8 +127,7 @@ TRIES = 6
 RESOLUTION = 0.002  # share of the whole budget below which two plans are not told apart
 AIM = 0.97  # share of the bound that a trial aims at: landing just outside it is a trial for nothing
 NEGLIGIBLE = 0.01  # share of the bound below which a rise is noise and says only: go much further
-CURVATURE = 4.0
-"""Without curves, removing a share x is first guessed to cost 4 x^2 nats; trials correct the factor."""
+CURVATURE = 4.0  # without curves, removing a share x is first guessed to cost 4 x^2 nats; trials correct the factor
 
 
 @dataclass(frozen=True, kw_only=True)

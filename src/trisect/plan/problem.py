@@ -12,8 +12,7 @@ from trisect.records.parts import COMPONENTS, LINEARS
 from trisect.records.plan import Plan, apply_plan
 from trisect.records.shapes import WIDTH_FIELDS, LayerShape, ModelShape, widths_of
 
-MLP_STEPS = {8: 64, 16: 128, 32: 256}
-"""Head step -> MLP step: what an MLP's GEMM tiles need beside heads of that step."""
+MLP_STEPS = {8: 64, 16: 128, 32: 256}  # head step -> MLP step: what an MLP's GEMM tiles need beside heads of that step
 EXPERT_STEPS = {None: 8, 8: 32, 16: 64, 32: 128}
 """The same for experts; grouped products of 16-bit numbers want rows of 16 bytes, so no width is quite exact."""
 
@@ -235,8 +234,7 @@ class Outlook:
     allowed: int | None  # what is left where the goal is met exactly; None where nothing says how much that is
     planned: int
     asked: float | None  # the share to be removed, where the goal is one
-    widths: Mapping[str, tuple[int, int]]
-    """Component (or linear map) -> its narrowest and its widest width (or rank)."""
+    widths: Mapping[str, tuple[int, int]]  # component (or linear map) -> its narrowest and its widest width (or rank)
     finer: Sequence[str]  # what lets a plan come nearer, as it is typed
 
     @property

@@ -13,14 +13,12 @@ Key = tuple[int, str]  # (layer, name of the linear map)
 
 Size = tuple[int, int, int]  # (inputs, outputs, heads)
 
-Rule = Callable[[int, int, int, float], int]
-"""(inputs, outputs, heads, ratio) -> rank: what a ratio means to a method."""
+Rule = Callable[[int, int, int, float], int]  # (inputs, outputs, heads, ratio) -> rank: what a ratio means to a method
 
 Curve = Mapping[float, float]
 """Share of its parameters one linear map keeps -> perplexity of the model with only that map cut."""
 
-MOST_REMOVED = 0.95
-"""No linear map is cut by more than this on account of its small loss, unless all of them are."""
+MOST_REMOVED = 0.95  # no linear map is cut by more than this on account of its small loss, unless all of them are
 
 SMALLEST_LOSS = math.e
 """Below this, 1 / log(loss) grows without bound and then turns negative; smaller losses count as this."""
@@ -97,14 +95,19 @@ def sensitivity_ranks(
     # Every linear map takes the deepest of its cuts below the threshold, or stays whole (its full rank) if it
     # has none. The result never has more parameters than the ratio allows.
     budget = math.floor((1 - ratio) * sum(inputs * outputs for inputs, outputs, _ in sizes.values()))
-    cuts = _by_sensitivity(curves)
+    # Every cut of every curve, the most harmful first; a model that broke down is worse than any other.
+    known = ((key, share, perplexity) for key, curve in curves.items() for share, perplexity in curve.items())
+    harm = [(-math.inf if math.isnan(perplexity) else -perplexity, key, share) for key, share, perplexity in known]
+    cuts = [(key, share) for _, key, share in sorted(harm) if share < 1]
 
     def ranks(harmful: int) -> dict[Key, int]:
         """With the `harmful` most sensitive cuts forbidden."""
         shares = dict.fromkeys(sizes, 1.0)
         for key, share in cuts[harmful:]:
             shares[key] = min(shares[key], share)
-        return {key: _rank(sizes[key], rule, share) for key, share in shares.items()}
+        return {
+            key: min(sizes[key][:2]) if share >= 1 else rule(*sizes[key], 1 - share) for key, share in shares.items()
+        }
 
     low, high = 0, len(cuts)  # forbidding more never makes a model smaller, so bisection finds the most
     while low < high:
@@ -119,22 +122,6 @@ def sensitivity_ranks(
             f"A ratio of {ratio:g} is beyond the measured sensitivities; use less, or --allocate uniform."
         )
     return found
-
-
-def _by_sensitivity(curves: Mapping[Key, Curve]) -> list[tuple[Key, float]]:
-    """Every cut of every curve, the most harmful first; a model that broke down is worse than any other."""
-    cuts = [
-        (math.inf if math.isnan(perplexity) else perplexity, key, share)
-        for key, curve in curves.items()
-        for share, perplexity in curve.items()
-        if share < 1
-    ]
-    return [(key, share) for _, key, share in sorted(cuts, key=lambda cut: (-cut[0], cut[1], cut[2]))]
-
-
-def _rank(size: Size, rule: Rule, share: float) -> int:
-    inputs, outputs, _ = size
-    return min(inputs, outputs) if share >= 1 else rule(*size, 1 - share)
 
 
 def _parameters(ranks: Mapping[Key, int], sizes: Mapping[Key, Size]) -> int:

@@ -143,8 +143,7 @@ class Spectrum:
 
     of: str  # what the energies are those of
     length: int  # channels of a head, or neurons
-    values: tuple[float, ...]
-    """Shares of all energy, at `even_ranks` where there are more channels than numbers."""
+    values: tuple[float, ...]  # shares of all energy, at `even_ranks` where there are more channels than numbers
 
     @property
     def ranks(self) -> list[int]:
@@ -187,8 +186,7 @@ class Factored(Outcome):
     A: Tensor  # (in, groups * rank)
     B: Tensor  # (groups, rank, out / groups)
     b: Tensor | None = None  # (out,)
-    cached: bool = False
-    """Keys or values whose cache is to hold x A (where no rotation stands between) instead of y."""
+    cached: bool = False  # keys or values whose cache is to hold x A (where no rotation stands between) instead of y
 
     @property
     def groups(self) -> int:
