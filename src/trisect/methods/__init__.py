@@ -33,6 +33,3 @@ def register_method(method: Method) -> Method:
         )
     METHODS[method.name] = method
     return method
-
-
-__all__ = ["METHODS", "Method", "get_method", "register_method", "solve"]

@@ -18,14 +18,21 @@ from trisect.plan.problem import Planner, Problem
 from trisect.records.parts import COMPONENTS
 from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape
-from trisect.support.checks import read_table, table_rows
+from trisect.support.checks import read_table, table_rows, validated
 
-TEXTS = {"fingerprint": None, "token_hash": None, "method": "a3+"}
-"""What curves were measured on and with, and what files that do not say it mean."""
 HIGHEST_LOSS = 500  # nats per token: a model that gives every token of the largest vocabulary the same chance has 17
 
 
 TINY = 1e-12  # nats per token below which a rise has no logarithm worth taking
+
+
+class Header(BaseModel, strict=True):
+    """What a file of curves says besides: what they were measured on and with."""
+
+    fingerprint: str
+    token_hash: str
+    method: str = "a3+"
+    dense_loss: float | None = Field(default=None, gt=-HIGHEST_LOSS, lt=HIGHEST_LOSS)
 
 
 class Point(BaseModel, strict=True):
@@ -103,21 +110,15 @@ class Curves:
 
     def to_dict(self) -> dict[str, Any]:
         """One row per point, ready for JSON; `read_curves` reads it."""
-        known = {name: getattr(self, name) for name in (*TEXTS, "dense_loss")}
+        known = {name: getattr(self, name) for name in Header.model_fields}
         return {**known, "points": table_rows(Point, self.points)}
 
 
 def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
     """Curves from a JSON file; with a fingerprint, only those measured on that model."""
     data, points = read_table(path, Point, "points", what="loss curves")
-    texts: dict[str, Any] = {key: data.get(key, default) for key, default in TEXTS.items()}
-    dense = data.get("dense_loss")
-    lossy = dense is None or (type(dense) in (int, float) and abs(dense) < HIGHEST_LOSS)
-    if not lossy or not all(isinstance(text, str) for text in texts.values()):
-        raise TrisectError(
-            f"Cannot read loss curves from {path}: {', '.join(TEXTS)} must be text, and dense_loss a number."
-        )
-    curves = Curves(points=points, dense_loss=dense, **texts)
+    header = validated(Header, data, where=f"Cannot read loss curves from {path}")
+    curves = Curves(points=points, **vars(header))
     if fingerprint not in (None, curves.fingerprint):
         raise TrisectError(f"{path} holds the curves of another model; name a new file with --curves.")
     return curves

@@ -1,9 +1,4 @@
-"""QK-norm on fewer channels: a calibrated factor that stands in for the channels left out.
-
-RMS-norm divides a head by the root mean square of all its channels. Once some are dropped, the mean over
-the rest is a different number; the best constant between the two, and how well it does, follow from the
-second moments of the squares.
-"""
+"""Which pairs, channels and neurons stay, and what corrects a norm whose mean is then over fewer channels."""
 
 from dataclasses import dataclass
 
