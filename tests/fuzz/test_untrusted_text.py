@@ -11,7 +11,7 @@ from fuzz_damage import BOMB
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trisect.config import parse_layers, read_mapping
+from trisect.config.settings import parse_layers, read_mapping
 from trisect.errors import TrisectError
 from trisect.support.checks import LARGEST_YAML, parse_json, parse_yaml, read_json, shown
 

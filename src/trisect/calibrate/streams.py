@@ -65,13 +65,8 @@ class TwoStreams:
         the same for all lengths.
         """
         rates = self._rates(view)
-        readings: list[Reading] = []
-        if view.pairs and "scores" in names:
-            readings.append(PairGrams(view.pairs))
-        if rates is not None and "keys" in names:
-            readings.append(KeyCovariances(rates))
         self.before = self.dense.hidden.copy()
-        accumulator = self._accumulator(view, names, readings)
+        accumulator = self._accumulator(view, names, rates)
         kept = {module: States(place=self.before.place) for module in ("mixer", "mlp_output", "beside", "mlp_beside")}
         self.attention_out, self.mlp_out, self.beside_out, self.shared_out = kept.values()
         hooks = [(getattr(view, module), _keep(outputs)) for module, outputs in kept.items()]
@@ -91,14 +86,7 @@ class TwoStreams:
 
         With `slots`, the sampled queries say how well these would stand in for the layer's pairs.
         """
-        readings: list[Reading] = []
-        if slots:
-            rates = self._rates(view)
-            assert rates is not None
-            readings.append(SlotGrams(slots, rates))
-        elif view.pairs and "scores" in names:
-            readings.append(PairGrams(view.pairs))
-        accumulator = self._accumulator(view, names, readings)
+        accumulator = self._accumulator(view, names, self._rates(view) if slots else None, slots)
         attended, beside = States(), States()
         # Behind attention the MLP has nothing to say yet.
         last = view.attention if component in ("qk", "ov") else None
@@ -120,12 +108,18 @@ class TwoStreams:
             found |= {f"slots{number}_{name}": value for name, value in vars(one).items()}
         return found
 
-    def _accumulator(self, view: LayerView, names: frozenset[str], readings: list[Reading]) -> Accumulator:
-        sampler = None
-        if readings:
-            sampler = QuerySampler(
-                readings, per_window=self.per_window, seed=self.seed + view.index, softcap=view.attention.softcap
-            )
+    def _accumulator(
+        self, view: LayerView, names: frozenset[str], rates: Tensor | None, slots: Sequence[Slots] = ()
+    ) -> Accumulator:
+        """Sums of moments, and of what sampled queries say of pairs, of keys where rates are known, or of slots."""
+        readings: list[Reading] = [PairGrams(view.pairs)] if view.pairs and "scores" in names and not slots else []
+        if rates is not None and "keys" in names:
+            readings.append(KeyCovariances(rates))
+        if rates is not None and slots:
+            readings.append(SlotGrams(slots, rates))
+        seed, softcap = self.seed + view.index, view.attention.softcap if readings else None
+        sampled = QuerySampler(readings, per_window=self.per_window, seed=seed, softcap=softcap)
+        sampler = sampled if readings else None
         return Accumulator(names, sampler=sampler, shared=self.windows.shared, place=self.before.place)
 
     def _announce(self, accumulator: Accumulator, batch: int) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trisect.config import CompressConfig, Increase, Limit, Share, layer_out_of_range
+from trisect.config import CompressConfig, Increase, Limit, Share
+from trisect.config.settings import layer_out_of_range
 from trisect.errors import TrisectError
 from trisect.plan.budget import Costs, budget_of, compare, linear_parameters, linear_sizes, read_latency
 from trisect.records.parts import COMPONENTS, LINEARS
