@@ -58,7 +58,6 @@ def blocks() -> tables.Blocks:
         "calibration-texts": trust_tables.texts_table,
         "few-tokens": trust_tables.few_table,
         "accuracy": trust_tables.accuracy_table,
-        "pieces-left-out": trust_tables.pieces_table,
     }
     for module in MODULES:
         made |= module.TABLES

@@ -1,16 +1,14 @@
-"""Does a3+ give the same answer everywhere, what should it be calibrated on, and how good is it? Five tables of rows.
+"""Does a3+ give the same answer everywhere, what should it be calibrated on, and how good is it? Four tables of rows.
 
     .venv/bin/python experiments/trust.py spread                    # this CPU, every row that is missing
     .venv/bin/python experiments/trust.py spread --device cuda      # one GPU, in three precisions
     .venv/bin/python experiments/trust.py texts --device cuda       # calibration texts and window counts
     .venv/bin/python experiments/trust.py few --device cuda         # a handful of tokens of another kind of text
     .venv/bin/python experiments/trust.py accuracy --device cuda    # a3, a3+ also balanced, svd-llm and asvd
-    .venv/bin/python experiments/trust.py pieces --device cuda      # a3+ with each piece left out once
     .venv/bin/python experiments/trust.py spread --model stories15m --workers 2 --seconds 500
     .venv/bin/python experiments/trust.py spread --again            # also what another CPU has measured
 
-Rows go to experiments/results/spread.json, calibration-texts.json, few-tokens.json, accuracy.json and
-pieces-left-out.json; what is
+Rows go to experiments/results/spread.json, calibration-texts.json, few-tokens.json and accuracy.json; what is
 there is not run again. Each row is a process of its own, because instruction sets and threads are settled when
 torch starts.
 Synthetic text is runs/synthetic-MODEL.jsonl, written once on a GPU: `trisect sample smollm2-135m -o
@@ -37,7 +35,6 @@ FILES = {
     "texts": "calibration-texts.json",
     "few": "few-tokens.json",
     "accuracy": "accuracy.json",
-    "pieces": "pieces-left-out.json",
 }
 INSTRUCTIONS = {
     "native": {},
@@ -126,11 +123,11 @@ def story_base(model: str, device: str) -> Cell:
     return base | ({"threads": 1} if device == "cpu" else {})
 
 
-def mixture_base(device: str, windows: int) -> Cell:
+def mixture_base(device: str) -> Cell:
     """SmolLM2 on the mixture, judged on its texts and on two that took no part."""
     large = device == "cuda"
     reported = [*MIXTURE, "lambada", "tinystories", "alpaca"]
-    base = {"model": "smollm2-135m", "calibration": MIXTURE, "windows": windows if large else 32, "device": device}
+    base = {"model": "smollm2-135m", "calibration": MIXTURE, "windows": 256 if large else 32, "device": device}
     base |= {"length": 2048 if large else 512}
     base["evaluate"] = {t: [32 if large and t != "tinystories" else 14, base["length"]] for t in reported}
     return base | ({} if large else {"threads": 1})
@@ -139,7 +136,7 @@ def mixture_base(device: str, windows: int) -> Cell:
 def accuracy_cells(device: str) -> list[Cell]:
     """Every model at three sizes, each method on the same tokens; three seeds in the middle, for a3 and a3+."""
     cells = []
-    for base in (mixture_base(device, 256), *(story_base(model, device) for model in STORIES)):
+    for base in (mixture_base(device), *(story_base(model, device) for model in STORIES)):
         cells.append({**base, "method": "dense", "seed": 0, "ratio": 0.0})
         ours = [{"method": "a3+", "allocate": "balanced"}, {"method": "a3"}, {"method": "a3+"}]
         others = [] if base["model"] == "stories-moe-22m" else [{"method": "svd-llm"}, {"method": "asvd"}]
@@ -149,24 +146,7 @@ def accuracy_cells(device: str) -> list[Cell]:
     return cells
 
 
-def piece_cells(device: str) -> list[Cell]:
-    """a3+ at 25%, uniform widths, with each of its pieces left out once."""
-    from trisect.methods.a3plus import PIECES
-
-    bases = [mixture_base(device, 64), *(story_base(model, device) for model in STORIES[:2])]
-    same = {"method": "a3+", "ratio": 0.25, "seed": 0}
-    cells = [{**base, **same, "without": [name]} for name in PIECES for base in bases]
-    cells += [{**base, **same} for base in bases] + [{**base, **same, "method": "a3"} for base in bases]
-    return cells + [{**base, **same, "method": "dense", "ratio": 0.0} for base in bases]
-
-
-CELLS = {
-    "spread": spread_cells,
-    "texts": text_cells,
-    "few": few_cells,
-    "accuracy": accuracy_cells,
-    "pieces": piece_cells,
-}
+CELLS = {"spread": spread_cells, "texts": text_cells, "few": few_cells, "accuracy": accuracy_cells}
 
 
 def read_text(name: str, *, split: str, model: str = "smollm2-135m") -> str:

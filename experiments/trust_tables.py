@@ -6,15 +6,12 @@ from statistics import geometric_mean, mean
 from tables import Entry, found, provenance, read, table
 
 SPREAD, TEXTS, FEW, ACCURACY = "spread.json", "calibration-texts.json", "few-tokens.json", "accuracy.json"
-LEFT_OUT = "pieces-left-out.json"
 CHOOSING = "alpaca"
 """The text that options are chosen on, so that no table reports it."""
 SMOLLM2 = "smollm2-135m"
 UNUSED = ("lambada", "tinystories", "alpaca")
 """Texts that no row is calibrated on."""
 Key = tuple[str, str, str]
-Place = tuple[str, str]
-"""A model and a text."""
 
 
 def spread_table() -> str:
@@ -165,27 +162,6 @@ def headline_table() -> str:
     texts = [text for text in cells["dense"] if text != CHOOSING]
     lines = [[name, *(_spread(cells[kind][text]) for text in texts)] for kind, name in names.items() if kind in cells]
     return table(["perplexity", *texts], lines)
-
-
-def pieces_table() -> str:
-    """The increase over the dense model with each piece of a3+ left out, as a share of the whole a3+'s."""
-    if not found(LEFT_OUT):
-        return ""
-    rows = read(LEFT_OUT)["rows"]
-    dense = {row["model"]: row["perplexity"] for row in rows if row["method"] == "dense"}
-    places = sorted((model, text) for model, values in dense.items() for text in values if text != CHOOSING)
-    rises: dict[str, dict[Place, float]] = defaultdict(dict)
-    for row in (row for row in rows if row["method"] != "dense"):
-        for text, value in row["perplexity"].items():
-            rises[_kind(row)][row["model"], text] = value - dense[row["model"]][text]
-    whole, lines = rises.pop("a3+"), []
-    for kind, values in rises.items():
-        shares = {place: values[place] / whole[place] for place in places if place in values}
-        overall = f"{mean(shares.values()):.3f}" if shares else "-"
-        lines.append([kind, *(f"{shares[place]:.3f}" if place in shares else "-" for place in places), overall])
-    lines.sort(key=lambda line: line[-1], reverse=True)
-    header = ["", *(f"{model}, {text}" for model, text in places), "mean"]
-    return table(header, lines) + "\n\n" + provenance(rows)
 
 
 def _kind(row: Entry) -> str:

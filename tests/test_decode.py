@@ -53,6 +53,26 @@ def test_every_family_decodes_what_generate_generates(name: str, operators: bool
         assert decoder.bucket == 20
 
 
+def test_a_model_that_cannot_be_recorded_decodes_without_graphs_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(step: Any, **settings: Any) -> None:
+        step()  # as far as it got
+        raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture\nmore")
+
+    monkeypatch.setattr("trisect.decode.decoder.record_graph", refuse)
+    model, ids = narrow("mpt"), tokens(3, 8)
+    expected = generated(model, ids)
+    decoder = Decoder(model, batch=3, max_length=20, bucket=4)
+    decoder._records = True  # as on a GPU
+    assert_same_text(model, decoder.generate(ids, NEW), expected, None)
+    assert caplog.text.count("decoding without CUDA graphs, more slowly: Cannot copy") == 1
+    insisting = Decoder(model, batch=3, max_length=20, mode="eager")
+    insisting._records = True
+    with pytest.raises(RuntimeError, match="graph capture"):
+        insisting.generate(ids, NEW)
+
+
 def test_experts_in_a_graph_are_those_outside() -> None:
     """Grouped products where they ask nothing of the device, gathered weights elsewhere."""
     model, ids = narrow("mixtral"), tokens(2, 3)

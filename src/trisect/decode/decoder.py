@@ -4,6 +4,7 @@ b = batch, t = tokens of the prompt
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
@@ -17,6 +18,8 @@ from trisect.errors import TrisectError, unknown_name
 from trisect.kernels import wants_decode_kernel
 from trisect.models import LayerView, layer_views
 from trisect.models.rotary import ropes_of
+
+log = logging.getLogger(__name__)
 
 Pick = Callable[[Tensor], Tensor]
 """Logits (b, v) -> tokens (b,), without asking the host: it may be recorded in a CUDA graph."""
@@ -176,6 +179,7 @@ class Decoder:
         self.model, self.batch, self.max_length = model.eval(), batch, max_length
         self.device = next(model.parameters()).device
         self.mode = resolved_mode(mode, model, self.device)
+        self._asked, self._records = mode, self.mode != "eager"
         self._views = layer_views(model, own=True)
         for view in self._views:
             if view.why_no_decoder is not None:
@@ -236,10 +240,11 @@ class Decoder:
             return self._read(torch.cat(self._text, dim=1))
         live = min(self.max_length, -(-(self._seen + 1) // self.bucket) * self.bucket)
         self.cache.clock.live = live
-        if self.mode == "eager":
+        graph = self._graph(live) if self._records else None
+        if graph is None:
             self._advance()
         else:
-            self._graph(live).replay()
+            graph.replay()
         self._seen += 1
         return self._new_tokens()
 
@@ -342,7 +347,10 @@ class Decoder:
         self.cache.clock.slot.add_(1)
 
     def _graph(self, live: int) -> Any:
-        """The graph for a stretch of the cache, recorded when it is first needed."""
+        """The graph for a stretch of the cache, recorded when it is first needed.
+
+        None where a model cannot be recorded (some stock code makes tensors on the host) and nobody asked for it.
+        """
         key = live, self._masked
         if key not in self._graphs:
             if self.mode == "compile" and not self._graphs:  # the prompt was read by now, and the cache has its place
@@ -354,8 +362,16 @@ class Decoder:
                 for x, value in zip(state, before, strict=True):
                     x.copy_(value)
 
-            with recordable_experts(self._views, batch=self.batch):
-                self._graphs[key] = record_graph(self._advance, rewind=rewind, pool=self._pool)
+            try:
+                with recordable_experts(self._views, batch=self.batch):
+                    self._graphs[key] = record_graph(self._advance, rewind=rewind, pool=self._pool)
+            except RuntimeError as error:
+                if self._asked != "auto":
+                    raise
+                self._records = False
+                rewind()
+                log.warning("decoding without CUDA graphs, more slowly: %s", str(error).splitlines()[0])
+                return None
             self._pool = self._graphs[key].pool()
         return self._graphs[key]
 
