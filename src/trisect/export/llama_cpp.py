@@ -89,13 +89,8 @@ def reason(log: str) -> str:
     return (errors or told or lines[-1:] or [""])[0]
 
 
-def _main() -> None:
+if __name__ == "__main__":
     asked = json.loads(sys.stdin.read())
     server = LlamaCpp(asked["path"], quiet=False)
-    print(
-        "\n" + json.dumps([server.next_log_probabilities(prompt, asked["vocabulary"]) for prompt in asked["prompts"]])
-    )
-
-
-if __name__ == "__main__":
-    _main()
+    answers = [server.next_log_probabilities(prompt, asked["vocabulary"]) for prompt in asked["prompts"]]
+    print("\n" + json.dumps(answers))

@@ -52,15 +52,13 @@ AS_THEY_ARE = Route()
 
 def route(kind: Kind, heads: Heads) -> Route:
     """The way through torch's attention that avoids the math backend at the least cost."""
-    found = _on_cpu(heads) if kind == "cpu" else _on_gpu(kind, heads)
+    found = _fitting(kind, heads)
     return Route(plain=True) if heads.single and found.copies else found
 
 
-def _on_cpu(heads: Heads) -> Route:
-    return AS_THEY_ARE if heads.qk == heads.vo else Route(pad=max(heads.qk, heads.vo))
-
-
-def _on_gpu(kind: Kind, heads: Heads) -> Route:
+def _fitting(kind: Kind, heads: Heads) -> Route:
+    if kind == "cpu":
+        return AS_THEY_ARE if heads.qk == heads.vo else Route(pad=max(heads.qk, heads.vo))
     if heads.bytes_per_element != 2:
         return _memory_efficient(heads, step=4)
     step = channel_step(kind, heads.bytes_per_element)

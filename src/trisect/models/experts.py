@@ -226,22 +226,23 @@ class ExpertView:
         """Take the other experts' rows out of the router."""
         self.check_droppable()
         kept = torch.tensor([self.numbers.index(number) for number in numbers])
+
+        def rows(value: Any) -> Any:
+            """The kept experts' rows of what the router has one of for every expert; anything else as it is."""
+            if value is None or value.shape[:1] != (self.count,):
+                return value
+            found = value.detach().index_select(0, kept.to(value.device))
+            return nn.Parameter(found, value.requires_grad) if isinstance(value, nn.Parameter) else found
+
         router = copy(self.router)
-        router._parameters = {name: self._rows(value, kept) for name, value in router._parameters.items()}
-        router._buffers = {name: self._rows(value, kept) for name, value in router._buffers.items()}
+        router._parameters = {name: rows(value) for name, value in router._parameters.items()}
+        router._buffers = {name: rows(value) for name, value in router._buffers.items()}
         for owner in (router, module):
             for name in ("num_experts", "n_routed_experts"):
                 if hasattr(owner, name):
                     setattr(owner, name, len(kept))
         module.numbers, module.dropped = numbers, self.dropped + self.count - len(kept)
         self.layer.set_submodule(self.paths.router, router)
-
-    def _rows(self, value: Any, kept: Tensor) -> Any:
-        """The kept experts' rows of what the router has one of for every expert; anything else as it is."""
-        if value is None or value.shape[:1] != (self.count,):
-            return value
-        rows = value.detach().index_select(0, kept.to(value.device))
-        return nn.Parameter(rows, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else rows
 
     def blank(self, width: int, *, dropped: int) -> Experts:
         """Experts of another width, or fewer of them, without values."""
