@@ -68,10 +68,8 @@ def read_source(name: str) -> Source:
 
 
 def sources_for(name: str) -> tuple[list[Source], frozenset[str]]:
-    """A module and everything of this package that it imports, each after what its top level needs.
-
-    Second, what was left out: modules that functions import, and that need packages not everybody has.
-    """
+    """A module and everything of this package that it imports, each after what its top level needs."""
+    # Second, what was left out: modules that functions import, and that need packages not everybody has.
     ordered: dict[str, Source] = {}
     left_out: set[str] = set()
     waiting = [name]
@@ -157,10 +155,8 @@ def _shared_text() -> str:
 
 
 def bundle_text(family: str, model_class: str, config_class: str, record: str | None = None) -> str:
-    """The whole file: the modules that build compressed models, and the three classes of one family.
-
-    A family from outside the package comes with its `record`, as Python writes it.
-    """
+    """The whole file: the modules that build compressed models, and the three classes of one family."""
+    # A family from outside the package comes with its `record`, as Python writes it.
     added = "" if record is None else f'\n\nFAMILIES["{family}"] = {record}\n'
     classes = f'{model_class} = compressed_class("{family}")\n{config_class} = {model_class}.config_class\n'
     return f'{_shared_text()}{added}\n\n{classes}{HEADLESS} = headless_class("{family}")\n'

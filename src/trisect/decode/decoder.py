@@ -122,10 +122,9 @@ class LiveLayer(StaticLayer):
 
 
 class LiveCache(Cache):
-    """One LiveLayer per decoder layer, all on one clock.
+    """One LiveLayer per decoder layer, all on one clock."""
 
-    Layers with a sliding window keep every token too: the mask hides what is outside the window.
-    """
+    # Layers with a sliding window keep every token too: the mask hides what is outside the window.
 
     def __init__(self, num_layers: int, max_length: int, device: torch.device):
         self.clock = Clock(device)
@@ -347,10 +346,8 @@ class Decoder:
         self.cache.clock.slot.add_(1)
 
     def _graph(self, live: int) -> Any:
-        """The graph for a stretch of the cache, recorded when it is first needed.
-
-        None where a model cannot be recorded (some stock code makes tensors on the host) and nobody asked for it.
-        """
+        """The graph for a stretch of the cache, recorded when it is first needed."""
+        # None where a model cannot be recorded (some stock code makes tensors on the host) and nobody asked for it.
         key = live, self._masked
         if key not in self._graphs:
             if self.mode == "compile" and not self._graphs:  # the prompt was read by now, and the cache has its place
@@ -386,10 +383,8 @@ class Decoder:
 
 @contextmanager
 def recordable_experts(views: Sequence[LayerView], *, batch: int) -> Iterator[None]:
-    """Run mixtures so that a graph can hold them: without asking the device which experts are needed.
-
-    Grouped products ask nothing in bfloat16. Else every token's experts are gathered, for one token the faster way.
-    """
+    """Run mixtures so that a graph can hold them: without asking the device which experts are needed."""
+    # Grouped products ask nothing in bfloat16. Else every token's experts are gathered, for one token the faster way.
     modules = [view.experts.module for view in views if view.experts is not None]
     modules = [module for module in modules if hasattr(module, "config")]  # Llama 4's run in one way only
     fit = all(m.down_proj.dtype == torch.bfloat16 and getattr(m, "fits_groups", True) for m in modules)

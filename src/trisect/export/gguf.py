@@ -342,10 +342,8 @@ def halved(x: Tensor, heads: int) -> Tensor:
 
 
 def read_file(path: Path, names: dict[str, str], *, offset: float = 0.0) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the file says, in a config's words, and its tensors in float32, MLPs padded to one width.
-
-    `names` are those of a checkpoint, with llama.cpp's; the checkpoint's norms hold their weights less `offset`.
-    """
+    """What the file says, in a config's words, and its tensors in float32, MLPs padded to one width."""
+    # `names` are those of a checkpoint, with llama.cpp's; the checkpoint's norms hold their weights less `offset`.
     reader = gguf.GGUFReader(path)
     said = _said(reader)
     arrays = {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}

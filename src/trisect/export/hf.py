@@ -128,10 +128,9 @@ def check_stock(config: Any, stock: Stock, expected: Tensor) -> float:
 
 
 class _Exact(nn.Module):
-    """A stock table whose angles are float64, as the compressed model's are.
+    """A stock table whose angles are float64, as the compressed model's are."""
 
-    Float32 rounds an angle of 2000 radians by 1e-4: so do stock models, and it says nothing about the weights.
-    """
+    # Float32 rounds an angle of 2000 radians by 1e-4: so do stock models, and it says nothing about the weights.
 
     def __init__(self, table: Any):
         super().__init__()

@@ -78,10 +78,8 @@ def run_apart(path: Path, prompts: Sequence[Sequence[int]], vocabulary: int) -> 
 
 
 def reason(log: str) -> str:
-    """The line that says what went wrong: llama.cpp's first error, or else the last line.
-
-    Its log is written by a thread of its own, so the beginning of its line may stand before one of Python's.
-    """
+    """The line that says what went wrong: llama.cpp's first error, or else the last line."""
+    # Its log is written by a thread of its own, so the beginning of its line may stand before one of Python's.
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     mixed = [line for line in lines if "Traceback (most recent" not in line]
     errors = [line for line in mixed if " E " in line or "GGML_ASSERT" in line]

@@ -27,10 +27,8 @@ class NotPortable(TrisectError):
 
 
 def common_slots(layers: Sequence[Tensor]) -> Tensor:
-    """The fewest slots (n,), fastest first, in which every head of rates (k, p) finds its own.
-
-    A head may turn several pairs at one rate (folded frequencies do), and then needs as many such slots.
-    """
+    """The fewest slots (n,), fastest first, in which every head of rates (k, p) finds its own."""
+    # A head may turn several pairs at one rate (folded frequencies do), and then needs as many such slots.
     kinds = _kinds(torch.cat([rates.flatten() for rates in layers]))
     most: Counter[int] = Counter()
     for rates in layers:
@@ -64,10 +62,8 @@ def padded(slots: Tensor, count: int) -> Tensor:
 
 
 def stock_factors(rates: Tensor, base: float) -> list[float]:
-    """Divisors f of the frequencies base^(-2j/2n), so that 1 / (f_j base^(2j/2n)) are the rates (n,).
-
-    Stock code does this in float32; of the neighbouring factors, the one that comes nearest is taken.
-    """
+    """Divisors f of the frequencies base^(-2j/2n), so that 1 / (f_j base^(2j/2n)) are the rates (n,)."""
+    # Stock code does this in float32; of the neighbouring factors, the one that comes nearest is taken.
     n = len(rates)
     powers = base ** (torch.arange(0, 2 * n, 2, dtype=torch.int64).float() / (2 * n))
     exact = 1 / (rates.double() * powers.double())
@@ -78,11 +74,9 @@ def stock_factors(rates: Tensor, base: float) -> list[float]:
 
 
 def listed_rope(factors: list[float], base: float, longest: int) -> dict[str, Any]:
-    """Arbitrary frequencies, in the one kind of RoPE that lists a factor for each of them.
-
-    Short and long factors are the same and the lengths are equal, so that nothing changes with the length of
-    a text and no engine finds a scale to multiply attention with.
-    """
+    """Arbitrary frequencies, in the one kind of RoPE that lists a factor for each of them."""
+    # Short and long factors are the same and the lengths are equal, so that nothing changes with the length of
+    # a text and no engine finds a scale to multiply attention with.
     return {
         "rope_type": "longrope",
         "rope_theta": base,

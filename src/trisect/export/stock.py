@@ -161,10 +161,8 @@ class Stock:
 
 @torch.no_grad()
 def stock_weights(model: Any, *, baked: bool = False) -> Stock:
-    """The same function as weights of the stock class.
-
-    `baked` lists the rates even where the source's own rotation could stay, and folds its scaling in.
-    """
+    """The same function as weights of the stock class."""
+    # `baked` lists the rates even where the source's own rotation could stay, and folds its scaling in.
     check_exportable(model)
     views = layer_views(model)
     rotation, own = stock_rotation(model, views, baked=baked), own_rotation(model)
@@ -234,10 +232,8 @@ def _qk(part: QK, places: Tensor, n: int, scale: float) -> dict[str, Tensor]:
 
 
 def _spread(x: Tensor, places: Tensor, n: int) -> Tensor:
-    """Channels (h, ., 2p) into the places (h, p) of n slots, first halves and second halves alike.
-
-    Without pairs (p = 0) nothing turns, and zeros go behind whatever channels there are.
-    """
+    """Channels (h, ., 2p) into the places (h, p) of n slots, first halves and second halves alike."""
+    # Without pairs (p = 0) nothing turns, and zeros go behind whatever channels there are.
     if places.shape[-1] == 0:
         return pad(x, (0, 2 * n - x.shape[-1]))
     out = x.new_zeros(*x.shape[:-1], 2 * n)

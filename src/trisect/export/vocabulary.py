@@ -17,11 +17,9 @@ NOTE = "the tokenizer splits digits again, a step that transformers leaves out w
 
 
 def split_digits(tokenizer: Any) -> tuple[Any, tuple[str, ...]]:
-    """The tokenizer, repaired where digits were evidently split when its vocabulary was made; and a note.
-
-    GGUF files name this step, transformers drops it, and then runs of spaces and lines before a number become
-    other tokens. What remains to be seen is a vocabulary of single digits without any longer number.
-    """
+    """The tokenizer, repaired where digits were evidently split when its vocabulary was made; and a note."""
+    # GGUF files name this step, transformers drops it, and then runs of spaces and lines before a number become
+    # other tokens. What remains to be seen is a vocabulary of single digits without any longer number.
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not _lost(json.loads(backend.to_str())):
         return tokenizer, ()
@@ -107,11 +105,9 @@ def _tokens(data: dict[str, Any], tokenizer: Any, size: int) -> tuple[list[str],
 
 
 def _scores(tokens: list[str], merges: list[str]) -> list[float]:
-    """Scores that make llama.cpp merge in the same order: it joins the pair with the highest score first.
-
-    A tokenizer.json made from SentencePiece lists every way to make a piece, best pieces first, so a piece's
-    first place in the list is its rank. What no merge makes is never looked up.
-    """
+    """Scores that make llama.cpp merge in the same order: it joins the pair with the highest score first."""
+    # A tokenizer.json made from SentencePiece lists every way to make a piece, best pieces first, so a piece's
+    # first place in the list is its rank. What no merge makes is never looked up.
     rank: dict[str, int] = {}
     for number, merge in enumerate(merges):
         rank.setdefault(merge.replace(" ", ""), number)

@@ -29,10 +29,8 @@ def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def may_launch(x: Tensor) -> bool:
-    """Whether a kernel may run without its operator, which takes the host longer than the launch itself.
-
-    Compilers, autograd and tools that trace or count calls need the operator.
-    """
+    """Whether a kernel may run without its operator, which takes the host longer than the launch itself."""
+    # Compilers, autograd and tools that trace or count calls need the operator.
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
     return type(x) is Tensor and not is_in_torch_dispatch_mode()
@@ -47,10 +45,8 @@ def register(
     remember: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
 ) -> None:
-    """Make `function` torch.ops.trisect.NAME of a torch schema; `fake` is its twin for compilers: shapes only.
-
-    A saved folder's modelling file brings the same operators, without kernels: those that are there stay.
-    """
+    """Make `function` torch.ops.trisect.NAME of a torch schema; `fake` is its twin for compilers: shapes only."""
+    # A saved folder's modelling file brings the same operators, without kernels: those that are there stay.
     if hasattr(torch.ops.trisect, name):
         return
     mutates = re.findall(r"!\) (\w+)", schema)

@@ -17,11 +17,9 @@ Layout = Literal["half", "adjacent"]
 
 
 def head_angles(cos: Tensor, sin: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (b, t, k, 2 p) that each key head rotates by; k = 1 when all heads share them.
-
-    `cos`, `sin` are the model's own (b, t, 2 n), every frequency twice, so that any RoPE scaling the
-    checkpoint uses is already inside. `index` (k, p) names the frequencies a head has kept.
-    """
+    """Cosines and sines (b, t, k, 2 p) that each key head rotates by; k = 1 when all heads share them."""
+    # `cos`, `sin` are the model's own (b, t, 2 n), every frequency twice, so that any RoPE scaling the
+    # checkpoint uses is already inside. `index` (k, p) names the frequencies a head has kept.
     if index is None:
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
     places = torch.cat([index, index + cos.shape[-1] // 2], dim=-1).int()
@@ -31,21 +29,17 @@ def head_angles(cos: Tensor, sin: Tensor, index: Tensor | None) -> tuple[Tensor,
 
 
 def rate_angles(rates: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (b, t, k, p) of rates (k, p) at positions (b, t), in float32.
-
-    The product of two float32 numbers is exact in float64. In float32 it would be off by up to 0.004 radians
-    at position 100,000, the same for every token near it, and scores depend on differences of such angles.
-    """
+    """Cosines and sines (b, t, k, p) of rates (k, p) at positions (b, t), in float32."""
+    # The product of two float32 numbers is exact in float64. In float32 it would be off by up to 0.004 radians
+    # at position 100,000, the same for every token near it, and scores depend on differences of such angles.
     turns = positions[..., None, None].double() * rates.double() * (0.5 / math.pi)
     angles = (turns - turns.round()).float() * (2 * math.pi)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
-    """Rotate the leading pairs of the last dimension by cosines and sines (..., 2 p); channels beyond them pass.
-
-    A table of a wider type than `x` is what the arithmetic is done in: one rounding, at the end.
-    """
+    """Rotate the leading pairs of the last dimension by cosines and sines (..., 2 p); channels beyond them pass."""
+    # A table of a wider type than `x` is what the arithmetic is done in: one rounding, at the end.
     p = cos.shape[-1] // 2
     first, second = split_pairs(x, p, layout)
     if layout == "half" and x.shape[-1] == 2 * p:

@@ -119,11 +119,9 @@ def sdpa(
     causal: bool = True,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q (b, h, t, qk) over k (b, k, s, qk) and v (b, k, s, vo): (b, t, h, vo).
-
-    Without a mask, `causal` lets a token look at those before it; a single token looks at everything. `sinks`
-    (h,) are logits that join the softmax and add nothing.
-    """
+    """Attention of q (b, h, t, qk) over k (b, k, s, qk) and v (b, k, s, vo): (b, t, h, vo)."""
+    # Without a mask, `causal` lets a token look at those before it; a single token looks at everything. `sinks`
+    # (h,) are logits that join the softmax and add nothing.
     length, vo = q.shape[2], v.shape[3]
     causal = length > 1 and mask is None and causal
     if causal and k.shape[2] > length:  # an empty static cache behind the prompt

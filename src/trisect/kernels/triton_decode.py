@@ -118,10 +118,8 @@ def launch_attend(
     q: Tensor, keys: Tensor, values: Tensor, start: Tensor | None, stop: Tensor,
     *, scale: float, window: int | None, tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """q (b, h, 1, qk) over keys (b, k, length, qk) and values (b, k, length, vo): (b, 1, h, vo).
-
-    Slots from `start` (b,) up to and with `stop` (1,) count, of these the last `window`.
-    """
+    """q (b, h, 1, qk) over keys (b, k, length, qk) and values (b, k, length, vo): (b, 1, h, vo)."""
+    # Slots from `start` (b,) up to and with `stop` (1,) count, of these the last `window`.
     batch, heads, _, qk = q.shape
     kv_heads, length, vo = values.shape[1:]
     group = heads // kv_heads

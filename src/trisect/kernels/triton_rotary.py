@@ -23,11 +23,10 @@ MULTIPROCESSORS = 132
 
 
 class Blocks(NamedTuple):
-    """What a program does at once: tokens times key heads, which must divide the number of key heads.
+    """What a program does at once: tokens times key heads, which must divide the number of key heads."""
 
-    Not more warps than its tiles have work for: the idle ones would repeat what others do, and in place might
-    read what those have written.
-    """
+    # Not more warps than its tiles have work for: the idle ones would repeat what others do, and in place might
+    # read what those have written.
 
     tokens: int
     heads: int
@@ -242,11 +241,9 @@ def launch(
 
 
 def chosen_blocks(tokens: int, kv_heads: int, pairs: int, itemsize: int = 2, *, rates: bool = False) -> Blocks:
-    """Sixteen bytes of each half per thread for long texts; many small programs for single tokens.
-
-    Reading heads before all else pays where angles are computed meanwhile (`rates`); where they are looked
-    up, it does not (docs/log.md).
-    """
+    """Sixteen bytes of each half per thread for long texts; many small programs for single tokens."""
+    # Reading heads before all else pays where angles are computed meanwhile (`rates`); where they are looked
+    # up, it does not (docs/log.md).
     pad = triton.next_power_of_2(pairs)
     by_warp = max(1, 32 * 16 // itemsize // pad)  # rows
     heads = min(8, kv_heads & -kv_heads)

@@ -184,10 +184,8 @@ class Attention(nn.Module):
         return out
 
     def _project(self, x: Tensor, latent: Maps) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Query (b, t, h, qk), key (b, t, k, qk) and value (b, t, k, vo), clamped and normalised; a gate like q.
-
-        Keys and values that are cached as latents still are those, (b, t, groups * rank).
-        """
+        """Query (b, t, h, qk), key (b, t, k, qk) and value (b, t, k, vo), clamped and normalised; a gate like q."""
+        # Keys and values that are cached as latents still are those, (b, t, groups * rank).
         gate = None
         if self.tap is not None:
             self.tap("x", x)
@@ -284,10 +282,8 @@ class Attention(nn.Module):
         return out
 
     def prepare(self) -> None:
-        """Make ready for inference: q, k and v in one product where they are plain maps, rotated in place.
-
-        Weights keep their names and values; whoever hooks a projection may see its output rotated.
-        """
+        """Make ready for inference: q, k and v in one product where they are plain maps, rotated in place."""
+        # Weights keep their names and values; whoever hooks a projection may see its output rotated.
         modules = [getattr(self, name) for name in self.family.qkv]
         if len(modules) > 1 and not self.family.output_gate and (self.fused is None or not self.fused.holds(modules)):
             self.fused = fused_maps(modules)

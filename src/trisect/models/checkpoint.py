@@ -304,10 +304,8 @@ def _cast(model: Any, dtype: torch.dtype) -> None:
 
 
 def starting_texts(tokenizer: Any, model: Any) -> Any:
-    """The tokenizer, beginning every text with BOS where the model needs that: those of GGUF files do not.
-
-    `starts_with_bos` tells whoever cuts windows out of a text (trisect/data/load.py).
-    """
+    """The tokenizer, beginning every text with BOS where the model needs that: those of GGUF files do not."""
+    # `starts_with_bos` tells whoever cuts windows out of a text (trisect/data/load.py).
     if getattr(tokenizer, "bos_token_id", None) is not None and family_for(model.config).starts_with_bos:
         tokenizer.add_bos_token = tokenizer.starts_with_bos = True
     return tokenizer

@@ -210,10 +210,8 @@ def resized(part: Any, width: int) -> Any:
 
 
 def built_from(old: Any, weight: Tensor, bias: Tensor | None, *, plain: bool = False) -> nn.Module:
-    """A projection of the same class, dtype and mode as `old` with (in, out) weight and bias.
-
-    `plain` makes it an nn.Linear whatever the class was.
-    """
+    """A projection of the same class, dtype and mode as `old` with (in, out) weight and bias."""
+    # `plain` makes it an nn.Linear whatever the class was.
     d_in, d_out = weight.shape
     with torch.device("meta"):
         transposed = isinstance(old, Conv1D) and not plain

@@ -113,10 +113,8 @@ STREAMED_ANSWER = 2
 
 @torch.no_grad()
 def probe_of(model: Any) -> dict[str, Any]:
-    """A few tokens and what the model makes of them, for whoever loads its files to compare with.
-
-    `logprobs` are those of every token behind the first; the model chose the answer's tokens itself.
-    """
+    """A few tokens and what the model makes of them, for whoever loads its files to compare with."""
+    # `logprobs` are those of every token behind the first; the model chose the answer's tokens itself.
     config = model.config.get_text_config()
     ids = torch.randint(config.vocab_size, (1, PROMPT), generator=torch.Generator().manual_seed(0))
     start = getattr(config, "bos_token_id", None)
@@ -136,10 +134,8 @@ def probe_of(model: Any) -> dict[str, Any]:
 
 
 def slow_attention(shape: LayerShape, kind: Kind, bytes_per_element: int) -> str | None:
-    """Why heads of this shape are padded at every call, and which would not be; None where they are not.
-
-    On a CPU the padding costs little beside what the kernel saves; single tokens are not padded at all.
-    """
+    """Why heads of this shape are padded at every call, and which would not be; None where they are not."""
+    # On a CPU the padding costs little beside what the kernel saves; single tokens are not padded at all.
     if not shape.kv_heads:
         return None  # no attention
     group, size = shape.heads // shape.kv_heads, bytes_per_element

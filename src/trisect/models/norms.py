@@ -11,10 +11,9 @@ from trisect.records.parts import MLP, OV, Part
 
 
 class HeadNorm(nn.Module):
-    """RMS-norm of (..., heads, width), weights per head; float32 inside as in stock.
+    """RMS-norm of (..., heads, width), weights per head; float32 inside as in stock."""
 
-    The mean is each head's own, or with `together` one over all heads.
-    """
+    # The mean is each head's own, or with `together` one over all heads.
 
     def __init__(self, heads: int, width: int, eps: float, *, together: bool = False):
         super().__init__()
@@ -59,10 +58,8 @@ def post_norm(layer: nn.Module, family: Family, component: str) -> tuple[Tensor,
 
 
 def gain(layer: nn.Module, family: Family, component: str) -> Tensor | None:
-    """What output channels (D,) of OV or MLP are multiplied with in a part.
-
-    A post-norm multiplies them by its weights: the nearest powers of two, which no rounding sees.
-    """
+    """What output channels (D,) of OV or MLP are multiplied with in a part."""
+    # A post-norm multiplies them by its weights: the nearest powers of two, which no rounding sees.
     found = post_norm(layer, family, component)
     if found is None:
         return None

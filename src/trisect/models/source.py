@@ -238,11 +238,9 @@ def _shards(folder: Path) -> dict[Path, set[str]]:
 
 
 def _check_links(folder: Path) -> None:
-    """Refuse texts that lie elsewhere: what a config, tokenizer or template says is copied to outputs.
-
-    The hub's cache keeps the files of a snapshot beside it; links to there are its own. Weights may lie on
-    another disk, and are only ever read as numbers.
-    """
+    """Refuse texts that lie elsewhere: what a config, tokenizer or template says is copied to outputs."""
+    # The hub's cache keeps the files of a snapshot beside it; links to there are its own. Weights may lie on
+    # another disk, and are only ever read as numbers.
     home = folder.resolve()
     allowed = home.parent.parent if home.parent.name == "snapshots" else home
     for file in (*folder.iterdir(), *folder.glob(f"{TEMPLATES}/*")):

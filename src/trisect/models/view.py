@@ -245,10 +245,8 @@ class LayerView(LayerMaps):
 
 
 def layer_views(model: nn.Module, *, own: bool = False) -> list[LayerView]:
-    """Views of all decoder layers; with `own`, their attention modules become owned ones on the way.
-
-    The model may be one without a language-model head.
-    """
+    """Views of all decoder layers; with `own`, their attention modules become owned ones on the way."""
+    # The model may be one without a language-model head.
     config: Any = model.config
     family, text = family_for(config), config.get_text_config()
     first, _, rest = family.layers.partition(".")

@@ -86,10 +86,8 @@ def chosen_modules(model: Any, config: QuantizeConfig) -> dict[str, nn.Module]:
 
 
 def group_sizes(modules: dict[str, nn.Module], config: QuantizeConfig) -> dict[str, int]:
-    """Path -> group size, all of them checked against the layers' inputs before anything is changed.
-
-    hqq itself only asks that the size divides the number of weights, and then lets groups straddle rows.
-    """
+    """Path -> group size, all of them checked against the layers' inputs before anything is changed."""
+    # hqq itself only asks that the size divides the number of weights, and then lets groups straddle rows.
     sizes = {}
     for path, module in modules.items():
         inputs, _ = sizes_of(module)
