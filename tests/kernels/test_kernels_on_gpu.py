@@ -168,7 +168,7 @@ MIXTURES = ["qwen3_moe-all", "qwen2_moe", "mixtral", "olmoe", "gpt_oss", "deepse
 
 
 def fused(name: str) -> Any:
-    """A narrow mixture with torch's fused attention; stock gpt-oss refuses it when it is made, a narrow one does not."""
+    """A narrow mixture with torch's fused attention, which stock gpt-oss refuses when it is made."""
     model = narrow(name)
     model.set_attn_implementation("sdpa")
     return model
