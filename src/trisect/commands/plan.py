@@ -50,6 +50,7 @@ def plan(
         screen.say_saved(heatmap)
     screen.keep_measurement(json, {"model": model, **facts})
     goal = " ".join(f"{option_name(name)} {v}" for name, v in settings.goal.settings().items() if v != "params")
+    goal = f"--drop-layers {settings.drop_layers}" if settings.removes_nothing else goal
     screen.say_next(f"trisect compress {screen.quoted(model)} -o OUT {goal}, other options as here")
 
 
@@ -73,6 +74,8 @@ def inspect(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode 
         held = f"; {', '.join(maps)} ({packing['backend']})"
     screen.say(f"{model}: family {info.get('family')}, {len(current.layers)} layers, method {method or 'none'}" + held)
     screen.say(compression_table(original, current, labels=("original", "now")))
+    if info["dropped_layers"]:
+        screen.say(f"dropped layers, as they were numbered: {', '.join(map(str, info['dropped_layers']))}")
     for line in info["left_whole"]:
         screen.say(f"left whole: {line}")
     now, was = budget_of(current), budget_of(original)

@@ -86,9 +86,14 @@ class Increase:
 Goal = Share | Limit | Increase
 
 
-def goal_of(settings: Mapping[str, Any], *, budget: str) -> Goal:
-    """The goal among the settings GOALS: exactly one, and no budget that contradicts it."""
+def goal_of(settings: Mapping[str, Any], *, budget: str, optional: bool = False) -> Goal:
+    """The goal among the settings GOALS: exactly one, and no budget that contradicts it.
+
+    Where it is `optional`, because layers are dropped anyway, none is a share of nothing.
+    """
     given = [name for name in GOALS if settings[name] is not None]
+    if not given and optional:
+        given, settings = ["ratio"], {**settings, "ratio": 0.0}
     if not given:
         raise TrisectError(
             "No ratio was given; choose how much to remove, e.g. --ratio 0.25, or another goal: "
@@ -106,7 +111,7 @@ def goal_of(settings: Mapping[str, Any], *, budget: str) -> Goal:
             f"{option_name(name)} has a budget of its own; leave --budget {budget} out, or use --ratio."
         )
     if name in ("ratio", "kv_ratio"):
-        return Share(budget=own, removed=_checked_ratio(value))
+        return Share(budget=own, removed=_checked_ratio(value, zero=optional and name == "ratio"))
     if name == "max_ppl_increase":
         return parse_increase(value, budget=own)
     return Limit(budget=own, most=parse_size(name, value))
@@ -152,15 +157,15 @@ def parse_increase(value: Any, *, budget: str = "params") -> Increase:
     return Increase(budget=budget, amount=amount, relative=relative, typed=text)
 
 
-def _checked_ratio(value: Any) -> float:
-    """0.25, or 25% as it is typed."""
+def _checked_ratio(value: Any, *, zero: bool) -> float:
+    """0.25, or 25% as it is typed; 0 where that may be."""
     ratio = value
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d*\.?\d+|\d+\.)(e-?\d{1,2})?\s*(%?)\s*", value, re.ASCII)
-        number = Fraction(f"{found[1]}{found[2] or ''}") if found else Fraction(0)
+        number = Fraction(f"{found[1]}{found[2] or ''}") if found else Fraction(-1)
         ratio = float(number / 100 if found and found[3] else number)
     # Written so that NaN is refused as well.
-    if not is_number(ratio) or not 0 < ratio < 1:
+    if not is_number(ratio) or not (0 < ratio < 1 or (zero and ratio == 0)):
         raise TrisectError(f"The ratio is the share to remove, above 0 and below 1, not {value!r}; try 0.25 or 25%.")
     return float(ratio)
 

@@ -273,6 +273,13 @@ class CompressConfig:
     drop_experts: bool = option(
         False, "Mixtures of experts: drop whole experts where that costs less than narrowing all of them."
     )
+    drop_layers: int = option(
+        0,
+        "Before all else, drop so many decoder layers: those that change the hidden states least. Alone, nothing "
+        "else is done. (default: 0)",
+        metavar="N",
+        ge=0,
+    )
     calibration: Annotated[CalibrationConfig, BeforeValidator(CalibrationConfig.read)] = option(CalibrationConfig, "")
     qk_norm_tolerance: float = option(
         0.1,
@@ -304,7 +311,8 @@ class CompressConfig:
         goals = {name: values.pop(name, None) for name in GOALS}
         budget = values.pop("budget", "params")
         if "goal" not in values or any(value is not None for value in goals.values()):
-            values["goal"] = goal_of(goals, budget=budget)  # also a new one, in dataclasses.replace
+            drops = values.get("drop_layers", 0) != 0
+            values["goal"] = goal_of(goals, budget=budget, optional=drops)  # also a new one, in dataclasses.replace
         if values.get("portable") is True:
             defaults = defaults_of(cls)  # what has its default value counts as not given
             values = _with_preset({name: v for name, v in values.items() if v != defaults.get(name)})
@@ -319,11 +327,23 @@ class CompressConfig:
                 "A latency budget and a table of measured times belong together: "
                 "give --budget latency --latency-table FILE (`trisect bench --latency-table FILE` measures one)."
             )
+        if not self.drop_layers:
+            if self.removes_nothing:
+                raise TrisectError("A ratio of 0 leaves the model as it is; give --ratio 0.25, or --drop-layers.")
+        elif isinstance(self.goal, Increase):
+            raise TrisectError("--drop-layers says how much goes, --max-ppl-increase how much may be lost; keep one.")
+        elif self.layers is not None:
+            raise TrisectError("--layers numbers layers, and --drop-layers numbers them anew; leave one of them out.")
 
     @property
     def ratio(self) -> float | None:
         """The share to remove, where that is the goal."""
         return self.goal.removed if isinstance(self.goal, Share) else None
+
+    @property
+    def removes_nothing(self) -> bool:
+        """Whether all widths stay: layers are dropped, and that is all."""
+        return isinstance(self.goal, Share) and self.goal.removed == 0
 
     def floor_of(self, part: str) -> float:
         """The share of its width that a part keeps at least."""

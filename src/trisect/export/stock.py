@@ -115,6 +115,7 @@ def portable_command(model: Any, receipt: Mapping[str, Any], folder: str) -> str
     text = recipe.get("calibration") or {}
     given = {name: recipe.get(name) for name in GOALS} | {"calibration": text.get("source")}
     given |= {name: text.get(name) for name in ("samples", "length")}
+    given["drop_layers"] = recipe.get("drop_layers") or None
     given["parts"] = None if family_of(model).norms is None else "mlp"
     options = [word for name in given if given[name] is not None for word in (option_name(name), str(given[name]))]
     source = source_of(receipt) or "MODEL"

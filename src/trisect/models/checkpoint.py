@@ -14,8 +14,15 @@ from trisect.bundle import write_bundle, write_card
 from trisect.data.catalogue import REGISTRY_MODELS, fetch_model
 from trisect.data.read import hub_answers, short_patience
 from trisect.errors import TrisectError
-from trisect.models.compressed import CompressedModel, compressed_class, original_widths, register_families
+from trisect.models.compressed import (
+    CompressedModel,
+    compressed_class,
+    dropped_layers,
+    original_widths,
+    register_families,
+)
 from trisect.models.converted import keep, kept_folder
+from trisect.models.depth import parameters_apart, shape_without
 from trisect.models.families import BUILT_IN, FAMILIES, PREFIX, WRAPPERS, family_for
 from trisect.models.generic import recognise
 from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
@@ -205,8 +212,13 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
     return config
 
 
-def read_shape(name: str, *, trust_remote_code: bool = False) -> tuple[ModelShape, ModelShape, dict[str, Any]]:
-    """Current and original shape and a few facts, from the config alone: no weights are read."""
+def read_shape(
+    name: str, *, trust_remote_code: bool = False, drop_layers: int = 0
+) -> tuple[ModelShape, ModelShape, dict[str, Any]]:
+    """Current and original shape and a few facts, from the config alone: no weights are read.
+
+    With `drop_layers`, current is what is left without so many of them.
+    """
     name = fetched(name)
     source = resolve(name)
     with from_hub(source):
@@ -218,10 +230,12 @@ def read_shape(name: str, *, trust_remote_code: bool = False) -> tuple[ModelShap
         "method": entry.get("method"),
         "asked_ratio": entry.get("ratio"),
         "quantization": packing_summary(entry.get("quantization")),
+        "dropped_layers": dropped_layers(model),
         "left_whole": left_whole(layer_views(model)),
         "context": getattr(config.get_text_config(), "max_position_embeddings", None),
     }
-    return shape_of(model), original_shape(model), info
+    current = shape_without(model, drop_layers) if drop_layers else shape_of(model)
+    return current, original_shape(model), info
 
 
 def look_at(name: str, *, trust_remote_code: bool = False) -> Loaded:
@@ -246,7 +260,8 @@ def original_shape(model: Any) -> ModelShape:
         )
         for shape, w in zip(now.layers, original_widths(model), strict=True)
     )
-    return replace(now, layers=layers)
+    depth = len(layers) + len(dropped_layers(model))
+    return replace(now, layers=layers).with_depth(depth, apart=parameters_apart(layer_views(model)[0]))
 
 
 def save_model(

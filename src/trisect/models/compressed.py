@@ -124,6 +124,8 @@ def mark_compressed(model: Any, *, original: list[LayerWidths], method: str, rat
         "original": [asdict(widths) for widths in original],
         "layers": [asdict(widths_of(shape)) | _changed(shape) for shape in shapes],
     }
+    if dropped := dropped_layers(model):
+        entry["dropped_layers"] = dropped
     cls = compressed_class(family_for(model.config).name)
     if not isinstance(model, CompressedModel):
         model.__class__ = cls
@@ -147,6 +149,12 @@ def original_widths(model: Any) -> list[LayerWidths]:
     if entry is None:
         return [widths_of(view.shape()) for view in layer_views(model)]
     return [LayerWidths(**widths) for widths in entry["original"]]
+
+
+def dropped_layers(model: Any) -> list[int]:
+    """The layers that the model once had besides, as they were numbered then."""
+    known = (getattr(model.config, "trisect", None) or {}).get("dropped_layers", [])
+    return list(getattr(model, "dropped_layers", known))
 
 
 def _changed(shape: LayerShape) -> dict[str, Any]:

@@ -221,6 +221,7 @@ class TrisectEntry(BaseModel):
     ratio: Annotated[float, Field(ge=0, le=1)]
     original: list[WidthsEntry]
     layers: list[LayerEntry]
+    dropped_layers: list[Width] = []
     quantization: QuantizationEntry | None = None
 
     @model_validator(mode="after")
@@ -229,6 +230,9 @@ class TrisectEntry(BaseModel):
             raise ValueError("the method must be a name")
         if len(self.original) != len(self.layers):
             raise ValueError(f"{len(self.original)} original layers became {len(self.layers)}")
+        gone = self.dropped_layers
+        if gone != sorted(set(gone)) or max(gone, default=0) >= len(self.layers) + len(gone):
+            raise ValueError("dropped_layers must be numbers of the original layers, in order")
         if self.format == FORMAT and any(layer.folded or layer.linears for layer in self.layers):
             raise ValueError(f"format {FORMAT} has no folded rotations and no factored maps")
         return self

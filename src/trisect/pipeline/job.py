@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from trisect.calibrate import Progress, read_info
+from trisect.calibrate.influence import layer_influence, least_influential
 from trisect.calibrate.replay import TOKENS_PER_BATCH
 from trisect.calibrate.texts import Prepared, held_out_texts, prepare, usual_length
 from trisect.config import CompressConfig, Increase
@@ -25,6 +26,8 @@ from trisect.methods import get_method
 from trisect.methods.method import check_parts
 from trisect.models import FAMILIES, Loaded, load_model, read_shape, save_model, shape_of
 from trisect.models.checkpoint import WORKING, fetched
+from trisect.models.depth import drop_layers, shape_without
+from trisect.models.looking import check_tokens
 from trisect.models.source import check_weights, resolve
 from trisect.models.streamed import STREAM
 from trisect.pipeline import run as flow
@@ -80,7 +83,7 @@ def carry_out(job: Job, *, say: Say = lambda line: None, progress: Progress | No
         job = replace(job, load_options={**job.load_options, "device": device})
         if distributed.is_rank_zero():
             job = replace(job, say=say, progress=progress)
-        if job.out is not None and not job.config.portable:
+        if job.out is not None and not (job.config.portable or job.config.removes_nothing):
             job.say("The result runs where trisect is installed; --portable: in stock engines too, less accurate.")
         with _work_folder(job) as work:
             result = _compress_in_memory(job, work)
@@ -102,10 +105,13 @@ def refuse_early(job: Job) -> None:
         raise TrisectError(
             "--max-ppl-increase is measured on calibration windows, which moments do not hold; leave --moments out."
         )
+    if config.drop_layers and job.moments is not None:
+        raise TrisectError("--drop-layers reads calibration windows, which moments do not hold; leave --moments out.")
     check_names("way to stream", [job.load_options.get("stream", "off")], STREAM)
     if not isinstance(job.model, str):
         return
-    shape, _, info = read_shape(job.model, trust_remote_code=job.load_options.get("trust_remote_code", False))
+    trusted = job.load_options.get("trust_remote_code", False)
+    shape, _, info = read_shape(job.model, trust_remote_code=trusted, drop_layers=config.drop_layers)
     if config.portable and info["family"] in FAMILIES:
         from trisect.export.stock import check_family
 
@@ -165,9 +171,11 @@ def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], w
         reports = [None if job.progress is None else partial(job.progress, stage) for stage in stages]
         return [perplexity(model, text, progress=each) for text, each in zip(evaluations, reports, strict=True)]
 
-    before = shape_of(loaded.model)
-    planned = _say_outlook(before, job.config, job.say)
+    before, fewer = shape_of(loaded.model), job.config.drop_layers
+    planned = _say_outlook(shape_without(loaded.model, fewer) if fewer else before, job.config, job.say)
     was = measure(loaded.model, "before")
+    if fewer:
+        _drop_layers(job, loaded.model)
     given: dict[str, Any] = {"tokens": job.tokens, "curves": job.curves, "progress": job.progress}
     if not isinstance(job.config.goal, Increase):
         found = compress(loaded.model, job.config, moments=job.moments, work=work, planned=planned, **given)
@@ -175,6 +183,21 @@ def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], w
         found = compress_within(loaded.model, job.config, **given)
     pairs = list(zip(was, measure(found.model, "after"), strict=True))
     return _result(job, loaded, found, before, pairs[: len(pairs) - fitted], pairs[-1] if fitted else None)
+
+
+def _drop_layers(job: Job, model: Any) -> None:
+    """Take the layers out that change the hidden states of the calibration windows least, and say which."""
+    assert job.tokens is not None
+    check_tokens(model, job.tokens.ids)
+    how = job.config.calibration.how_to_run
+    # Every process has all windows and comes to the same; the first has the last word where rounding decides.
+    influence = distributed.broadcast(layer_influence(model, job.tokens.ids, progress=job.progress, **how))
+    dropped = least_influential(influence, job.config.drop_layers)
+    drop_layers(model, dropped)
+    found = ", ".join(f"{layer} ({influence[layer]:.4f})" for layer in dropped)
+    others = [value for layer, value in enumerate(influence[:-1]) if layer not in (0, *dropped)]
+    rest = f"; of those left between the ends {min(others):.4f} or more" if others else ""
+    job.say(f"Dropped of {len(influence)} layers, with their influence: {found}{rest}.")
 
 
 def _result(
@@ -224,13 +247,16 @@ def plan_before_work(job: Job, *, say: Say, progress: Progress | None) -> Planne
     """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
     job = replace(job, config=flow.with_method_defaults(job.config), say=say, progress=progress)
     config = job.config
-    shape, _, _ = read_shape(job.model, trust_remote_code=job.load_options["trust_remote_code"])
+    trusted = job.load_options["trust_remote_code"]
+    shape, before, _ = read_shape(job.model, trust_remote_code=trusted, drop_layers=config.drop_layers)
+    if not config.drop_layers:
+        before = shape
     known = _known_curves(job)
     plan = flow.plan_from_shape(shape, config, known)
     after, outcome = apply_plan(shape, plan), outlook(shape, config, plan)
     rise = None if known is None else known.rise(shape, plan)
     facts = {
-        **sizes(shape, after),
+        **sizes(before, after),
         "plan": plan.to_dict(),
         "allocate": config.allocate,
         "budget": outcome.counts(),
@@ -242,7 +268,11 @@ def plan_before_work(job: Job, *, say: Say, progress: Progress | None) -> Planne
         factor = f"perplexity x{math.exp(rise):.3f} (+{rise:.4f} nats per token)"
         known_rise = factor if math.isfinite(rise) else "nothing, the plan goes below them"
         lines.append(f"predicted from the curves: {known_rise}")
-    return Planned(plan=plan, before=shape, after=after, outlook=str(outcome), facts=facts, lines=lines)
+    said = str(outcome)
+    if config.drop_layers:
+        first = f"{config.drop_layers} of {len(before.layers)} layers dropped"
+        said = first if config.removes_nothing else f"{first}; of what is left {said}"
+    return Planned(plan=plan, before=before, after=after, outlook=said, facts=facts, lines=lines)
 
 
 def _known_curves(job: Job) -> Curves | None:
@@ -256,6 +286,8 @@ def _known_curves(job: Job) -> Curves | None:
         raise TrisectError(
             f"There are no loss curves at {path}; --allocate search or balanced measures and writes them."
         )
+    if job.config.drop_layers:
+        raise TrisectError("Curves are measured behind the layers dropped: compress --curves FILE writes them.")
     check_writable(path)
     loaded = _loaded(job)
     return curves_for(loaded.model, job.config, _prepared(job, loaded).tokens, path=path, progress=job.progress)
@@ -273,7 +305,7 @@ def _say_outlook(shape: ModelShape, config: CompressConfig, say: Say) -> Callabl
     """Say what is planned at once where the plan follows from sizes; else give what says it later."""
     # Neither under a bound on perplexity: what stays within it is found by trying.
     config = flow.with_method_defaults(config)
-    if isinstance(config.goal, Increase):
+    if isinstance(config.goal, Increase) or config.removes_nothing:
         return None
     if config.allocate == "uniform":
         say(str(outlook(shape, config, flow.plan_from_shape(shape, config))))

@@ -19,6 +19,7 @@ from trisect.methods.a3plus import PIECES
 from trisect.methods.experts import EXPERTS, REFITS, STEPS
 from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
 from trisect.models import layer_views, left_whole, mark_compressed, original_widths, round_as_stored, shape_of
+from trisect.models.compressed import dropped_layers
 from trisect.models.looking import check_finite
 from trisect.models.streamed import refuse_streamed
 from trisect.models.view import LayerView
@@ -37,6 +38,7 @@ from trisect.support.receipt import build_receipt
 
 log = logging.getLogger(__name__)
 
+NO_METHOD = "none"  # what a model says whose widths are all as they were
 REFIT_TOKENS = 5  # calibration tokens for each neuron below which W_up and W_gate are left as they are
 
 
@@ -177,12 +179,13 @@ def compress(
         whole = left_whole(layer_views(model), run.config.parts)
         if whole:
             log.warning("left whole: %s", "; ".join(whole))
-        for step in solve_layers(run):
+        for step in () if config.removes_nothing else solve_layers(run):
             step.apply()
             run.ledger.note(step.entry())
         found = finish(run, original)
     losses = [entry for _, entries in sorted(run.ledger.losses.items()) for entry in entries]
-    more = {"last_norm_scale": run.ledger.last_norm_scale, "left_whole": whole or None}
+    more: dict[str, Any] = {"last_norm_scale": run.ledger.last_norm_scale, "left_whole": whole or None}
+    more["dropped_layers"] = dropped_layers(model) or None
     return with_receipt(model, run.config, found, losses, run.token_hash, clock.seconds(), **more)
 
 
@@ -238,6 +241,7 @@ def open_run(
     """
     config = with_method_defaults(config)
     check_model(model, config)
+    check_dropped(model, config)
     if moments is None:
         config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
     else:
@@ -251,6 +255,9 @@ def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     config, method = run.config, run.method
     given: dict[str, Any] = {"tokens": run.tokens, "path": curves, "progress": run.progress}
     check_plannable(config)
+    check_dropped(run.model, config)
+    if config.removes_nothing:
+        return whole_plan(run.shape)
     if method.linear:
         return linear_plan(run.model, config, **given)
     check_parts(method, config.parts)
@@ -265,6 +272,8 @@ def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
 def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | None = None) -> Plan:
     """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
     method = get_method(config.method)
+    if config.removes_nothing:
+        return whole_plan(shape)
     if method.linear:
         return linear_plan(shape, config)
     check_parts(method, config.parts)
@@ -279,11 +288,16 @@ def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | 
     return predicted_within(problem, planner_for(problem, config.allocate, curves), curves)
 
 
+def whole_plan(shape: ModelShape) -> Plan:
+    """The plan that leaves every width as it is."""
+    return Plan(layers=tuple(map(widths_of, shape.layers)), method=NO_METHOD, ratio=0.0, align=None)
+
+
 def finish(run: Run, original: list[Any]) -> Plan:
     """Make a rewritten model one of the compressed classes; gives the plan with the widths it really has."""
     assert run.plan is not None
     round_as_stored(run.model, run.model)
-    mark_compressed(run.model, original=original, method=run.config.method, ratio=run.plan.ratio)
+    mark_compressed(run.model, original=original, method=run.plan.method, ratio=run.plan.ratio)
     return replace(run.plan, layers=tuple(widths_of(view.shape()) for view in layer_views(run.model)))
 
 
@@ -317,6 +331,8 @@ def with_method_defaults(config: CompressConfig) -> CompressConfig:
 def check_model(model: Any, config: CompressConfig) -> None:
     """Refuse weights that are not finite, experts that cannot go, and a model that cannot become portable."""
     check_finite(model)
+    if config.drop_layers:
+        refuse_streamed(model, "--drop-layers")
     method = get_method(config.method)
     if config.portable:
         from trisect.export.stock import check_exportable
@@ -332,6 +348,12 @@ def check_model(model: Any, config: CompressConfig) -> None:
         raise TrisectError(f"{what}, which are no part of {','.join(config.parts)}; add mlp to --parts.")
     for mixture in mixtures:
         mixture.check_droppable()
+
+
+def check_dropped(model: Any, config: CompressConfig) -> None:
+    """Refuse a model that still has the layers to be dropped: only a whole job drops any (pipeline/job.py)."""
+    if config.drop_layers > len(dropped_layers(model)):
+        raise TrisectError("Only `trisect compress` and trisect.compress drop layers; leave drop_layers out here.")
 
 
 def compress_within(

@@ -96,6 +96,17 @@ class ModelShape:
     """Embeddings, norms, heads, layers left whole: everything that is no weight or bias of a component."""
     bytes_per_element: int
 
+    def with_depth(self, depth: int, *, apart: int) -> "ModelShape":
+        """The same with fewer or more layers, all alike, each with `apart` parameters outside its components."""
+        layers = (self.layers + self.layers[:1] * depth)[:depth]
+        other = self.other_parameters + (depth - len(self.layers)) * apart
+        return replace(self, layers=layers, other_parameters=other)
+
+
+def paired(before: ModelShape, after: ModelShape) -> list[tuple[LayerShape, LayerShape]]:
+    """What each layer that is left was and is; where some were dropped, all were alike."""
+    return list(zip(before.layers[: len(after.layers)], after.layers, strict=True))
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWidths:

@@ -9,7 +9,7 @@ from trisect.errors import TrisectError
 from trisect.plan.curves import Curves
 from trisect.records.parts import COMPONENTS, even_ranks
 from trisect.records.plan import Plan
-from trisect.records.shapes import ModelShape, widths_of
+from trisect.records.shapes import ModelShape, paired, widths_of
 from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run
 from trisect.report.terminal import kept_shares
 from trisect.support.plots import Bar, Chart, Groups, HeatMap, Point, Series
@@ -23,7 +23,7 @@ RISE = "rise of the loss (nats per token)"
 
 def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title: str = "") -> HeatMap:
     """Share that each component of each layer keeps."""
-    pairs = list(zip(before.layers, after.layers, strict=True))
+    pairs = paired(before, after)
     rows = {component.upper(): shares for component, shares in kept_shares(before, after).items()}
     widths = {
         name: [f"width {old.width(name.lower())} to {new.width(name.lower())}" for old, new in pairs] for name in rows
@@ -161,7 +161,7 @@ def curve_charts(curves: Curves, runs: Sequence[Run]) -> list[Chart]:
 def _chosen_widths(curves: Curves, run: Run, component: str) -> Series:
     """Where a run's widths lie on the curves."""
     points = []
-    for layer, (old, new) in enumerate(zip(run.before.layers, run.after.layers, strict=True)):
+    for layer, (old, new) in enumerate(paired(run.before, run.after)):
         width, full = new.width(component), old.width(component)
         known = (layer, component) in curves.points and width >= curves.floor(layer, component)
         if known and width != full and not new.linears:
@@ -172,7 +172,8 @@ def _chosen_widths(curves: Curves, run: Run, component: str) -> Series:
 def predicted_rise(curves: Curves, run: Run) -> float | None:
     """What the curves say a run loses; None where they do not reach, or are not about what was done."""
     only_narrowed = len(run.receipts) == 1 and not run.tunings and run.method == curves.method
-    if not fits(curves, run) or not only_narrowed or any(layer.linears for layer in run.after.layers):
+    dropped = len(run.before.layers) != len(run.after.layers)
+    if not fits(curves, run) or not only_narrowed or dropped or any(layer.linears for layer in run.after.layers):
         return None
     widths = tuple(map(widths_of, run.after.layers))
     try:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trisect.bench.rows import span
 from trisect.plan.budget import PREFILL_LENGTH, Budget, Change, budget_of, compare, matrix_parameters
-from trisect.records.shapes import COMPONENTS, LayerShape, ModelShape
+from trisect.records.shapes import COMPONENTS, LayerShape, ModelShape, paired
 from trisect.support.plots import heat_colours
 
 if TYPE_CHECKING:
@@ -77,13 +77,16 @@ def compression_table(
         removed = f"{change.components[component]:.1%}"
         width = width_change(before, after, component=component)
         table.add_row(f"{component.upper()} parameters", *sizes, removed, width)
-    mixtures = [(o, n) for o, n in zip(before.layers, after.layers, strict=True) if o.experts]
+    mixtures = [(o, n) for o, n in paired(before, after) if o.experts]
     if mixtures:
-        had, have = ([pair[n].experts for pair in mixtures] for n in (0, 1))
+        were, are = ([pair[n].experts for pair in mixtures] for n in (0, 1))
         met = f"{span(o.top_k for o, _ in mixtures)} per token"
         met += " and the shared one" if any(o.shared for o, _ in mixtures) else ""
-        table.add_row("experts of a layer", span(had), span(have), f"{1 - sum(have) / sum(had):.1%}", met)
+        table.add_row("experts of a layer", span(were), span(are), f"{1 - sum(are) / sum(were):.1%}", met)
     table.add_section()
+    had, have = len(before.layers), len(after.layers)
+    if had != have:
+        table.add_row("decoder layers", f"{had}", f"{have}", f"{1 - have / had:.1%}")
     add_sizes(table, old, new)
     if files is not None:
         held = (decimal(size, precision=2) for size in files)
@@ -98,7 +101,7 @@ def compression_table(
 
 def width_change(before: ModelShape, after: ModelShape, *, component: str) -> str:
     """E.g. "head 64 -> 48", or "head 64 -> 32..48" where the layers differ; experts apart from MLPs."""
-    pairs = [(o, n) for o, n in zip(before.layers, after.layers, strict=True) if component in o.components]
+    pairs = [(o, n) for o, n in paired(before, after) if component in o.components]
     changes = []
     for name in ("inner", "expert") if component == "mlp" else ("head",):
         layers = [(o, n) for o, n in pairs if name == "head" or bool(o.experts) == (name == "expert")]
@@ -110,7 +113,7 @@ def width_change(before: ModelShape, after: ModelShape, *, component: str) -> st
 
 def kept_shares(before: ModelShape, after: ModelShape) -> dict[str, list[float]]:
     """Component -> share kept, layer by layer: of its width, or of its parameters where maps are factored."""
-    pairs = list(zip(before.layers, after.layers, strict=True))
+    pairs = paired(before, after)
     return {component: [_kept(old, new, component) for old, new in pairs] for component in COMPONENTS}
 
 
@@ -125,8 +128,8 @@ def _kept(old: LayerShape, new: LayerShape, component: str) -> float:
 def heat_tables(before: ModelShape, after: ModelShape) -> Iterator[Table]:
     """The plan as a heat map in per cent, a few layers to a table; colours where the terminal has any."""
     shares = kept_shares(before, after)
-    for start in range(0, len(before.layers), LAYERS_PER_ROW):
-        layers = range(start, min(start + LAYERS_PER_ROW, len(before.layers)))
+    for start in range(0, len(after.layers), LAYERS_PER_ROW):
+        layers = range(start, min(start + LAYERS_PER_ROW, len(after.layers)))
         columns = (Column(str(layer), justify="right", min_width=3) for layer in layers)
         table = Table("% kept", *columns, box=None, padding=(0, 1, 0, 0), show_edge=False)
         for component in COMPONENTS:
