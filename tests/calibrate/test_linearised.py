@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tiny_models import tiny, tokens
-from trisect.calibrate import TwoStreams
+from trisect.calibrate import TwoStreams, linearised
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.models import layer_views
@@ -76,8 +78,18 @@ def missing(streams: TwoStreams, view: LayerView) -> Tensor:
     return torch.cat(gaps)
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2", "opt", "granite"])
-def test_the_regression_on_directions_is_that_on_what_they_change(name: str) -> None:
+def thinned(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    """Let rows of one token in `every` be enough, of the 96 that `damaged_streams` has."""
+    monkeypatch.setattr(linearised, "ROWS", 96 // every)
+
+
+@pytest.mark.parametrize(
+    ("name", "every"), [("llama-gqa", 1), ("llama-gqa", 4), ("phi3", 1), ("gpt2", 2), ("opt", 1), ("granite", 1)]
+)
+def test_the_regression_on_directions_is_that_on_what_they_change(
+    name: str, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thinned(monkeypatch, every)
     streams, view = damaged_streams(name)
     found = streams.statistics(view, "refit-up", frozenset({INNER}))
     vectors, part = found[f"{INNER}_vectors"].double(), view.part("mlp")
@@ -89,7 +101,8 @@ def test_the_regression_on_directions_is_that_on_what_they_change(name: str) -> 
             view.write(moved(part, size * v))
             changes.append((outputs(streams, view) - before) / size)
     J, w = torch.stack(changes), weights(streams, view)
-    gram = torch.einsum("knd,lnd,n->kl", J, J, w) / len(w)
+    some = slice(None, None, every)
+    gram = torch.einsum("knd,lnd,n->kl", J[:, some], J[:, some], w[some]) / len(w[some])
     # Directions are stored in float32.
     torch.testing.assert_close(found[f"{INNER}_gram"], gram, rtol=2e-3, atol=2e-4 * gram.diagonal().max().item())
     lacks = missing(streams, view)
@@ -100,8 +113,11 @@ def test_the_regression_on_directions_is_that_on_what_they_change(name: str) -> 
     )
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss", "llama4"])
-def test_experts_answer_for_the_tokens_they_get_with_the_weight_they_have(name: str) -> None:
+@pytest.mark.parametrize(("name", "every"), [("qwen3_moe", 1), ("qwen2_moe", 2), ("gpt_oss", 1), ("llama4", 1)])
+def test_experts_answer_for_the_tokens_they_get_with_the_weight_they_have(
+    name: str, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thinned(monkeypatch, every)
     streams, view = damaged_streams(name)
     found = streams.statistics(view, "refit-up", frozenset({INNER}))
     part, before, w = view.part("mlp"), outputs(streams, view), weights(streams, view)
@@ -117,8 +133,9 @@ def test_experts_answer_for_the_tokens_they_get_with_the_weight_they_have(name: 
         with view.trial():
             view.write(replace(part, routed=routed, shared=changed if expert == "shared" else part.shared))
             J = (outputs(streams, view) - before) / size
-        seen = found[f"{expert}.{INNER}_tokens"].item()
-        energy = (J.square().sum(dim=-1) * w).sum() / seen
+        each = (J.square().sum(dim=-1) * w)[::every]
+        seen = found[f"{expert}.{INNER}_tokens"].item() if every == 1 else int((each > 0).sum())
+        energy = each.sum() / seen
         torch.testing.assert_close(found[f"{expert}.{INNER}_gram"][0, 0], energy, rtol=2e-3, atol=0.0)
 
 
@@ -132,6 +149,13 @@ def test_refitted_neurons_bring_a_narrow_model_closer_on_fresh_tokens() -> None:
         with torch.no_grad():
             gaps[without] = (model(fresh).logits - dense(fresh).logits).square().sum().item()
     assert gaps[()] < 0.97 * gaps[("refit-up",)]
+
+
+@given(n=st.integers(1, 4000), t=st.sampled_from([1, 3, 12, 100, 256, 2048]))
+def test_rows_are_thinned_to_no_less_than_enough_and_evenly_in_every_window(n: int, t: int) -> None:
+    every = linearised.every_token(torch.empty(n, t, dtype=torch.bool))
+    assert t % every == 0
+    assert every == 1 or n * t // every >= linearised.ROWS
 
 
 def test_too_few_tokens_leave_the_input_maps_as_they_are() -> None:

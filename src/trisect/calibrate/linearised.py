@@ -15,31 +15,62 @@ from trisect.solve.ridge import products
 from trisect.support.distributed import all_reduce
 
 DIRECTIONS = 8
+ROWS = 1 << 15  # calibration tokens that are enough to tell how changes of different weights work together
 MAPS = ("up", "gate")  # input maps of an MLP, in the order of their slopes
 
 # n = tokens, D = d_model, I = MLP width, N = I, or 2 I with a gate, K = directions
 
 
-def sets_of_states(layer: LayerShape) -> int:
+def every_token(windows: Tensor) -> int:
+    """One token in so many is kept as rows: a power of two that leaves ROWS of them and divides the windows (n, t)."""
+    every = 1
+    while windows.numel() >= 2 * every * ROWS and windows.shape[1] % (2 * every) == 0:
+        every *= 2
+    return every
+
+
+def sets_of_states(layer: LayerShape, every: int) -> int:
     """As many hidden states as the rows of a layer's MLPs take the room of, rounded up."""
     inputs = (2 if layer.gated else 1) * layer.mlp
-    return -(-layer.active_mlps * (2 * layer.d_model + inputs) // layer.d_model)
+    return -(-layer.active_mlps * (2 * layer.d_model + inputs) // (layer.d_model * every))
 
 
 class Linearised:
-    """What an MLP's output lacks, and how it answers to a change of its input maps, token by token."""
+    """What an MLP's output lacks, and how it answers to a change of its input maps.
 
-    def __init__(self, *, place: str, shared: bool):
+    What the changes are to bring, and the metric, are sums over all tokens; how changes of different weights
+    work together is read from one token in `every`.
+    """
+
+    def __init__(self, *, place: str, shared: bool, every: int = 1):
         self.x, self.slopes, self.missing = (States(place=place) for _ in range(3))
         self.held: list[bool] = []
+        self.sums: dict[str, Tensor] = {}
+        self.every = every
         self.shared = shared  # other processes have rows of other windows
 
-    def append(self, x: Tensor, slopes: Tensor, missing: Tensor, W_down: Tensor, *, held: bool) -> None:
-        """Inputs (n, D), slopes (n, N) of neurons and what is missing (n, D), the last two in F-5's metric."""
+    def append(
+        self, x: Tensor, slopes: Tensor, missing: Tensor, W_down: Tensor, *, held: bool, tokens: Tensor | None = None
+    ) -> None:
+        """Inputs (n, D), slopes (n, N) of neurons and what is missing (n, D), the last two in F-5's metric.
+
+        `tokens` (n,) are their places in the batch, where they are not all of it.
+        """
         self.W_down = W_down.detach().to(x.dtype)  # (I, D)
+        if not held:
+            self.sums["right"] = self.pull(missing, x, slopes, self.sums.get("right"))
+            self.sums["inputs"] = products(x, x, self.sums.get("inputs"))
+            self._add("slopes", slopes.double().square().sum(dim=0))
+        self._add(f"energy{held}", missing.double().square().sum())
+        self._add(f"tokens{held}", torch.tensor(float(len(x)), dtype=torch.float64, device=x.device))
+        some = slice(None, None, self.every) if tokens is None else tokens % self.every == 0
+        self._add(f"rows{held}", torch.tensor(float(len(x[some])), dtype=torch.float64, device=x.device))
         for states, rows in ((self.x, x), (self.slopes, slopes), (self.missing, missing)):
-            states.append(rows)
+            states.append(rows[some].clone() if self.every > 1 else rows)
         self.held.append(held)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def change(self, v: Tensor, x: Tensor, slopes: Tensor) -> Tensor:
         """J v: what the output (n, D) of these tokens gains with weights (D, N) more."""
@@ -56,16 +87,14 @@ class Linearised:
 
     def moments(self) -> dict[str, Tensor]:
         """Directions (K, D, N), and the regressions of what is missing on what they change."""
-        tokens = {
-            held: self._sum(held, _adding(lambda x, s, r: torch.tensor(float(len(x))))).item()
-            for held in (False, True)
-        }
-        n = max(1.0, tokens[False])
-        right = self._sum(False, lambda x, s, r, total: self.pull(r, x, s, total)).div_(n)
-        metric, kept = self._metric(n), torch.float32  # J sees rows, which have no more digits than that
-        found = krylov(right, lambda v: self._product(v).div_(n), metric, DIRECTIONS, kept=kept)
-        energy = {held: self._sum(held, _adding(lambda x, s, r: r.double().square().sum())) for held in tokens}
-        apart = self._sum(True, _adding(partial(self._projected, found.vectors))) / max(1.0, tokens[True])
+        sums = all_reduce(self.sums) if self.shared else self.sums
+        tokens, rows = ({held: sums[f"{of}{held}"].item() for held in (False, True)} for of in ("tokens", "rows"))
+        n, read = max(1.0, tokens[False]), max(1.0, rows[False])
+        metric = self._metric(sums["inputs"] / n, sums["slopes"] / n)
+        kept = torch.float32  # J sees rows, which have no more digits than that
+        right = sums.pop("right").div_(n)
+        found = krylov(right, lambda v: self._product(v).div_(read), metric, DIRECTIONS, kept=kept)
+        apart = self._sum(True, partial(self._projected, found.vectors)) / max(1.0, rows[True])
         named = {
             f"{INNER}_vectors": found.vectors,
             f"{INNER}_penalty": found.penalty,
@@ -76,7 +105,7 @@ class Linearised:
         }
         for held, suffix in ((False, ""), (True, "_held")):
             named[f"{INNER}_tokens{suffix}"] = torch.tensor(tokens[held], dtype=torch.float64)
-            named[f"{INNER}_energy{suffix}"] = energy[held] / max(1.0, tokens[held])
+            named[f"{INNER}_energy{suffix}"] = sums[f"energy{held}"] / max(1.0, tokens[held])
         return named
 
     def _rows(self, held: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -95,22 +124,16 @@ class Linearised:
     def _product(self, v: Tensor) -> Tensor:
         return self._sum(False, lambda x, s, r, total: self.pull(self.change(v, x, s), x, s, total))
 
-    def _metric(self, tokens: float) -> Metric:
+    def _metric(self, inputs: Tensor, slopes: Tensor) -> Metric:
         """What J^T J would be of neurons that have nothing to do with each other, nor slopes with inputs."""
-        inputs = self._sum(False, lambda x, s, r, total: products(x, x, total))
-        slopes = self._sum(False, _adding(lambda x, s, r: s.double().square().sum(dim=0)))
         sizes = self.W_down.double().square().sum(dim=-1)  # (I,)
-        return Metric.damped(inputs / tokens, slopes / tokens * sizes.repeat(len(slopes) // len(sizes)))
+        return Metric.damped(inputs, slopes * sizes.repeat(len(slopes) // len(sizes)))
 
-    def _projected(self, vectors: Tensor, x: Tensor, slopes: Tensor, missing: Tensor) -> Tensor:
-        """Products (K, K + 1) of what directions change with each other and with what is missing."""
+    def _projected(self, vectors: Tensor, x: Tensor, slopes: Tensor, missing: Tensor, total: Tensor | None) -> Tensor:
+        """Products (K, K + 1) of what directions change with each other and with what is missing, added up."""
         features = torch.stack([*(self.change(v, x, slopes) for v in vectors), missing]).flatten(1)
-        return features[:-1].double() @ features.double().mT
-
-
-def _adding(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What rows come to, added to the sum so far."""
-    return lambda x, s, r, total: of(x, s, r) if total is None else total + of(x, s, r)
+        found = features[:-1].double() @ features.double().mT
+        return found if total is None else total + found
 
 
 def lift(modules: dict[str, nn.Module], down: nn.Module, tell: Callable[..., None], columns: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from trisect.errors import TrisectError
 from trisect.models.experts import ExpertView
 from trisect.models.view import LayerView
 from trisect.records.parts import INNER, INPUTS, MLP, REGRESSED
-from trisect.solve.ridge import products
+from trisect.solve.ridge import product, products
 from trisect.support.clock import stage
 from trisect.support.distributed import all_reduce
 
@@ -122,7 +122,9 @@ class Accumulator:
         sampler: QuerySampler | None = None,
         shared: bool = False,
         place: str = "device",
+        every: int = 1,
     ):
+        self.every = every  # one token in so many is kept, where single ones are
         self.names, self.place, self.sampler = names, place, sampler
         self.shared = shared  # other processes have sums of other windows, to be added up
         self.regressed = sorted(name for name in REGRESSIONS if f"{name}_target" in names)
@@ -132,7 +134,7 @@ class Accumulator:
         self.counts: dict[str, int] = {}
         self.held = False
         self.goal: Goal | None = None
-        self.linearised = Linearised(place=place, shared=shared) if INNER in names else None
+        self.linearised = Linearised(place=place, shared=shared, every=every) if INNER in names else None
         self.experts: dict[str, Accumulator] = {}  # by expert, what its own tokens add up to
 
     @property
@@ -148,7 +150,9 @@ class Accumulator:
 
     def expert(self, name: str) -> "Accumulator":
         """The sums of one expert of a mixture, for the batch at hand."""
-        found = self.experts.setdefault(name, Accumulator(self.names, shared=self.shared, place=self.place))
+        found = self.experts.setdefault(
+            name, Accumulator(self.names, shared=self.shared, place=self.place, every=self.every)
+        )
         found.held = self.held
         return found
 
@@ -194,14 +198,16 @@ class Accumulator:
         weights = self.goal.weight
         return Goal(target=lambda tap: target, weight=lambda tap: weights(weight or tap).flatten()[tokens])
 
-    def linearise(self, x: Tensor, slopes: dict[str, Tensor], features: Tensor, W_down: Tensor) -> None:
-        """Note how an MLP of features (n, I) answers to a change of its input maps."""
+    def linearise(
+        self, x: Tensor, slopes: dict[str, Tensor], features: Tensor, W_down: Tensor, tokens: Tensor | None = None
+    ) -> None:
+        """Note how an MLP of features (n, I), of some `tokens` (n,) of the batch, answers to a change of its maps."""
         assert self.goal is not None
         assert self.linearised is not None
         root = self._root("down").to(x.device)
-        missing = (rows(self.goal.target("down")) - (features.float() @ W_down.float())) * root
+        missing = (rows(self.goal.target("down")) - product(features, W_down)) * root
         each = torch.cat([rows(slopes[name]) for name in MAPS if name in slopes], dim=-1) * root  # (n, N)
-        self.linearised.append(rows(x), each.to(x.dtype), missing.to(x.dtype), W_down, held=self.held)
+        self.linearised.append(rows(x), each.to(x.dtype), missing.to(x.dtype), W_down, held=self.held, tokens=tokens)
 
     def count(self, tokens: int, name: str = OBSERVED) -> None:
         """Note how many tokens were observed."""
@@ -324,7 +330,7 @@ def _add_routed(view: ExpertView, accumulator: Accumulator, call: Any, *, missin
             mine.goal = accumulator.goal_of(tokens, own + share * missing[tokens])
         if mine.linearised is not None:
             slopes = {name: gate * slope for name, slope in view.slopes(number, inputs).items()}
-            mine.linearise(inputs, slopes, features, view.down_weight(number))
+            mine.linearise(inputs, slopes, features, view.down_weight(number), tokens)
         mine("down", features)
         mine("out", own)
         mine.count(len(tokens))

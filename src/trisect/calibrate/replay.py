@@ -112,6 +112,14 @@ _KEEPERS: dict[str, Callable[[Tensor], Fetch]] = {
 # Tokens per forward pass when the caller does not say: enough to keep the matrix units busy.
 TOKENS_PER_BATCH = 8192
 
+
+def windows_at_once(model: Any, windows: Tensor) -> int:
+    """How many of the windows (n, t) go through a layer together: on a GPU more of a narrow model's."""
+    device, width = next(model.parameters()).device, model.config.get_text_config().hidden_size
+    more = min(8, max(1, 4096 // width)) if device.type == "cuda" else 1  # or the GPU waits for the host
+    return max(1, more * TOKENS_PER_BATCH // windows.shape[1])
+
+
 # One window in four is held out: it chooses the ridge and takes no part in the fit that it is measured on.
 HELD_SHARE = 4
 

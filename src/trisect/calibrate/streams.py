@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trisect.calibrate.joins import join_of
+from trisect.calibrate.linearised import every_token
 from trisect.calibrate.moments import Accumulator, Goal, recording
 from trisect.calibrate.replay import Progress, States, Stream, in_batches
 from trisect.calibrate.scores import QUERIES, KeyCovariances, PairGrams, QuerySampler, Reading, SlotGrams
@@ -48,7 +49,7 @@ class TwoStreams:
         if len(ids) < 2:
             raise TrisectError("a3+ needs at least two calibration windows, one of them held out; raise --samples.")
         self.windows = in_batches(ids, batch_size=batch_size, hold_out=True, split=split)
-        self.views, self.seed = views, seed
+        self.views, self.seed, self.every = views, seed, every_token(ids)
         decoder = views[0].family.layers.rpartition(".")[0]
         self.rotation = rotation_of(model.get_submodule(decoder))
         self.dense = Stream.embed(model, views, self.windows.batches, place=place, copies=STATES + more)
@@ -120,7 +121,9 @@ class TwoStreams:
         seed, softcap = self.seed + view.index, view.attention.softcap if readings else None
         sampled = QuerySampler(readings, per_window=self.per_window, seed=seed, softcap=softcap)
         sampler = sampled if readings else None
-        return Accumulator(names, sampler=sampler, shared=self.windows.shared, place=self.before.place)
+        return Accumulator(
+            names, sampler=sampler, shared=self.windows.shared, place=self.before.place, every=self.every
+        )
 
     def _announce(self, accumulator: Accumulator, batch: int) -> None:
         """Tell whoever listens which windows come next."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trisect.calibrate import Progress, read_info
+from trisect.calibrate.replay import windows_at_once
 from trisect.calibrate.texts import with_tokens
 from trisect.config import CalibrationConfig, CompressConfig, Increase
 from trisect.data import Tokens, tokens_from_tensor
@@ -80,7 +81,9 @@ class Run:
     @property
     def how_to_run(self) -> dict[str, Any]:
         """Batch size and place of hidden states; no result depends on them."""
-        return self.config.calibration.how_to_run
+        assert self.tokens is not None
+        how = self.config.calibration.how_to_run
+        return how | {"batch_size": how["batch_size"] or windows_at_once(self.model, self.tokens.ids)}
 
     def components(self, layer: int) -> tuple[str, ...]:
         """The components or linear maps of a layer that are to be solved, in order."""

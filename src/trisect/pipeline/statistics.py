@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trisect.calibrate import Progress, Stream, TwoStreams, collect, fisher_information
-from trisect.calibrate.linearised import sets_of_states
+from trisect.calibrate.linearised import every_token, sets_of_states
 from trisect.calibrate.moments import Accumulator, recording
 from trisect.calibrate.replay import in_batches
 from trisect.calibrate.store import MomentsInfo, load_moments, save_moments
@@ -139,7 +139,7 @@ class Repaired(Statistics):
             run.tokens.ids,
             seed=run.config.seed,
             split=True,
-            more=max(map(sets_of_states, refits), default=0),
+            more=max((sets_of_states(layer, every_token(run.tokens.ids)) for layer in refits), default=0),
             **run.how_to_run,
         )
         for view in walk(run.model):

@@ -22,22 +22,28 @@ DEPENDENCE = 1e-10
 TIE = 1e-3
 
 
-def products(x: Tensor, y: Tensor, total: Tensor | None = None) -> Tensor:
-    """x^T y of rows (n, I) and (n, D), in float64; added to `total`, where there is one.
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """x y in float32, or float64 where either is.
 
     On a GPU numbers of 16 bits are multiplied as they are: their products are exact in float32, where the
-    tensor cores add them up, ten times as fast as float32 would be. A `y` of more bits is taken as two.
+    tensor cores add them up, ten times as fast as float32 would be.
     """
     if torch.float64 in (x.dtype, y.dtype):
-        parts = iter((x.double().mT @ y.double(),))
-    elif not (x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)):
-        parts = iter((x.float().mT @ y.float(),))
-    else:
+        return x.double() @ y.double()
+    if x.is_cuda and x.dtype == y.dtype and x.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(x, y, out_dtype=torch.float32)
+    return x.float() @ y.float()
+
+
+def products(x: Tensor, y: Tensor, total: Tensor | None = None) -> Tensor:
+    """x^T y of rows (n, I) and (n, D), in float64; added to `total`, where there is one."""
+    parts = [y]
+    if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and y.dtype == torch.float32:
         coarse = y.to(x.dtype)
-        shorter = (y,) if y.dtype == x.dtype else (coarse, (y - coarse.to(y.dtype)).to(x.dtype))
-        parts = (torch.mm(x.mT, part, out_dtype=torch.float32) for part in shorter)
+        parts = [coarse, (y - coarse.to(y.dtype)).to(x.dtype)]  # more bits than x has, as two
     for part in parts:
-        total = part.double() if total is None else total.add_(part)
+        found = product(x.mT, part)
+        total = found.double() if total is None else total.add_(found)
     assert total is not None
     return total
 
