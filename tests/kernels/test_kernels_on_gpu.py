@@ -26,6 +26,7 @@ from trisect.kernels.gate import gated, plain_gated
 from trisect.kernels.norm import normed
 from trisect.kernels.sdpa import sdpa
 from trisect.models import layer_views
+from trisect.models.attention import HeadLayout
 
 pytestmark = pytest.mark.gpu
 
@@ -126,6 +127,17 @@ def test_no_width_reaches_the_math_backend(qk: int, vo: int, group: int, masked:
             found = sdpa(q, k, v, mask, scale=0.1)
         expected = sdpa(q.cpu().float(), k.cpu().float(), v.cpu().float(), None, scale=0.1)
         torch.testing.assert_close(found.cpu().float(), expected, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("qk", "vo"), [(12, 11), (16, 10), (96, 76)])
+def test_heads_inside_a_fused_product_are_read_wherever_they_begin(qk: int, vo: int, dtype: torch.dtype) -> None:
+    """Rows of such a product are no whole number of 16 bytes."""
+    columns = torch.randn(2, 8, 3 * qk + qk + vo, device="cuda").to(dtype)
+    layout = HeadLayout(heads=3, kv_heads=1, qk=qk, vo=vo)
+    q, k, v = (x.transpose(1, 2) for x in layout.split([columns]))
+    expected = sdpa(*(x.double() for x in (q, k, v)), None, scale=0.1)
+    torch.testing.assert_close(sdpa(q, k, v, None, scale=0.1).double(), expected, rtol=2e-2, atol=2e-2)
 
 
 def folded() -> Any:

@@ -19,9 +19,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from narrow_models import narrow
 from tiny_models import PLAIN, SDPA, left_padded, tiny, tokens
-from trisect.kernels.sdpa import Heads, Kind, Route, kind_of, one_query, route, sdpa
+from trisect.kernels.sdpa import Heads, Kind, Route, kind_of, one_query, prepared, route, sdpa
 from trisect.models import layer_views, load_model, save_model, shape_of
 from trisect.models.attend import eager
+from trisect.models.attention import HeadLayout
 from trisect.models.looking import slow_attention, slow_products, warn_of_slow_paths
 from trisect.records.shapes import LayerShape
 
@@ -98,6 +99,19 @@ def test_low_precision_scores_of_a_single_query_are_summed_in_float32() -> None:
     exact = one_query(q.double(), k.double(), v.double(), None, scale=0.25)
     found = one_query(q.bfloat16(), k.bfloat16(), v.bfloat16(), None, scale=0.25)
     torch.testing.assert_close(found.double(), exact, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize(("dtype", "qk", "vo"), [(torch.float32, 12, 11), (torch.bfloat16, 16, 10)])
+def test_heads_for_a_gpu_begin_at_whole_16_bytes_wherever_a_fused_product_left_them(
+    dtype: torch.dtype, qk: int, vo: int
+) -> None:
+    """Queries are as wide as the padded heads, so that nothing else would move them."""
+    columns = torch.empty(2, 8, 6 * qk + 2 * qk + 2 * vo, dtype=dtype, device="meta")
+    heads = HeadLayout(heads=6, kv_heads=2, qk=qk, vo=vo).split([columns])
+    found = prepared(*(x.transpose(1, 2) for x in heads), Route(pad=qk))
+    for x in found:
+        assert x.shape[-1] == qk
+        assert all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3])
 
 
 # What torch's kernels take (docs/runtime.md): the rules themselves, to hold the routes against.

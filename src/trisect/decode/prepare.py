@@ -161,7 +161,7 @@ def prepare_for_inference(model: Any) -> Any:
         attention = view.own()
         if attention is not None:
             attention.prepare()
-        if "mlp" in view.components:
+        if "mlp" in view.components and view.experts is None:
             fuse_gate(view.layer, view.family)
     for module in model.modules():
         fuse_norm(module)

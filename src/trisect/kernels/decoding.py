@@ -32,7 +32,7 @@ def _attend_one(
 
         return launch_attend(q, keys, values, start, stop, scale=scale, window=window)
     slot = torch.arange(keys.shape[2], device=q.device)
-    visible = (slot <= stop) & (slot > stop - (window or keys.shape[2]))
+    visible = (slot <= stop) & (slot > stop - (keys.shape[2] if window is None else window))
     if start is not None:
         visible = visible & (slot >= start[:, None])
     mask = visible.expand(q.shape[0], -1)[:, None, None]  # (b, 1, 1, l)

@@ -395,10 +395,11 @@ def _rotates(module: Any, family: Family, config: Any) -> bool:
 
 def window_of(module: Any, config: Any) -> int | None:
     """How far back a layer's queries see, where that is bounded."""
-    if not getattr(module, "is_sliding", True):
+    kinds = getattr(config, "layer_types", None)
+    if not getattr(module, "is_sliding", True) or (kinds and kinds[module.layer_idx] == "full_attention"):
         return None
     found: int | None = getattr(module if hasattr(module, "sliding_window") else config, "sliding_window", None)
-    return found
+    return found or None  # Qwen 2 with experts says 0 for none
 
 
 def norms_of(module: Any, family: Family) -> tuple[nn.Module, ...]:
