@@ -23,7 +23,8 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def accuracy_cells(device: str) -> list[Cell]:
         cells.append({**base, "method": "dense", "seed": 0, "ratio": 0.0})
         ours = [{"method": "a3+", "allocate": "balanced"}, {"method": "a3"}, {"method": "a3+"}]
         others = [] if base["model"] == "stories-moe-22m" else [{"method": "svd-llm"}, {"method": "asvd"}]
-        for ratio, seed in [(0.25, 0), (0.125, 0), (0.375, 0), (0.25, 1), (0.25, 2)]:
+        for ratio, seed in [(0.25, 0), (0.25, 1), (0.25, 2), (0.375, 0), (0.125, 0)]:
             methods = ours + (others if seed == 0 else [])
             cells += [{**base, **method, "ratio": ratio, "seed": seed} for method in methods]
     return cells
@@ -238,7 +239,10 @@ def run_cell(cell: Cell) -> dict[str, Any]:
             calibration=calibration,
             seed=cell["seed"],
         )
-        found = compress(model, config, tokens=tokens_from_tensor(ids, "+".join(texts)))
+        tokens = tokens_from_tensor(ids, "+".join(texts))
+        curves = ROOT / "runs" / f"curves-{cell['model']}-{tokens.hash[:16]}.json"  # one for all sizes
+        curves.parent.mkdir(exist_ok=True)
+        found = compress(model, config, tokens=tokens, curves=curves if cell.get("allocate") else None)
         model, receipt = found.model, found.receipt
     seconds = time.time() - started
     measured = {text: perplexity(model, tokens).perplexity for text, tokens in judged.items()}
@@ -279,15 +283,18 @@ def run_missing(table: str, given: argparse.Namespace) -> None:
     missing = [c for c in cells if c not in known]
     end = time.time() + given.seconds
 
+    # A GPU's cells share processes: starting one takes as long as a small cell.
+    pool = ProcessPoolExecutor(given.workers, get_context("spawn")) if given.device != "cpu" else None
+
     def run(cell: Cell) -> None:
         if time.time() > end:
             return
-        rows.append(run_in_a_process(cell))
+        rows.append(run_in_a_process(cell) if pool is None else pool.submit(run_cell, cell).result())
         write_json(path, {"rows": sorted(rows, key=lambda r: json.dumps(r, sort_keys=True))})
         print(f"{len(rows)} rows, newest {cell}: {rows[-1]['perplexity']}", flush=True)
 
-    with ThreadPoolExecutor(given.workers) as pool:
-        for finished in [pool.submit(run, cell) for cell in missing]:
+    with ThreadPoolExecutor(given.workers) as threads:
+        for finished in [threads.submit(run, cell) for cell in missing]:
             if error := finished.exception():
                 print(error, file=sys.stderr, flush=True)
 
