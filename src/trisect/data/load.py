@@ -9,11 +9,10 @@ from torch import Tensor
 from trisect.data import catalogue
 from trisect.data.catalogue import BUILTIN, DATASETS, SYNTHETIC, Ingredient, parse_mixture
 from trisect.data.read import dataset_text, is_local, read_file
-from trisect.data.tokens import Tokens, check_request, rows, started, tokens_from_tensor, windows
+from trisect.data.tokens import Tokens, check_request, started, tokens_from_tensor, windows
 from trisect.errors import TrisectError, check_names
 from trisect.support.checks import explained
 
-SPLITS = ("calibration", "evaluation")
 NO_TOKENIZER = "is text, and the model came without a tokenizer: put the tokenizer's files into the model's folder"
 
 
@@ -21,7 +20,7 @@ def count_windows(shares: list[float], *, samples: int) -> list[int]:
     """Split `samples` by shares that sum to 1: largest remainders get what rounding down leaves."""
     exact = [share * samples for share in shares]
     counts = [math.floor(quota) for quota in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))
+    by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - exact[i])
     for index in by_remainder[: samples - sum(counts)]:
         counts[index] += 1
     return counts
@@ -29,10 +28,10 @@ def count_windows(shares: list[float], *, samples: int) -> list[int]:
 
 def list_sources() -> list[tuple[str, str]]:
     """Every source by name, with what it is, its licence and where it is; a path is a source too."""
-    written = "synthetic text, written by the model itself before anything else (docs/sample.md)"
     found = {
         BUILTIN: "Python's language reference (pydoc topics), from the standard library; PSF licence; always here",
-        SYNTHETIC: f"{written}; the model's licence",
+        SYNTHETIC: "synthetic text, written by the model itself before anything else (docs/sample.md); "
+        "the model's licence",
     }
     for name, record in DATASETS.items():
         most = record.calibration.max_characters
@@ -54,7 +53,7 @@ def has_two_parts(name: str) -> bool:
 def read_source(name: str, *, split: str, tokenizer: Any = None) -> str | Tensor:
     """Text of a named source or file, or token ids, (n,) or (n, length), of a file that holds ids."""
     # A file is read whole, whatever the split: two files keep calibration and evaluation apart.
-    check_names("split", [split], SPLITS)
+    check_names("split", [split], ("calibration", "evaluation"))
     if name == BUILTIN:
         return "\n\n".join(catalogue.builtin_documents(split=split))
     if name in DATASETS:
@@ -81,10 +80,8 @@ def load_tokens(
     A tensor (n, length) and Tokens are used as they are. `samples` None takes all windows, which
     needs `sampling="first"`. `tokenizer` is a Hugging Face tokenizer, or None for sources of ids.
     """
-    if isinstance(source, Tokens):
-        return source
-    if isinstance(source, Tensor):
-        return tokens_from_tensor(source)
+    if not isinstance(source, str):
+        return source if isinstance(source, Tokens) else tokens_from_tensor(source)
     check_request(samples=samples, length=length, sampling=sampling)
     mixture = parse_mixture(source)
     if samples is None and len(mixture) > 1:
@@ -95,23 +92,21 @@ def load_tokens(
     for index, (part, count) in enumerate(zip(mixture, counts, strict=True)):
         content = read_source(part.source, split=split, tokenizer=tokenizer)
         ids = tokenize(content, tokenizer, source=part.source) if isinstance(content, str) else content
-        cut, bos = (windows, bos_of(tokenizer)) if ids.ndim == 1 else (rows, None)
+        bos = bos_of(tokenizer) if ids.ndim == 1 else None
         # Another seed for each, so that a source named twice gives other windows the second time.
-        choice: dict[str, Any] = {"length": length - (bos is not None), "sampling": sampling, "seed": seed + index}
-        piece = cut(ids, samples=count, source=part.source, **choice)
+        choice: Any = {"length": length - (bos is not None), "sampling": sampling, "seed": seed + index}
+        piece = windows(ids, samples=count, source=part.source, **choice)
         sizes.append(decoded_bytes(piece, tokenizer) if isinstance(content, str) else None)
         pieces.append(started(piece, bos))
     ids = torch.cat(pieces)
     if len(mixture) > 1:
         ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
-    known = [size for size in sizes if size is not None]
-    return tokens_from_tensor(ids, source, text_bytes=sum(known) if len(known) == len(sizes) else None)
+    return tokens_from_tensor(ids, source, text_bytes=None if None in sizes else sum(filter(None, sizes)))
 
 
-def evaluation_tokens(source: Any, tokenizer: Any, *, windows: int | None, length: int, **choice: Any) -> Tokens:
-    """What perplexity is measured on: the first windows of the part that evaluates, all of them for None."""
-    how: Any = {"sampling": "first", **choice}
-    return load_tokens(source, tokenizer, samples=windows, length=length, split="evaluation", **how)
+def evaluation_tokens(source: Any, tokenizer: Any, *, windows: int | None, **choice: Any) -> Tokens:
+    """What perplexity is measured on: the first windows of the evaluation split, all of them for None."""
+    return load_tokens(source, tokenizer, samples=windows, split="evaluation", **{"sampling": "first", **choice})
 
 
 def bos_of(tokenizer: Any) -> int | None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ TEXT_FIELDS = ("text", "content", "story", "sentence")
 CHAT_FIELD = "messages"
 ID_KEYS = ("input_ids", "tokens")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
+LOCAL_SUFFIXES = ("txt", "jsonl", "json", "parquet")
+CONNECT_SECONDS = 5.0
+REMEMBERED_SECONDS = 60.0  # whether the hub answers; a run needs many files in a row
 
 
 def read_file(path: Path, *, tokenizer: Any = None) -> list[str] | Tensor:
@@ -40,22 +43,19 @@ def read_file(path: Path, *, tokenizer: Any = None) -> list[str] | Tensor:
         raise TrisectError(f"{path} is a pickle, which can run code when opened, so trisect does not: {instead}.")
     if suffix in (".safetensors", ".npy"):
         return read_ids(path)
-    if suffix in (".jsonl", ".json") and is_chat(next(json_entries(path), ("", None))[1]):
-        return ["".join(chat_text(entry, tokenizer, where=where) for where, entry in json_entries(path))]
+    if suffix in (".jsonl", ".json") and _is_chat(next(json_entries(path), ("", None))[1]):
+        return ["".join(_chat_text(entry, tokenizer, where=where) for where, entry in json_entries(path))]
     return read_documents(path)
 
 
-def is_chat(entry: Any) -> bool:
-    """Whether an entry of a JSON file is a conversation."""
+def _is_chat(entry: Any) -> bool:
     return isinstance(entry, dict) and CHAT_FIELD in entry and not set(TEXT_FIELDS) & set(entry)
 
 
-def chat_text(entry: Any, tokenizer: Any, *, where: str) -> str:
-    """A conversation as the model was taught to read it."""
-    if not is_chat(entry):
-        raise TrisectError(
-            f"{where}: a file of chats has {CHAT_FIELD} in every entry; put other texts into another file."
-        )
+def _chat_text(entry: Any, tokenizer: Any, *, where: str) -> str:
+    if not _is_chat(entry):
+        every = f"a file of chats has {CHAT_FIELD} in every entry"
+        raise TrisectError(f"{where}: {every}; put other texts into another file.")
     if getattr(tokenizer, "chat_template", None) is None:
         instead = 'give one that has (chat_template.jinja in its folder), or text: {"text": "..."}'
         raise TrisectError(f"{where} is a chat, and the model's tokenizer has no chat template; {instead}.")
@@ -65,18 +65,16 @@ def chat_text(entry: Any, tokenizer: Any, *, where: str) -> str:
 
 def read_documents(path: Path, *, fields: Sequence[str] = TEXT_FIELDS) -> list[str]:
     """Texts of a .jsonl, .json or .parquet file; any other file is one UTF-8 document."""
-    match path.suffix.lower():
-        case ".jsonl" | ".json":
-            return [_text_of(entry, where=where, fields=fields) for where, entry in json_entries(path)]
-        case ".parquet":
-            import pyarrow.parquet
+    if path.suffix.lower() in (".jsonl", ".json"):
+        return [_text_of(entry, where=where, fields=fields) for where, entry in json_entries(path)]
+    if path.suffix.lower() != ".parquet":
+        return [read_text(path)]
+    import pyarrow.parquet
 
-            with explained(f"{path} is not a Parquet file"), pyarrow.parquet.ParquetFile(path) as file:
-                field = _field(file.schema_arrow.names, where=str(path), fields=fields)
-                column = file.read([field])[field].to_pylist()
-            return [_text_of(text, where=str(path), fields=fields) for text in column]
-        case _:
-            return [read_text(path)]
+    with explained(f"{path} is not a Parquet file"), pyarrow.parquet.ParquetFile(path) as file:
+        field = _field(file.schema_arrow.names, where=str(path), fields=fields)
+        column = file.read([field])[field].to_pylist()
+    return [_text_of(text, where=str(path), fields=fields) for text in column]
 
 
 def read_ids(path: Path) -> Tensor:
@@ -107,29 +105,29 @@ def json_entries(path: Path) -> Iterator[tuple[str, Any]]:
     # C4 and others call a file of lines .json, so the content decides, not the name.
     text = read_text(path)
     if text.lstrip().startswith("["):
-        entries = enumerate(_parsed(text, where=str(path), lines=True), start=1)
-        yield from ((f"{path}, entry {number}", entry) for number, entry in entries)
+        for number, entry in enumerate(_parsed(text, path, line=None), start=1):
+            yield f"{path}, entry {number}", entry
         return
     # Not splitlines(): JSON strings may hold U+2028 and its kin raw, which splitlines() would cut.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield f"{path}, line {number}", _parsed(line, where=f"{path}, line {number}")
+            yield f"{path}, line {number}", _parsed(line, path, line=number)
 
 
-def _parsed(text: str, *, where: str, lines: bool = False) -> Any:
-    """JSON, or an error that says where; with `lines`, also the line inside a text of several."""
+def _parsed(text: str, path: Path, *, line: int | None) -> Any:
+    """What a whole file, or one line of it, says."""
+    where = str(path) if line is None else f"{path}, line {line}"
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        place = f"{where}, line {error.lineno}" if lines else where
         form = 'A .jsonl file has one object per line, such as {"text": "..."}; rename plain text to .txt'
-        raise TrisectError(f"{place}: not JSON ({error.msg}, column {error.colno}). {form}.") from error
+        why = f"line {line or error.lineno}: not JSON ({error.msg}, column {error.colno})"
+        raise TrisectError(f"{path}, {why}. {form}.") from error
     except (ValueError, RecursionError) as error:
         raise TrisectError(f"{where}: JSON that cannot be read ({str(error)[:100]}).") from error
 
 
 def _text_of(entry: Any, *, where: str, fields: Sequence[str]) -> str:
-    """An entry that is text, or the field of it that is."""
     if isinstance(entry, dict):
         entry = entry[_field(entry, where=where, fields=fields)]
     if not isinstance(entry, str):
@@ -142,17 +140,11 @@ def _text_of(entry: Any, *, where: str, fields: Sequence[str]) -> str:
 
 def _field(present: Iterable[str], *, where: str, fields: Sequence[str]) -> str:
     names = list(present)
-    for field in fields:
-        if field in names:
-            return field
+    if known := [field for field in fields if field in names]:
+        return known[0]
     found = f"{where}: no field with text; found {', '.join(map(str, names)) or 'none'}"
     instead = "Rename the field, or write plain text to a .txt file"
     raise TrisectError(f"{found}, need one of {', '.join(fields)}, or {CHAT_FIELD}. {instead}.")
-
-
-CONNECT_SECONDS = 5.0
-REMEMBERED_SECONDS = 60.0  # a run asks for many files in a row; whether the hub answers is asked once in a while
-LOCAL_SUFFIXES = ("txt", "jsonl", "json", "parquet")
 
 
 @contextmanager
@@ -170,13 +162,12 @@ def replaced(*settings: tuple[Any, str, Any]) -> Iterator[None]:
 
 @contextmanager
 def short_patience(*, hub: bool = True) -> Iterator[None]:
-    """Fail in seconds: where the hub cannot be reached, only its cache is read, without retries."""
-    # `datasets` would also retry for ten minutes to stream from a hub that closes connections. `hub` False:
-    # what is loaded does not come from there.
+    """Fail in seconds: few retries, and of a `hub` that cannot be reached only the cache is read."""
+    # `datasets` would also retry for ten minutes to stream from a hub that closes connections.
     from huggingface_hub import constants
 
-    datasets = sys.modules.get("datasets.config")  # imported by whoever streams
     settings: list[tuple[Any, str, Any]] = []
+    datasets = sys.modules.get("datasets.config")  # both are there where something is to be streamed
     if datasets is not None:
         settings += [(datasets, f"STREAMING_{what}_MAX_RETRIES", 1) for what in ("READ", "OPEN")]
     streaming = sys.modules.get("huggingface_hub.hf_file_system")
@@ -193,9 +184,8 @@ def hub_answers() -> bool:
     """Whether the hub can be reached; its own libraries would retry for half a minute."""
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
-        return False
-    return _answers(constants.ENDPOINT, int(time.monotonic() / REMEMBERED_SECONDS))
+    period = int(time.monotonic() / REMEMBERED_SECONDS)
+    return not constants.HF_HUB_OFFLINE and _answers(constants.ENDPOINT, period)
 
 
 @lru_cache
@@ -224,26 +214,23 @@ def hub_documents(record: DatasetRecord, *, name: str, split: str) -> list[str]:
     import datasets
 
     part: Split = getattr(record, split)
-    local = f"{name}/{split}.txt or .jsonl"
     what = f"The dataset {name} ({record.path}) could not be loaded; pass a text file instead, set TRISECT_DATA to a "
-    with explained(f"{what}folder that holds {local}, or, where it is gated, say who you are by `hf auth login`"):
-        with short_patience(hub="/" in record.path):
-            # Do not fetch gigabytes to read their beginning.
-            some = part.max_documents is not None or part.max_characters is not None
-            where: Any = {"data_files": part.data_files, "split": part.name, "revision": record.revision}
-            loaded = datasets.load_dataset(record.path, record.config, streaming=some, **where)
-            rows = cast(Iterable[dict[str, str]], loaded)
-            texts = islice((row[record.field] for row in rows), part.skip_documents, None)
-            return list(_limit(texts, part))
+    what += (
+        f"folder that holds {name}/{split}.txt or .jsonl, or, where it is gated, say who you are by `hf auth login`"
+    )
+    with explained(what), short_patience(hub="/" in record.path):
+        # Do not fetch gigabytes to read their beginning.
+        some = part.max_documents is not None or part.max_characters is not None
+        where: Any = {"data_files": part.data_files, "split": part.name, "revision": record.revision}
+        rows: Any = datasets.load_dataset(record.path, record.config, streaming=some, **where)
+        return list(_limit(islice((row[record.field] for row in rows), part.skip_documents, None), part))
 
 
 def _limit(documents: Iterable[str], part: Split) -> Iterator[str]:
     characters = 0
-    for count, document in enumerate(documents, start=1):
+    for document in islice(documents, part.max_documents):
         yield document
         characters += len(document)
-        if count == part.max_documents:
-            return
         if part.max_characters is not None and characters >= part.max_characters:
             return
 

@@ -48,19 +48,22 @@ def content_hash(ids: Tensor) -> str:
 def windows(
     ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: int, source: str = "the text"
 ) -> Tensor:
-    """Cut (samples, length) windows out of one stream of tokens, (num_tokens,).
+    """(samples, length) windows of a stream of tokens, (num_tokens,), or of ready-made rows, (n, at least length).
 
-    `first`: consecutive windows from the start, without overlap; all of them if `samples` is None.
-    `random`: `samples` windows in random order, with random gaps between them; where the text is too short for that
-    many, they overlap as little as they can. What one window holds out another must not have seen.
+    `first`: windows in order, without overlap; all of them if `samples` is None. `random`, of a stream: in random
+    order, with random gaps between them; where the text is too short for that many, they overlap as little as they
+    can. `random`, of rows: without replacement. Longer rows lose their end.
     """
     check_request(samples=samples, length=length, sampling=sampling)
-    if len(ids) < length:
+    generator, is_stream = torch.Generator().manual_seed(seed), ids.ndim == 1
+    if is_stream and len(ids) < length:
         shorter = f", or --length {len(ids)} or less" if len(ids) > 1 else ""
         raise TrisectError(f"{source} has {len(ids)} tokens, a window needs {length}: give a longer text{shorter}.")
-    if sampling == "random":
+    if not is_stream and ids.shape[1] < length:
+        short = f"{source} holds windows of {ids.shape[1]} tokens, and {length} were asked for"
+        raise TrisectError(f"{short}: give --length {ids.shape[1]} or less, or another file.")
+    if is_stream and sampling == "random":
         assert samples is not None
-        generator = torch.Generator().manual_seed(seed)
         spare = len(ids) - samples * length
         if spare >= 0:
             gaps = torch.randint(0, spare + 1, (samples,), generator=generator).sort().values
@@ -69,25 +72,16 @@ def windows(
             starts = torch.arange(samples) * (len(ids) - length) // max(1, samples - 1)
         starts = starts[torch.randperm(samples, generator=generator)]
         return ids[starts[:, None] + torch.arange(length)]
-    wanted = _enough(len(ids) // length, samples, source=source, length=length)
-    return ids[: wanted * length].reshape(wanted, length)
-
-
-def rows(ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: int, source: str) -> Tensor:
-    """Choose (samples, length) out of ready-made windows, (n, at least length).
-
-    `first` takes rows in order, `random` draws without replacement; longer rows lose their end.
-    """
-    check_request(samples=samples, length=length, sampling=sampling)
-    found, width = ids.shape
-    if width < length:
-        short = f"{source} holds windows of {width} tokens, and {length} were asked for"
-        raise TrisectError(f"{short}: give --length {width} or less, or another file.")
-    wanted = _enough(found, samples, source=source, length=length)
-    if sampling == "first":
-        return ids[:wanted, :length]
-    generator = torch.Generator().manual_seed(seed)
-    return ids[torch.randperm(found, generator=generator)[:wanted], :length]
+    found = len(ids) // _unit(ids, length)
+    if samples is not None and found < samples:
+        few = f"{source} has {found} windows of {length} tokens, and {samples} were asked for"
+        less = f"--samples {found} (eval: --windows {found}), a smaller --length, or a longer text"
+        raise TrisectError(f"{few}: give {less}.")
+    wanted = found if samples is None else samples
+    if is_stream:
+        return ids[: wanted * length].reshape(wanted, length)
+    order = torch.randperm(found, generator=generator) if sampling == "random" else torch.arange(found)
+    return ids[order[:wanted], :length]
 
 
 def started(ids: Tensor, bos: int | None) -> Tensor:
@@ -105,15 +99,6 @@ def check_request(*, samples: int | None, length: int, sampling: str) -> None:
     if samples is None and sampling == "random":
         instead = "give --samples N (eval: --windows N), or --sampling first for all consecutive windows"
         raise TrisectError(f"Random sampling needs a number of windows: {instead}.")
-
-
-def _enough(found: int, samples: int | None, *, source: str, length: int) -> int:
-    """The number of windows to take: all that were found, or `samples` if there are so many."""
-    if samples is not None and found < samples:
-        few = f"{source} has {found} windows of {length} tokens, and {samples} were asked for"
-        less = f"--samples {found} (eval: --windows {found}), a smaller --length, or a longer text"
-        raise TrisectError(f"{few}: give {less}.")
-    return found if samples is None else samples
 
 
 HELD_OUT = 10  # one token in so many, at the end of a text, is held out
@@ -159,7 +144,7 @@ def split_windows(
     length -= bos is not None
     unit = _unit(ids, length)
     keep = len(ids) if whole or sampling == "first" else _edge(len(ids), unit=unit)
-    cut = partial(windows if ids.ndim == 1 else rows, length=length, sampling=sampling, seed=seed)
+    cut = partial(windows, length=length, sampling=sampling, seed=seed)
     if 0 < test < samples and ids.ndim == 1 and sampling == "random":
         # Random windows of a short stream overlap: test windows come from its last part.
         at = keep - keep * test // samples
@@ -170,12 +155,9 @@ def split_windows(
         picked = cut(ids[:keep], samples=samples, source=name)
     used = keep if sampling == "random" else samples * unit
     rest = ids[:0] if whole else ids[used:]
-    return WindowSplit(
-        solve=started(picked[: samples - test], bos),
-        test=started(picked[samples - test :], bos),
-        rest=rest if rest.ndim == 1 else rest[:, :length],
-        bos=bos,
-    )
+    rest = rest if rest.ndim == 1 else rest[:, :length]
+    solve, held = started(picked, bos).tensor_split((samples - test,))
+    return WindowSplit(solve=solve, test=held, rest=rest, bos=bos)
 
 
 def room(ids: Tensor, *, length: int, whole: bool) -> int:
