@@ -4,9 +4,9 @@
     .venv/bin/python experiments/experts.py a3+ "a3+, experts only" --device cuda    # some of them, again
     .venv/bin/python experiments/experts.py --all --device cuda                      # all of them, again
 
-stories-moe-22m (Qwen3-MoE, 8 layers, 8 experts, 2 per token), calibrated on 128 windows of 256 tokens of the
-stories behind the first 100, evaluated on those: each with BOS in front, its first 256 tokens. A quarter of the
-weights of the named parts goes. Rows are in experiments/results/experts.json.
+stories-moe-22m (Qwen3-MoE, 8 layers, 8 experts, 2 per token), evaluated on 100 stories: each with BOS in front, its
+first 256 tokens. Calibrated on all the others, which are 183 windows of 256 tokens. A quarter of the weights of the
+named parts goes. Rows are in experiments/results/experts.json.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from trisect.support.receipt import build_receipt
 
 ASSETS = Path(os.environ.get("TRISECT_ASSETS") or Path(__file__).resolve().parents[2] / "shared")
 FILE = "experts.json"
-HELD_OUT, WINDOWS, LENGTH, BOS = 100, 128, 256, 1
+HELD_OUT, WINDOWS, LENGTH, BOS = 100, 183, 256, 1
 MLP = {"parts": ("mlp",)}
 CASES: dict[str, dict[str, Any] | None] = {
     "dense": None,
