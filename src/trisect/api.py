@@ -73,9 +73,10 @@ def compress(
         evaluate=evaluate,
         load_options={"device": device},
         fresh=fresh,
+        progress=progress,
     )
     with quiet_transformers():
-        result = carry_out(job, progress=progress)
+        result = carry_out(job)
     result.model.tokenizer = result.tokenizer
     return result.model
 

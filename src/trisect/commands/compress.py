@@ -66,11 +66,10 @@ def run(
     from trisect.support import distributed
 
     given: Any = {"moments": moments, "curves": curves, "evaluate": evaluate, "eval_windows": eval_windows}
-    load_options = {**asdict(loading), "stream": stream}
-    job = Job(model=model, config=settings, out=out, load_options=load_options, fresh=fresh, **given)
+    given |= {"load_options": {**asdict(loading), "stream": stream}, "fresh": fresh, "say": screen.say}
     with distributed.process_group(loading.device):
         with screen.quiet_libraries(), screen.progress(hidden=not distributed.is_rank_zero()) as report:
-            result = carry_out(job, say=screen.say, progress=report)
+            result = carry_out(Job(model=model, config=settings, out=out, progress=report, **given))
         if not distributed.is_rank_zero():
             return
     show_result(result)

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import CurvesFile, Json, LoadOptions, Model, TrustRemoteCode, option, verb
@@ -37,8 +37,8 @@ def plan(
         plots.need_matplotlib("leave --heatmap out: the plan is shown as text")
         files.check_writable(heatmap)
     with screen.quiet_libraries(), screen.progress() as report:
-        job = Job(model=model, config=settings, curves=curves, load_options=asdict(loading))
-        found = plan_before_work(job, say=screen.say, progress=report)
+        how: Any = {"load_options": asdict(loading), "say": screen.say, "progress": report}
+        found = plan_before_work(Job(model=model, config=settings, curves=curves, **how))
     before, after, facts = found.before, found.after, found.facts
     screen.say(found.outlook)
     screen.say(compression_table(before, after), *([] if found.plan.masked else heat_tables(before, after)))

@@ -50,8 +50,9 @@ def demo(
         report("load", 1, 1)
         dense_text = continued(loaded)
         how: Any = {"evaluate": None, "eval_windows": EVAL_WINDOWS, "other_text": False}
+        how |= {"say": screen.say, "progress": report}
         job = Job(model=loaded.model, source=MODEL, tokenizer=loaded.tokenizer, config=config, **how)
-        result = carry_out(job, say=screen.say, progress=report)
+        result = carry_out(job)
         texts = {"prompt": PROMPT, "before": dense_text, "after": continued(loaded)}
     show_result(result)
     screen.say(f"({MODEL}: {REGISTRY_MODELS[MODEL].note})")

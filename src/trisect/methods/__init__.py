@@ -3,11 +3,20 @@
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods.a3 import A3, A3_K_ONLY, A3_OV_OVERALL, A3_Q_ONLY, A3_XKV
 from trisect.methods.a3plus import A3_PLUS
-from trisect.methods.attention_baselines import CLOVER, PALU
-from trisect.methods.masks import WANDA_2_4, WANDA_4_8, WANDA_SPARSE
+from trisect.methods.linear_maps import (
+    ASVD,
+    FWSVD,
+    PALU,
+    SVD,
+    SVD_LLM,
+    SVD_LLM_SEQUENTIAL,
+    SVD_LLM_V2,
+    WANDA_2_4,
+    WANDA_4_8,
+    WANDA_SPARSE,
+)
 from trisect.methods.method import Method, solve
-from trisect.methods.selection import MAGNITUDE, REAP, WANDA
-from trisect.methods.weighted_svd import ASVD, FWSVD, SVD, SVD_LLM, SVD_LLM_SEQUENTIAL, SVD_LLM_V2
+from trisect.methods.selection import CLOVER, MAGNITUDE, REAP, WANDA
 
 A3_FAMILY = (A3_PLUS, A3, A3_Q_ONLY, A3_K_ONLY, A3_XKV, A3_OV_OVERALL)
 BASELINES = (

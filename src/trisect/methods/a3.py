@@ -97,7 +97,7 @@ def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -
     # the KV cache.
     refuse_shared_output(part)
     if part.W_g is not None:
-        return Shrunk(part=part, loss=0.0, total=0.0, note="OV left whole: a gate stands in front of W_o")
+        return Shrunk.untouched(part, "OV left whole: a gate stands in front of W_o")
     if part.group != 1:
         raise TrisectError(
             "a3-ov-overall needs one value head per query head (MHA); this layer shares each value head "
@@ -171,7 +171,7 @@ def renormalise(
     if error > options.qk_norm_tolerance:
         limit = f"qk_norm_tolerance {options.qk_norm_tolerance:.1%}"
         note = f"QK left whole: its norm would be off by {error:.1%} ({limit})"
-        return Shrunk(part=part, loss=0.0, total=solution.total, note=note)
+        return Shrunk.untouched(part, note, solution.total)
     return replace(solution, part=replace(solution.part, **norms), note=f"norm corrected, off by {error:.1%}")
 
 

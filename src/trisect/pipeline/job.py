@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from trisect.calibrate import Progress, read_info
-from trisect.calibrate.influence import layer_influence, least_influential
+from trisect.calibrate import Progress, influence, read_info
 from trisect.calibrate.replay import TOKENS_PER_BATCH
 from trisect.calibrate.texts import Prepared, held_out_texts, prepare, usual_length
 from trisect.config import CompressConfig, Increase
@@ -23,24 +22,19 @@ from trisect.data import Tokens, load_tokens, tokens_from_tensor
 from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
-from trisect.methods.method import check_parts
-from trisect.models import FAMILIES, Loaded, load_model, read_shape, save_model, shape_of
-from trisect.models.checkpoint import WORKING, fetched
-from trisect.models.depth import drop_layers, shape_without
-from trisect.models.looking import check_tokens
-from trisect.models.source import check_weights, resolve
-from trisect.models.streamed import STREAM
+from trisect.models import FAMILIES, Loaded, checkpoint, depth, looking, shape_of, source, streamed
 from trisect.pipeline import run as flow
 from trisect.pipeline.loss_curves import curves_for
-from trisect.pipeline.run import Compressed, check_model, compress, compress_within
 from trisect.plan import CURVED, UNITS, Curves, Plan, apply_plan, budget_of, compare, outlook, read_curves
 from trisect.records.shapes import ModelShape
-from trisect.support import distributed
-from trisect.support.files import check_disk_space, check_new_folder, check_writable
+from trisect.support import distributed, files
 
-Say = Callable[[str], None]
 NO_TEXT = "none"  # as the text to evaluate on: measure nothing
 FITTED = "windows calibrated on"
+
+
+def _silent(line: str) -> None:
+    """Say nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +55,12 @@ class Job:
     other_text: bool = True  # whether that other text is wanted
     load_options: dict[str, Any] = field(default_factory=dict)
     fresh: bool = False  # forget what an interrupted run has finished
-    say: Say = lambda line: None
+    say: Callable[[str], None] = _silent
     progress: Progress | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(Compressed):
+class Result(flow.Compressed):
     """A compressed model, the numbers on both sides of the cut, and the receipt with all of it."""
 
     tokenizer: Any
@@ -76,13 +70,13 @@ class Result(Compressed):
     fitted: tuple[Perplexity, Perplexity] | None  # the same on windows that were calibrated on
 
 
-def carry_out(job: Job, *, say: Say = lambda line: None, progress: Progress | None = None) -> Result:
+def carry_out(job: Job) -> Result:
     """Carry out a job; everything that can be refused is refused first."""
     refuse_early(job)
     with distributed.process_group(job.load_options.get("device", "cpu")) as device:
         job = replace(job, load_options={**job.load_options, "device": device})
-        if distributed.is_rank_zero():
-            job = replace(job, say=say, progress=progress)
+        if not distributed.is_rank_zero():
+            job = replace(job, say=_silent, progress=None)
         if job.out is not None and not (job.config.portable or job.config.removes_nothing):
             job.say("The result runs where trisect is installed; --portable: in stock engines too, less accurate.")
         with _work_folder(job) as work:
@@ -90,7 +84,7 @@ def carry_out(job: Job, *, say: Say = lambda line: None, progress: Progress | No
             if job.out is not None and distributed.is_rank_zero():
                 streamed = work is not None and hasattr(result.model, "layer_store")
                 layers = sorted(work.glob("layer-*")) if work is not None and streamed else None
-                save_model(result.model, result.tokenizer, job.out, receipt=result.receipt, layers=layers)
+                checkpoint.save_model(result.model, result.tokenizer, job.out, receipt=result.receipt, layers=layers)
             distributed.barrier()
     return result
 
@@ -98,25 +92,21 @@ def carry_out(job: Job, *, say: Say = lambda line: None, progress: Progress | No
 def refuse_early(job: Job) -> None:
     """Refuse what cannot work before any weight is read: the plan, the length, and room for the result."""
     if job.out is not None:
-        check_new_folder(job.out)
+        files.check_new_folder(job.out)
     config = flow.with_method_defaults(job.config)
-    check_parts(get_method(config.method), config.parts)
-    if isinstance(config.goal, Increase) and job.moments is not None:
-        raise TrisectError(
-            "--max-ppl-increase is measured on calibration windows, which moments do not hold; leave --moments out."
-        )
-    if config.drop_layers and job.moments is not None:
-        raise TrisectError("--drop-layers reads calibration windows, which moments do not hold; leave --moments out.")
-    check_names("way to stream", [job.load_options.get("stream", "off")], STREAM)
+    reading = "--max-ppl-increase" if isinstance(config.goal, Increase) else "--drop-layers"
+    if job.moments is not None and (isinstance(config.goal, Increase) or config.drop_layers):
+        raise TrisectError(f"{reading} reads calibration windows, which moments do not hold; leave --moments out.")
+    check_names("way to stream", [job.load_options.get("stream", "off")], streamed.STREAM)
     if not isinstance(job.model, str):
         return
     trusted = job.load_options.get("trust_remote_code", False)
-    shape, _, info = read_shape(job.model, trust_remote_code=trusted, drop_layers=config.drop_layers)
+    shape, _, info = checkpoint.read_shape(job.model, trust_remote_code=trusted, drop_layers=config.drop_layers)
     if config.portable and info["family"] in FAMILIES:
         from trisect.export.stock import check_family
 
         check_family(FAMILIES[info["family"]], config.parts)
-    check_weights(resolve(fetched(job.model)))
+    source.check_weights(source.resolve(checkpoint.fetched(job.model)))
     length, context = config.calibration.length, info["context"]
     if context is not None and length is not None and length > context:
         raise TrisectError(
@@ -125,7 +115,7 @@ def refuse_early(job: Job) -> None:
     if config.allocate == "uniform" and not isinstance(config.goal, Increase):
         shape = apply_plan(shape, flow.plan_from_shape(shape, config))
         if job.out is not None:  # finished layers lie beside the result until it is whole
-            check_disk_space(job.out, 2 * budget_of(shape).parameters * shape.bytes_per_element)
+            files.check_disk_space(job.out, 2 * budget_of(shape).parameters * shape.bytes_per_element)
 
 
 def _compress_in_memory(job: Job, work: Path | None) -> Result:
@@ -133,7 +123,7 @@ def _compress_in_memory(job: Job, work: Path | None) -> Result:
     evaluations = None
     while True:
         loaded = _loaded(job)
-        check_model(loaded.model, job.config)
+        flow.check_model(loaded.model, job.config)
         if evaluations is None:
             job, evaluations = read_texts(job, loaded)
         try:
@@ -150,16 +140,12 @@ def _loaded(job: Job) -> Loaded:
     if not isinstance(job.model, str):
         return Loaded(model=job.model, tokenizer=job.tokenizer, name=job.source or "")
     options = job.load_options
-    loaded = load_model(job.model, **{**options, "dtype": options.get("dtype") or WORKING})
+    loaded = checkpoint.load_model(job.model, **{**options, "dtype": options.get("dtype") or checkpoint.WORKING})
     return loaded if job.tokenizer is None else replace(loaded, tokenizer=job.tokenizer)
 
 
 def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], work: Path | None) -> Result:
-    """Compress, with perplexity before and after on each of the evaluation texts.
-
-    In place, unless copies are tried to stay within a bound on perplexity.
-    """
-
+    """Compress, with perplexity before and after on each of the evaluation texts."""
     # Beside what is held out, as many of the windows that are fitted: the difference is what more text could gain.
     fitted = job.evaluate is None and job.tokens is not None and bool(evaluations)
     if fitted:
@@ -167,20 +153,22 @@ def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], w
         evaluations = [*evaluations, tokens_from_tensor(job.tokens.ids[: job.eval_windows], FITTED)]
 
     def measure(model: Any, when: str) -> list[Perplexity]:
-        stages = [f"perplexity {when}, {text.source}" for text in evaluations]
-        reports = [None if job.progress is None else partial(job.progress, stage) for stage in stages]
-        return [perplexity(model, text, progress=each) for text, each in zip(evaluations, reports, strict=True)]
+        found = []
+        for text in evaluations:
+            report = job.progress and partial(job.progress, f"perplexity {when}, {text.source}")
+            found.append(perplexity(model, text, progress=report))
+        return found
 
     before, fewer = shape_of(loaded.model), job.config.drop_layers
-    planned = _say_outlook(shape_without(loaded.model, fewer) if fewer else before, job.config, job.say)
+    planned = _say_outlook(job, depth.shape_without(loaded.model, fewer) if fewer else before)
     was = measure(loaded.model, "before")
     if fewer:
         _drop_layers(job, loaded.model)
     given: dict[str, Any] = {"tokens": job.tokens, "curves": job.curves, "progress": job.progress}
     if not isinstance(job.config.goal, Increase):
-        found = compress(loaded.model, job.config, moments=job.moments, work=work, planned=planned, **given)
+        found = flow.compress(loaded.model, job.config, moments=job.moments, work=work, planned=planned, **given)
     else:
-        found = compress_within(loaded.model, job.config, **given)
+        found = flow.compress_within(loaded.model, job.config, **given)
     pairs = list(zip(was, measure(found.model, "after"), strict=True))
     return _result(job, loaded, found, before, pairs[: len(pairs) - fitted], pairs[-1] if fitted else None)
 
@@ -188,38 +176,43 @@ def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], w
 def _drop_layers(job: Job, model: Any) -> None:
     """Take the layers out that change the hidden states of the calibration windows least, and say which."""
     assert job.tokens is not None
-    check_tokens(model, job.tokens.ids)
+    looking.check_tokens(model, job.tokens.ids)
     how = job.config.calibration.how_to_run
-    # Every process has all windows and comes to the same; the first has the last word where rounding decides.
-    influence = distributed.broadcast(layer_influence(model, job.tokens.ids, progress=job.progress, **how))
-    dropped = least_influential(influence, job.config.drop_layers)
-    drop_layers(model, dropped)
-    found = ", ".join(f"{layer} ({influence[layer]:.4f})" for layer in dropped)
-    others = [value for layer, value in enumerate(influence[:-1]) if layer not in (0, *dropped)]
+    # Every process has all windows and comes to the same; rank 0 decides where rounding does.
+    changes = influence.layer_influence(model, job.tokens.ids, progress=job.progress, **how)
+    changes = distributed.broadcast(changes)
+    dropped = influence.least_influential(changes, job.config.drop_layers)
+    depth.drop_layers(model, dropped)
+    found = ", ".join(f"{layer} ({changes[layer]:.4f})" for layer in dropped)
+    others = [value for layer, value in enumerate(changes[:-1]) if layer not in (0, *dropped)]
     rest = f"; of those left between the ends {min(others):.4f} or more" if others else ""
-    job.say(f"Dropped of {len(influence)} layers, with their influence: {found}{rest}.")
+    job.say(f"Dropped of {len(changes)} layers, with their influence: {found}{rest}.")
 
 
 def _result(
     job: Job,
     loaded: Loaded,
-    found: Compressed,
+    found: flow.Compressed,
     before: ModelShape,
     perplexities: list[tuple[Perplexity, Perplexity]],
     fitted: tuple[Perplexity, Perplexity] | None,
 ) -> Result:
     """The one receipt: in `model.receipt`, in receipt.json and in the file of --json."""
     after = shape_of(found.model)
-    rows = [{"before": asdict(was), "after": asdict(now)} for was, now in perplexities]
-    names = {"source": loaded.name or None, "model": loaded.name or None, "source_bytes": loaded.num_bytes}
-    names["out"] = None if job.out is None else str(job.out)
-    receipt = {
-        **found.receipt,
-        **{name: value for name, value in names.items() if value is not None},
+    pairs = [*perplexities, *([] if fitted is None else [fitted])]
+    rows = [{"before": asdict(was), "after": asdict(now)} for was, now in pairs]
+    measured = rows[: len(perplexities)]
+    known: dict[str, Any] = {
+        "source": loaded.name or None,
+        "model": loaded.name or None,
+        "source_bytes": loaded.num_bytes,
+        "out": None if job.out is None else str(job.out),
         **sizes(before, after),
-        **({"perplexity": rows[0], "perplexities": rows} if rows else {}),
-        **({"fitted": {"before": asdict(fitted[0]), "after": asdict(fitted[1])}} if fitted else {}),
+        "perplexity": measured[0] if measured else None,
+        "perplexities": measured or None,
+        "fitted": None if fitted is None else rows[-1],
     }
+    receipt = {**found.receipt, **{name: value for name, value in known.items() if value is not None}}
     found.model.receipt = receipt
     facts = {**vars(found), "receipt": receipt, "before": before, "after": after, "perplexities": perplexities}
     return Result(tokenizer=loaded.tokenizer, fitted=fitted, **facts)
@@ -243,12 +236,12 @@ class Planned:
     lines: list[str]  # what it counts and is predicted to cost
 
 
-def plan_before_work(job: Job, *, say: Say, progress: Progress | None) -> Planned:
+def plan_before_work(job: Job) -> Planned:
     """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
-    job = replace(job, config=flow.with_method_defaults(job.config), say=say, progress=progress)
-    config = job.config
+    config = flow.with_method_defaults(job.config)
+    job = replace(job, config=config)
     trusted = job.load_options["trust_remote_code"]
-    shape, before, _ = read_shape(job.model, trust_remote_code=trusted, drop_layers=config.drop_layers)
+    shape, before, _ = checkpoint.read_shape(job.model, trust_remote_code=trusted, drop_layers=config.drop_layers)
     if not config.drop_layers:
         before = shape
     known = _known_curves(job)
@@ -288,7 +281,7 @@ def _known_curves(job: Job) -> Curves | None:
         )
     if job.config.drop_layers:
         raise TrisectError("Curves are measured behind the layers dropped: compress --curves FILE writes them.")
-    check_writable(path)
+    files.check_writable(path)
     loaded = _loaded(job)
     return curves_for(loaded.model, job.config, _prepared(job, loaded).tokens, path=path, progress=job.progress)
 
@@ -301,16 +294,16 @@ def _prepared(job: Job, loaded: Loaded) -> Prepared:
     return prepared
 
 
-def _say_outlook(shape: ModelShape, config: CompressConfig, say: Say) -> Callable[[Plan], None] | None:
+def _say_outlook(job: Job, shape: ModelShape) -> Callable[[Plan], None] | None:
     """Say what is planned at once where the plan follows from sizes; else give what says it later."""
     # Neither under a bound on perplexity: what stays within it is found by trying.
-    config = flow.with_method_defaults(config)
+    config = flow.with_method_defaults(job.config)
     if isinstance(config.goal, Increase) or config.removes_nothing:
         return None
-    if config.allocate == "uniform":
-        say(str(outlook(shape, config, flow.plan_from_shape(shape, config))))
-        return None
-    return lambda plan: say(str(outlook(shape, config, plan)))
+    if config.allocate != "uniform":
+        return lambda plan: job.say(str(outlook(shape, config, plan)))
+    job.say(str(outlook(shape, config, flow.plan_from_shape(shape, config))))
+    return None
 
 
 def read_texts(job: Job, loaded: Loaded) -> tuple[Job, list[Tokens]]:

@@ -8,33 +8,21 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from trisect.calibrate import Progress, read_info
-from trisect.calibrate.replay import windows_at_once
-from trisect.calibrate.texts import with_tokens
+from trisect.calibrate import Progress, read_info, replay, texts
 from trisect.config import CalibrationConfig, CompressConfig, Increase
 from trisect.data import Tokens, tokens_from_tensor
 from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import perplexity
-from trisect.methods import get_method, solve
-from trisect.methods.a3plus import PIECES
-from trisect.methods.experts import EXPERTS, REFITS, STEPS
+from trisect.methods import a3plus, experts, get_method, solve
 from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
-from trisect.models import layer_views, left_whole, mark_compressed, original_widths, round_as_stored, shape_of
-from trisect.models.compressed import dropped_layers
-from trisect.models.looking import check_finite
-from trisect.models.streamed import refuse_streamed
-from trisect.models.view import LayerView
-from trisect.pipeline.loss_curves import curves_for, held_out
-from trisect.pipeline.rank_search import linear_plan
+from trisect.models import LayerView, compressed, layer_views, left_whole, looking, shape_of, streamed
+from trisect.pipeline import loss_curves, rank_search, statistics
 from trisect.pipeline.resume import Ledger, open_ledger
-from trisect.pipeline.statistics import refuse_stored_moments, statistics_for
-from trisect.plan import Curves, Plan, check_plannable, plan_for, planner_for, problem_for
+from trisect.plan import Curves, Plan, check_plannable, plan_for, planner_for, problem
 from trisect.plan.curves import TRIES, predicted_within, smallest_within
-from trisect.plan.problem import grid_of
 from trisect.records.parts import COMPONENTS, Solution
 from trisect.records.shapes import ModelShape, widths_of
-from trisect.support import distributed
-from trisect.support.clock import stage, timing
+from trisect.support import clock, distributed
 from trisect.support.receipt import build_receipt
 
 log = logging.getLogger(__name__)
@@ -66,7 +54,7 @@ class Run:
         # Neurons that share the tokens of a layer: all of an MLP, or of one expert for its share of them.
         neurons = [x.mlp * x.experts / max(1, x.top_k) if x.experts else x.mlp for x in self.shape.layers]
         few = self.tokens is None or self.tokens.ids.numel() < REFIT_TOKENS * max(neurons)
-        return replace(options, without=(*options.without, REFITS[0])) if few else options
+        return replace(options, without=(*options.without, experts.REFITS[0])) if few else options
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -83,7 +71,7 @@ class Run:
         """Batch size and place of hidden states; no result depends on them."""
         assert self.tokens is not None
         how = self.config.calibration.how_to_run
-        return how | {"batch_size": how["batch_size"] or windows_at_once(self.model, self.tokens.ids)}
+        return how | {"batch_size": how["batch_size"] or replay.windows_at_once(self.model, self.tokens.ids)}
 
     def components(self, layer: int) -> tuple[str, ...]:
         """The components or linear maps of a layer that are to be solved, in order."""
@@ -92,23 +80,27 @@ class Run:
             return tuple(linear.name for linear in self.plan.linears[layer])
         widths, now = self.plan.layers[layer], self.shape.layers[layer]
         cut = tuple(c for c in self.config.parts if widths.of(c) != now.width(c))
-        drops = (EXPERTS,) if self.config.drop_experts and now.experts and "mlp" in cut else ()
+        drops = (experts.EXPERTS,) if self.config.drop_experts and now.experts and "mlp" in cut else ()
         if self.method.streams == "narrow":  # widths that stay are refitted, too
             chosen = self.config.layers is None or layer in self.config.layers
             cut = tuple(c for c in now.components if chosen and c in self.config.parts)
-        refits = REFITS if REFITS[0] in self.method.solvers and REFITS[0] not in self.options.without else ()
+        refits = (
+            experts.REFITS
+            if experts.REFITS[0] in self.method.solvers and experts.REFITS[0] not in self.options.without
+            else ()
+        )
         return (*(c for c in cut if c != "mlp"), *drops, *(("mlp", *refits) if "mlp" in cut else ()))
 
     def width(self, view: LayerView, component: str) -> int:
         """The width that a component is to have; experts that are left share what dropped ones leave."""
         assert self.plan is not None
-        if STEPS.get(component, component) != "mlp" or view.experts is None:
-            return self.plan.width(view.index, STEPS.get(component, component))
+        if experts.STEPS.get(component, component) != "mlp" or view.experts is None:
+            return self.plan.width(view.index, experts.STEPS.get(component, component))
         width, before = self.plan.width(view.index, "mlp"), self.shape.layers[view.index]
-        if component == EXPERTS or not view.experts.dropped:
+        if component == experts.EXPERTS or not view.experts.dropped:
             return width
         neurons = width * before.experts
-        return grid_of(before, "mlp", align=self.plan.align).up(-(-neurons // view.experts.count))
+        return problem.grid_of(before, "mlp", align=self.plan.align).up(-(-neurons // view.experts.count))
 
 
 @dataclass(kw_only=True)
@@ -137,7 +129,7 @@ class Step:
         outcome = {name: getattr(self.solution, name) for name in ("loss", "total", "clipped", "note")}
         spectrum = self.solution.spectrum
         seen = {} if spectrum is None else {"spectrum": spectrum.to_dict()}
-        component = "mlp" if self.component in REFITS else self.component
+        component = "mlp" if self.component in experts.REFITS else self.component
         return {"layer": self.layer, "component": component, "width": self.width, **outcome, **seen}
 
 
@@ -163,22 +155,21 @@ def compress(
 ) -> Compressed:
     """Compress a model in place and say what it cost.
 
-    What is `given` is as for `open_run`; a plan among it is carried out as it is. Loss curves, or ASVD's
-    sensitivities, are read from the file `curves` where the plan needs them, or measured and written there.
-    With a folder `work`, every finished layer is kept there, and a run that finds some goes on after them.
-    `planned` is called with the plan before any solving.
+    `given` is as for `open_run`; a plan among it is carried out as it is. Loss curves, or ASVD's sensitivities,
+    are read from the file `curves` where the plan needs them, or measured and written there. Finished layers are
+    kept in the folder `work`, and a run that finds some resumes after them. `planned` is called with the plan.
     """
-    with timing(next(model.parameters()).device) as clock:
+    with clock.timing(next(model.parameters()).device) as times:
         run = open_run(model, config, **given)
         run.ledger, known = open_ledger(model, run.config, run.token_hash, work)
         run.plan = run.plan or known
         if run.plan is None:
-            with stage("plan"):
+            with clock.stage("plan"):
                 run.plan = distributed.broadcast(make_plan(run, curves=curves))
             run.ledger.settle(run.plan)
         if planned is not None:
             planned(run.plan)
-        original = original_widths(model)
+        original = compressed.original_widths(model)
         whole = left_whole(layer_views(model), run.config.parts)
         if whole:
             log.warning("left whole: %s", "; ".join(whole))
@@ -188,20 +179,20 @@ def compress(
         found = finish(run, original)
     losses = [entry for _, entries in sorted(run.ledger.losses.items()) for entry in entries]
     more: dict[str, Any] = {"last_norm_scale": run.ledger.last_norm_scale, "left_whole": whole or None}
-    more["dropped_layers"] = dropped_layers(model) or None
-    return with_receipt(model, run.config, found, losses, run.token_hash, clock.seconds(), **more)
+    more["dropped_layers"] = compressed.dropped_layers(model) or None
+    return with_receipt(model, run.config, found, losses, run.token_hash, times.seconds(), **more)
 
 
 def solve_layers(run: Run) -> Iterator[Step]:
     """The one loop. Gives one solution after the other; whoever takes a step applies it before the next."""
-    statistics = statistics_for(run)
-    for view in statistics.layers():
+    source = statistics.statistics_for(run)
+    for view in source.layers():
         if view.index in run.ledger.finished:
             run.ledger.restore(view)
         else:
             for number, component in enumerate(run.components(view.index)):
                 owner = (view.index * len(COMPONENTS) + number) % distributed.world_size()
-                step = solve_step(run, view, component, statistics.moments(view, component), owner)
+                step = solve_step(run, view, component, source.moments(view, component), owner)
                 yield step
                 if not step.applied and run.method.in_order:
                     raise TrisectError(
@@ -209,17 +200,17 @@ def solve_layers(run: Run) -> Iterator[Step]:
                         "before you take the next, as api.rewrite does; --method a3 can solve without "
                         "rewriting."
                     )
-            round_as_stored(run.model, view.layer)
+            looking.round_as_stored(run.model, view.layer)
             run.ledger.keep(view)
-        statistics.finish(view)
-    run.ledger.last_norm_scale = statistics.close()
+        source.finish(view)
+    run.ledger.last_norm_scale = source.close()
 
 
 def solve_step(run: Run, view: LayerView, component: str, moments: dict[str, Any], owner: int) -> Step:
     """Solve one component of a layer in the process `owner`, and broadcast its solution to the others."""
     width, solution = run.width(view, component), None
-    part = view.part(STEPS.get(component, component))
-    with stage(component):
+    part = view.part(experts.STEPS.get(component, component))
+    with clock.stage(component):
         if distributed.rank() == owner:
             solution = solve(run.method, component, part, moments, width=width, options=run.options)
         device = next(view.layer.parameters()).device
@@ -246,40 +237,38 @@ def open_run(
     check_model(model, config)
     check_dropped(model, config)
     if moments is None:
-        config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
+        config, tokens = texts.with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
     else:
-        refuse_stored_moments(get_method(config.method))
+        statistics.refuse_stored_moments(get_method(config.method))
         config = replace(config, calibration=replace(config.calibration, source=read_info(str(moments)).source))
     return Run(model=model, config=config, tokens=tokens, moments=moments, plan=plan, progress=progress)
 
 
 def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     """Widths for the components, or ranks for the linear maps, whichever the method works on."""
-    config, method = run.config, run.method
+    config = run.config
     given: dict[str, Any] = {"tokens": run.tokens, "path": curves, "progress": run.progress}
     check_plannable(config)
     check_dropped(run.model, config)
     if config.removes_nothing:
-        return whole_plan(run.shape)
-    if method.linear:
-        return linear_plan(run.model, config, **given)
-    check_parts(method, config.parts)
-    if "qk" in config.parts and "x_energy" in method.reads["qk"] and any(x.kv_in for x in run.shape.layers):
-        raise TrisectError(
-            f"{method.name} weighs queries and keys by the hidden states, and here they are made of latents; "
-            "use --method a3, or --parts mlp."
-        )
-    return plan_for(run.shape, config, curves_for(run.model, config, **given))
+        return plan_from_shape(run.shape, config)
+    if run.method.linear:
+        return rank_search.linear_plan(run.model, config, **given)
+    return plan_from_shape(run.shape, config, loss_curves.curves_for(run.model, config, **given))
 
 
 def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | None = None) -> Plan:
     """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
     method = get_method(config.method)
     if config.removes_nothing:
-        return whole_plan(shape)
+        return Plan(layers=tuple(map(widths_of, shape.layers)), method=NO_METHOD, ratio=0.0, align=None)
     if method.linear:
-        return linear_plan(shape, config)
-    check_parts(method, config.parts)
+        return rank_search.linear_plan(shape, config)
+    if "qk" in config.parts and "x_energy" in method.reads["qk"] and any(layer.kv_in for layer in shape.layers):
+        raise TrisectError(
+            f"{method.name} weighs queries and keys by the hidden states, and here they are made of latents; "
+            "use --method a3, or --parts mlp."
+        )
     if not isinstance(config.goal, Increase):
         return plan_for(shape, config, curves)
     if curves is None:
@@ -287,20 +276,15 @@ def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | 
             "Only loss curves can predict perplexity: name their file with --curves FILE, and --allocate "
             "balanced or search to have one measured."
         )
-    problem = problem_for(shape, config)
-    return predicted_within(problem, planner_for(problem, config.allocate, curves), curves)
-
-
-def whole_plan(shape: ModelShape) -> Plan:
-    """The plan that leaves every width as it is."""
-    return Plan(layers=tuple(map(widths_of, shape.layers)), method=NO_METHOD, ratio=0.0, align=None)
+    posed = problem.problem_for(shape, config)
+    return predicted_within(posed, planner_for(posed, config.allocate, curves), curves)
 
 
 def finish(run: Run, original: list[Any]) -> Plan:
     """Make a rewritten model one of the compressed classes; gives the plan with the widths it really has."""
     assert run.plan is not None
-    round_as_stored(run.model, run.model)
-    mark_compressed(run.model, original=original, method=run.plan.method, ratio=run.plan.ratio)
+    looking.round_as_stored(run.model, run.model)
+    compressed.mark_compressed(run.model, original=original, method=run.plan.method, ratio=run.plan.ratio)
     return replace(run.plan, layers=tuple(widths_of(view.shape()) for view in layer_views(run.model)))
 
 
@@ -324,7 +308,8 @@ def with_receipt(
 def with_method_defaults(config: CompressConfig) -> CompressConfig:
     """The config with the method's allocation where the user named none; what it cannot do is refused."""
     method = get_method(config.method)
-    check_names("piece of a3+", config.without, PIECES, "Use e.g. --without fold,values.")
+    check_parts(method, config.parts)
+    check_names("piece of a3+", config.without, a3plus.PIECES, "Use e.g. --without fold,values.")
     slots = isinstance(method, ComponentMethod) and method.slots is not None
     if not slots and (config.without or config.rope_scope != "head"):
         raise TrisectError(f"--without and --rope-scope are for a3+, not for {method.name}; leave them out.")
@@ -333,9 +318,9 @@ def with_method_defaults(config: CompressConfig) -> CompressConfig:
 
 def check_model(model: Any, config: CompressConfig) -> None:
     """Refuse weights that are not finite, experts that cannot go, and a model that cannot become portable."""
-    check_finite(model)
+    looking.check_finite(model)
     if config.drop_layers:
-        refuse_streamed(model, "--drop-layers")
+        streamed.refuse_streamed(model, "--drop-layers")
     method = get_method(config.method)
     if config.portable:
         from trisect.export.stock import check_exportable
@@ -355,7 +340,7 @@ def check_model(model: Any, config: CompressConfig) -> None:
 
 def check_dropped(model: Any, config: CompressConfig) -> None:
     """Refuse a model that still has the layers to be dropped: only a whole job drops any (pipeline/job.py)."""
-    if config.drop_layers > len(dropped_layers(model)):
+    if config.drop_layers > len(compressed.dropped_layers(model)):
         raise TrisectError("Only `trisect compress` and trisect.compress drop layers; leave drop_layers out here.")
 
 
@@ -376,14 +361,18 @@ def compress_within(
             f"{method.name} has ranks of single linear maps and no widths to search over; "
             "use --ratio, or --method a3+."
         )
-    check_parts(method, config.parts)
-    refuse_streamed(model, "A bound on perplexity is kept by trying copies, which")
+    streamed.refuse_streamed(model, "A bound on perplexity is kept by trying copies, which")
     run = open_run(model, config, **given)
     config, shape = run.config, run.shape
     assert run.tokens is not None
-    solving, testing = _split(run.tokens)
-    loss_curves = curves_for(model, config, run.tokens, path=curves, progress=run.progress)
-    problem = problem_for(shape, config)
+    if len(run.tokens.ids) < 2:
+        raise TrisectError(
+            "A bound on perplexity is measured on calibration windows set aside; give --samples 8 or more."
+        )
+    names = f"{run.tokens.source} (solving)", f"{run.tokens.source} (held out)"
+    solving, testing = map(tokens_from_tensor, loss_curves.held_out(run.tokens.ids), names)
+    known = loss_curves.curves_for(model, config, run.tokens, path=curves, progress=run.progress)
+    posed = problem.problem_for(shape, config)
     dense = perplexity(model, testing)
     bound = goal.nats(dense.nll)
     inside: list[Compressed] = []
@@ -395,28 +384,12 @@ def compress_within(
             inside[:] = [trial]  # later trials inside the bound are smaller ones
         return rise
 
-    _, trials = smallest_within(
-        planner_for(problem, config.allocate, loss_curves),
-        measure,
-        bound=bound,
-        most=problem.full,
-        predict=None if loss_curves is None else partial(loss_curves.rise, shape),
-        tries=tries,
-    )
+    planner = planner_for(posed, config.allocate, known)
+    predict = None if known is None else partial(known.rise, shape)
+    _, trials = smallest_within(planner, measure, bound=bound, most=posed.full, predict=predict, tries=tries)
     inside[0].receipt["target"] = {
         "max_ppl_increase": str(goal),
         "held_out": {"windows": len(testing.ids), "hash": testing.hash, "perplexity": dense.perplexity},
         "trials": [trial.to_dict() for trial in trials],
     }
     return inside[0]
-
-
-def _split(tokens: Tokens) -> tuple[Tokens, Tokens]:
-    """Windows to solve on, and windows to measure on."""
-    if len(tokens.ids) < 2:
-        raise TrisectError(
-            "A bound on perplexity is measured on calibration windows set aside; give --samples 8 or more."
-        )
-    names = f"{tokens.source} (solving)", f"{tokens.source} (held out)"
-    solving, testing = map(tokens_from_tensor, held_out(tokens.ids), names)
-    return solving, testing

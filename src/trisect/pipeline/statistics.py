@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trisect.calibrate import Progress, Stream, TwoStreams, collect, fisher_information
-from trisect.calibrate.linearised import every_token, sets_of_states
+from trisect.calibrate import Progress, Stream, TwoStreams, collect, fisher_information, linearised, streams, texts
 from trisect.calibrate.moments import Accumulator, recording
 from trisect.calibrate.replay import in_batches
 from trisect.calibrate.store import MomentsInfo, load_moments, save_moments
-from trisect.calibrate.streams import last_norm, scale_last_norm
-from trisect.calibrate.texts import with_tokens
 from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
-from trisect.methods import get_method
-from trisect.methods.experts import REFITS
+from trisect.methods import experts, get_method
 from trisect.methods.method import ComponentMethod, Method
-from trisect.models import LayerView, fingerprint, layer_views
-from trisect.models.looking import check_finite
+from trisect.models import LayerView, fingerprint, layer_views, looking
 from trisect.models.streamed import walk
 from trisect.records.parts import LINEARS, Slots
 
@@ -37,7 +32,7 @@ NARROW = "narrow_"  # prefix of moments behind the layers cut so far, for method
 
 
 class Statistics:
-    """Moments of one layer after the other; the base of the four sources below."""
+    """Moments of one layer after the other; each source below walks the layers in its own way."""
 
     def __init__(self, run: "Run"):
         self.run = run
@@ -69,18 +64,16 @@ class Dense(Statistics):
     """One pass of the dense model serves all components of a layer."""
 
     def layers(self) -> Iterator[LayerView]:
-        run, fisher = self.run, None
+        run = self.run
         assert run.tokens is not None
-        ids = run.tokens.ids
-        if any(name.endswith("_fisher") for layer in range(len(run.shape.layers)) for name in self.reads(layer)):
+        ids, fisher = run.tokens.ids, None
+        reads = [self.reads(layer) for layer in range(len(run.shape.layers))]
+        if any(name.endswith("_fisher") for names in reads for name in names):
             fisher = fisher_information(run.model, layer_views(run.model, own=True), ids, progress=run.progress)
-
-        def collected(layer: int) -> frozenset[str]:
-            return frozenset(name for name in self.reads(layer) if not name.endswith("_fisher"))
-
-        found = collect(run.model, ids, collected, split=True, progress=run.progress, **run.how_to_run)
-        for view, statistics in found:
-            self.current = {**statistics, **(fisher[view.index] if fisher else {})}
+        forward = [frozenset(name for name in names if not name.endswith("_fisher")) for names in reads]
+        how = run.how_to_run
+        for view, found in collect(run.model, ids, forward.__getitem__, split=True, progress=run.progress, **how):
+            self.current = {**found, **(fisher[view.index] if fisher else {})}
             yield view
 
 
@@ -108,7 +101,7 @@ class Sequential(Statistics):
         dense = Stream.embed(run.model, views, windows.batches, place=calibration.states, copies=3)
         self.narrow = dense.copy()
         for view in walk(run.model):
-            names = frozenset(name for name in self.reads(view.index) if not name.startswith(NARROW))
+            names = self.reads(view.index)
             with recording(view, Accumulator(names, shared=windows.shared)) as whole:
                 dense.advance(view, progress=run.progress)
             if view.index not in run.ledger.finished:
@@ -131,17 +124,12 @@ class Repaired(Statistics):
         assert isinstance(run.method, ComponentMethod)
         self.shared = shared_rotation(run)
         views = layer_views(run.model, own=True)
-        self.norm = None if "tail" in run.options.without else last_norm(run.model, views[0].family)
-        refits = [layer for number, layer in enumerate(run.shape.layers) if REFITS[0] in run.components(number)]
-        self.streams = TwoStreams(
-            run.model,
-            views,
-            run.tokens.ids,
-            seed=run.config.seed,
-            split=True,
-            more=max((sets_of_states(layer, every_token(run.tokens.ids)) for layer in refits), default=0),
-            **run.how_to_run,
-        )
+        self.norm = None if "tail" in run.options.without else streams.last_norm(run.model, views[0].family)
+        every = linearised.every_token(run.tokens.ids)
+        refitted = [x for number, x in enumerate(run.shape.layers) if experts.REFITS[0] in run.components(number)]
+        more = max((linearised.sets_of_states(layer, every) for layer in refitted), default=0)
+        ids, how = run.tokens.ids, run.how_to_run
+        self.streams = TwoStreams(run.model, views, ids, seed=run.config.seed, split=True, more=more, **how)
         for view in walk(run.model):
             narrowed = "qk" in run.components(view.index) and self._width(view) != view.shape().qk
             names = run.method.slot_reads if narrowed and view.index not in run.ledger.finished else frozenset()
@@ -165,7 +153,7 @@ class Repaired(Statistics):
     def close(self) -> float | None:
         if "tail" in self.run.options.without:
             return None
-        return scale_last_norm(self.norm, self.streams)
+        return streams.scale_last_norm(self.norm, self.streams)
 
     def _width(self, view: LayerView) -> int:
         assert self.run.plan is not None
@@ -195,8 +183,8 @@ def shared_rotation(run: "Run") -> Any:
             "layers, or --rope-scope layer."
         )
     ids = run.tokens.ids[:SHARING_WINDOWS]
-    streams = TwoStreams(run.model, views, ids, seed=run.config.seed, **run.how_to_run)
-    layers = [(view, streams.begin(view, method.slot_reads)) for view in walk(run.model)]
+    both = TwoStreams(run.model, views, ids, seed=run.config.seed, **run.how_to_run)
+    layers = [(view, both.begin(view, method.slot_reads)) for view in walk(run.model)]
     with_pairs = [(view.part("qk"), found) for view, found in layers if "qk" in view.components]
     return method.share(with_pairs, widths.pop(), run.options)
 
@@ -222,8 +210,8 @@ def calibrate(
     """Collect every moment a method reads and write them to one file."""
     method = get_method(config.method)
     refuse_stored_moments(method)
-    check_finite(model)
-    config, tokens = with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
+    looking.check_finite(model)
+    config, tokens = texts.with_tokens(model, config, tokens, tokenizer=tokenizer, progress=progress)
     asked = {name for part in config.parts for name in (part, *LINEARS[part])}
     names = frozenset().union(*(reads for name, reads in method.reads.items() if name in asked))
     if any(name.endswith("_fisher") for name in names):

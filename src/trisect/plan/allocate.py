@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -32,23 +32,14 @@ class Choice:
 C = TypeVar("C", bound=Choice)
 
 
-def least_cost(items: Iterable[Sequence[Choice]]) -> int:
-    """The cost of the cheapest choices."""
-    return sum(map(min, _costs(items)))
-
-
 def smallest_step(costs: Iterable[Sequence[int]]) -> int:
     """The least that a step to a narrower width saves; costs come narrowest first."""
     steps = [wide - narrow for item in costs for narrow, wide in zip(item, item[1:], strict=False)]
     return min((step for step in steps if step > 0), default=0)
 
 
-def _costs(items: Iterable[Sequence[Choice]]) -> list[list[int]]:
-    return [[choice.cost for choice in item] for item in items]
-
-
 def spend(items: Sequence[Sequence[C]], *, budget: int, at_least: bool = False, table: int = TABLE) -> list[C]:
-    """The best choices for a budget of at least `least_cost`, met to one step: from below, or `at_least`."""
+    """The best choices for a budget that the cheapest ones fit, met to one step: from below, or `at_least`."""
     picked = knapsack(items, budget=budget, table=table)
     assert picked is not None, "the reach was checked"
     return settled(items, picked, budget=budget, at_least=at_least)
@@ -156,7 +147,16 @@ def balanced_planner(problem: Problem, curves: Curves) -> Planner:
         picked = spend(items, budget=budget, at_least=problem.at_least)
         return problem.plan({key: choice.width for key, choice in zip(choices, picked, strict=True)})
 
-    return Planner(least=least_cost(items), smallest=smallest_step(_costs(items)), at=at, curved=True)
+    return _curved(items, items, at)
+
+
+def _curved(
+    items: Iterable[Sequence[Choice]], single: Iterable[Sequence[Choice]], at: Callable[[int], Plan]
+) -> Planner:
+    """A planner that picks one of each of `items` and then takes steps in `single`."""
+    least = sum(min(choice.cost for choice in item) for item in items)
+    smallest = smallest_step([choice.cost for choice in item] for item in single)
+    return Planner(least=least, smallest=smallest, at=at, curved=True)
 
 
 def choices_of(problem: Problem, curves: Curves) -> dict[Key, list[Choice]]:
@@ -167,12 +167,11 @@ def choices_of(problem: Problem, curves: Curves) -> dict[Key, list[Choice]]:
         grid = grid_of(problem.shape.layers[key[0]], key[1], align=problem.config.align or FINEST_ALIGN)
         first = max(grid.at_least(problem.config.floor_of(key[1])), grid.up(curves.floor(*key)))
         widths = [*range(first, grid.width, grid.step), grid.width]
-        found[key] = [choice_at(problem, curves, key, width) for width in widths]
+        found[key] = [_choice(problem, curves, key, width) for width in widths]
     return found
 
 
-def choice_at(problem: Problem, curves: Curves, key: Key, width: int) -> Choice:
-    """One component at one width."""
+def _choice(problem: Problem, curves: Curves, key: Key, width: int) -> Choice:
     return Choice(width=width, cost=problem.costs.of(*key, width), loss=curves.loss_at(*key, width))
 
 
@@ -194,7 +193,7 @@ def search_planner(problem: Problem, curves: Curves) -> Planner:
     def at(budget: int) -> Plan:
         widths = dict(width for choice in spend(items, budget=budget) for width in choice.widths)
         # Single components a step wider or narrower, until less than one of their steps is left.
-        here = [choice_at(problem, curves, key, width) for key, width in widths.items()]
+        here = [_choice(problem, curves, key, width) for key, width in widths.items()]
         steps = []
         for key, choice in zip(widths, here, strict=True):
             others = [other for other in single[key] if other.width != choice.width]
@@ -202,7 +201,7 @@ def search_planner(problem: Problem, curves: Curves) -> Planner:
         last = settled(steps, here, budget=budget, at_least=problem.at_least)
         return problem.plan({key: choice.width for key, choice in zip(widths, last, strict=True)})
 
-    return Planner(least=least_cost(items), smallest=smallest_step(_costs(single.values())), at=at, curved=True)
+    return _curved(items, single.values(), at)
 
 
 def _choices(problem: Problem, curves: Curves, layer: int) -> list[LayerChoice]:
@@ -274,22 +273,27 @@ class Group:
     more lie evenly among the others.
     """
 
+    problem: Problem
     units: tuple[Unit, ...]  # in the order of their layers
     widths: tuple[int, ...]  # from the width now to the narrowest
-    costs: tuple[tuple[int, ...], ...]  # of each lot of a unit, at each of the widths
+
+    @property
+    def lots(self) -> int:
+        """Lots of keys in all units: steps that take the group from one width to the next."""
+        return len(self.units) * len(self.units[0])
 
     @property
     def last(self) -> int:
         """Steps until everything is at its narrowest."""
-        return len(self.units) * len(self.costs) * (len(self.widths) - 1)
+        return self.lots * (len(self.widths) - 1)
 
     def cost(self, steps: int) -> int:
-        return sum(costs[level] * count for costs, level, count in self._counts(steps))
+        return self.problem.cost(dict(self.spread(steps)))
 
     def share(self, steps: int) -> float:
         """The share of its width that the group keeps, on the mean."""
-        total = sum(self.widths[level] * count for _, level, count in self._counts(steps))
-        return total / (len(self.units) * len(self.costs) * self.widths[0])
+        widths = [width for _, width in self.spread(steps)]
+        return sum(widths) / (len(widths) * self.widths[0])
 
     def steps_at(self, share: float) -> float:
         """The steps to a share on the mean: a fraction where it lies between two numbers of them."""
@@ -298,12 +302,14 @@ class Group:
         if level == 0:
             return 0.0
         above, below = self.widths[level - 1], self.widths[level]
-        return len(self.units) * len(self.costs) * (level - 1 + (above - target) / (above - below))
+        return self.lots * (level - 1 + (above - target) / (above - below))
 
     def spread(self, steps: int) -> Iterator[tuple[Key, int]]:
         """The width of every key. Narrow layers lie as the points of a drawn line: no end gets more of them."""
         # Heads and MLPs start at different points of it: where they can, layers that lose one keep the other.
-        level, whole, more = self._taken(steps)
+        # `whole` units have all their lots one width further, `more` lots of one other unit have, too.
+        level, rest = divmod(steps, self.lots)
+        whole, more = divmod(rest, len(self.units[0]))
         n, narrow = len(self.units), whole + (more > 0)
         phase = 3 if self.units[0][0][0][1] == "mlp" else 1
         marks = [(4 * narrow * index + phase * n) // (4 * n) for index in range(n + 1)]
@@ -317,20 +323,6 @@ class Group:
                 for key in keys:
                     yield key, self.widths[level + (number < lots)]
 
-    def _taken(self, steps: int) -> tuple[int, int, int]:
-        """Steps of every lot; units where all of them took one more; lots of another unit that did."""
-        level, rest = divmod(steps, len(self.units) * len(self.costs))
-        return level, *divmod(rest, len(self.costs))
-
-    def _counts(self, steps: int) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """Costs of a lot, a place in `widths`, and how many units have the lot there."""
-        level, whole, more = self._taken(steps)
-        for number, costs in enumerate(self.costs):
-            narrow = whole + (number < more)
-            yield costs, level, len(self.units) - narrow
-            if narrow:
-                yield costs, level + 1, narrow
-
 
 def groups_of(problem: Problem) -> list[Group]:
     """The problem's keys by what they are, how wide, and what they cost."""
@@ -342,8 +334,7 @@ def groups_of(problem: Problem) -> list[Group]:
     for units in alike.values():
         grid, lowest = _span(problem, units[0][0])
         widths = (grid.width, *range((grid.width - 1) // grid.step * grid.step, lowest - 1, -grid.step))
-        costs = tuple(tuple(problem.cost(dict.fromkeys(keys, width)) for width in widths) for keys in units[0])
-        groups.append(Group(units=tuple(units), widths=widths, costs=costs))
+        groups.append(Group(problem=problem, units=tuple(units), widths=widths))
     return groups
 
 
@@ -372,7 +363,11 @@ BISECTIONS = 40  # enough that no width of any model lies between the last two s
 def uniform_planner(problem: Problem) -> Planner:
     """The largest common share that fits, then single steps until no other one does."""
     groups = groups_of(problem)
-    smallest = smallest_step(costs[::-1] for group in groups for costs in group.costs)
+    smallest = smallest_step(
+        [problem.cost(dict.fromkeys(keys, width)) for width in group.widths[::-1]]
+        for group in groups
+        for keys in group.units[0]
+    )
 
     def at(budget: int) -> Plan:
         widths = _common(problem, budget, smallest)

@@ -1,0 +1,191 @@
+"""Baselines on single linear maps: weighted SVDs, Palu's narrow cache, Wanda's masks.        docs/math.md, 10
+
+The weighted SVDs share one problem and one solver (solve/lowrank.py) and differ in what an error at each input
+counts. Palu factors heads in groups: a middle way between one latent for all heads, whose reconstruction is dear,
+and one per head, which shares nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import floor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from trisect.methods.fold import like
+from trisect.methods.method import LinearMethod, MaskMethod, Options, Solver, need, reads
+from trisect.records.parts import INPUTS, Factored, Linear, Masked, Moments
+from trisect.solve.lowrank import SOLVE_DTYPE, InputWeight, diagonal_weight, gram_weight, low_rank
+from trisect.solve.ridge import Regression, ridge
+
+ASVD_ALPHA = 0.5  # the exponent of ASVD's paper
+REFIT_RIDGE = 1e-6  # above the rounding of Grams whose batches are summed in float32; far below what moves a loss
+Weigh = Callable[[Tensor], InputWeight]  # what errors count by, from a moment of the inputs
+GROUP = 4  # heads that share a latent, where their number allows: the group size of Palu's paper
+
+
+def equal_parameters_rank(inputs: int, outputs: int, heads: int, ratio: float) -> int:
+    """The rank whose two factors hold (1 - ratio) of the parameters.                       [math.md L-4]"""
+    # 1 - 0.9 is not 0.1 in binary; nine digits keep such dust from costing a rank.
+    return max(1, floor(round((1 - ratio) * inputs * outputs / (inputs + outputs), 9)))
+
+
+def head_groups(heads: int) -> int:
+    """How many groups `heads` are factored in: as few as there are with at most GROUP heads each."""
+    return heads // next(size for size in range(GROUP, 0, -1) if heads % size == 0)
+
+
+def cache_rank(inputs: int, outputs: int, heads: int, ratio: float) -> int:
+    """The rank of each group of heads whose latents take (1 - ratio) of the cache.          [math.md L-6]"""
+    return max(1, min(round(round((1 - ratio) * (outputs // head_groups(heads)), 9)), inputs))
+
+
+def kept_per_output(inputs: int, outputs: int, heads: int, ratio: float) -> int:
+    """Weights that every output of a masked map keeps.                                      [math.md L-9]"""
+    return max(1, round(round((1 - ratio) * inputs, 9)))
+
+
+def solve_weighted(
+    part: Linear, moments: Moments, width: int, options: Options, *, moment: str = "", weigh: Weigh | None = None
+) -> Factored:
+    """The truncated SVD of L W, L undone again; L is what `weigh` makes of a moment, or I.  [math.md L-2, L-3]"""
+    weight = None if weigh is None else weigh(need(moments, _filled(moment, part.name)))
+    best = low_rank(part.W, width, weight)
+    return _factored(part, best.A, best.B.unsqueeze(0), loss=best.loss, total=best.total, clipped=best.clipped)
+
+
+def solve_sequential(part: Linear, moments: Moments, width: int, options: Options) -> Factored:
+    """SVD-LLM, then B again by least squares on what the layers cut so far really feed.     [math.md L-5]"""
+    # The refit pulls towards the B it starts from, so that directions the narrow stream never shows keep it.
+    source = INPUTS[part.name]
+    best = low_rank(part.W, width, gram_weight(need(moments, f"{source}_gram")))
+    W = part.W.to(SOLVE_DTYPE)
+    gram = need(moments, f"narrow_{source}_gram").to(SOLVE_DTYPE)  # (in, in)
+    target = gram @ W
+    problem = Regression(gram=gram, cross=target, energy=(W * target).sum(), tokens=1.0)
+    B = ridge(problem.mapped(best.A), best.B, REFIT_RIDGE)
+    error = W - best.A @ B
+    loss = max(0.0, (error * (gram @ error)).sum().item())
+    return _factored(part, best.A, B.unsqueeze(0), loss=loss, total=problem.energy.item(), clipped=best.clipped)
+
+
+def solve_group_heads(part: Linear, moments: Moments, width: int, options: Options) -> Factored:
+    """A whitened SVD for each group of heads by itself.                                     [math.md L-6]"""
+    weight = gram_weight(need(moments, "x_gram"))
+    W = part.W.unflatten(-1, (head_groups(part.heads), -1)).movedim(1, 0)  # (in, out) -> (g, in, s d)
+    best = [low_rank(columns, width, weight) for columns in W]
+    A, B = torch.cat([group.A for group in best], dim=1), torch.stack([group.B for group in best])
+    loss, total = sum(group.loss for group in best), sum(group.total for group in best)
+    return replace(_factored(part, A, B, loss=loss, total=total, clipped=weight.clipped), cached=True)
+
+
+def _factored(part: Linear, A: Tensor, B: Tensor, **outcome: Any) -> Factored:
+    """The solution A (in, g r), B (g, r, out / g) in the part's own dtype."""
+    return Factored(name=part.name, A=like(part.W, A), B=like(part.W, B), b=part.b, **outcome)
+
+
+Choose = Callable[[Tensor, int], Tensor]
+"""(scores (in, out), weights kept per output) -> which stay, (in, out) of bool."""
+
+
+def solve_mask(part: Linear, moments: Moments, width: int, options: Options, *, choose: Choose) -> Masked:
+    """Keep the largest |W_ij| |x_i|, compared within each output.                            [math.md L-9]"""
+    # Loss and total take inputs as uncorrelated: they are exact for a diagonal second moment only.
+    loudness = need(moments, f"{INPUTS[part.name]}_energy").sqrt()  # (in,)
+    scores = loudness.unsqueeze(-1) * part.W.to(SOLVE_DTYPE).abs()
+    stay = choose(scores, width)
+    energy = scores.square()
+    W = part.W.masked_fill(~stay.to(part.W.device), 0.0)
+    loss, total = energy.masked_fill(stay, 0.0).sum().item(), energy.sum().item()
+    return Masked(name=part.name, W=W, loss=loss, total=total)
+
+
+def largest(scores: Tensor, keep: int) -> Tensor:
+    """The `keep` largest of every column; equal scores keep the lower index."""
+    order = scores.argsort(dim=-2, descending=True, stable=True)
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-2, order[..., :keep, :], True)
+
+
+def n_of_m(scores: Tensor, keep: int, *, n: int, m: int) -> Tensor:
+    """The n largest of every m inputs in a row, column by column; `keep` is what that comes to."""
+    # The last inputs may be fewer than m and still keep n: no block ever holds more.
+    inputs = len(scores)
+    blocks = pad(scores, (0, 0, 0, -inputs % m), value=-1.0).unflatten(0, (-1, m))  # (blocks, m, out)
+    return largest(blocks, n).flatten(0, 1)[:inputs]
+
+
+def _filled(moment: str, linear: str) -> str:
+    """The name of a moment with {map} and {input} filled in for one linear map."""
+    return moment.format(map=linear, input=INPUTS[linear])
+
+
+def _every_map(solver: Solver, moment: str) -> dict[str, Any]:
+    """The same solver for all linear maps, which reads one moment of each."""
+    names = {linear: _filled(moment, linear) for linear in INPUTS}
+    return {"solvers": dict.fromkeys(INPUTS, solver), "reads": reads(**names)}
+
+
+def _svd(name: str, summary: str, moment: str = "", weigh: Weigh | None = None, **settings: Any) -> LinearMethod:
+    solved = _every_map(partial(solve_weighted, moment=moment, weigh=weigh), moment)
+    return LinearMethod(**{"name": name, "summary": summary, "rank": equal_parameters_rank, **solved, **settings})
+
+
+def _mask(name: str, summary: str, choose: Choose, ratio: float | None = None) -> MaskMethod:
+    solved = _every_map(partial(solve_mask, choose=choose), "{input}_energy")
+    return MaskMethod(name=name, summary=summary, rank=kept_per_output, ratio=ratio, **solved)
+
+
+SVD = _svd("svd", "Baseline: truncated SVD of every linear map.")
+FWSVD = _svd(
+    "fwsvd",
+    "Baseline: SVD with rows weighted by Fisher information.",
+    "{map}_fisher",
+    lambda fisher: diagonal_weight(fisher.sqrt()),  # of all weights behind an input
+)
+ASVD = _svd(
+    "asvd",
+    "Baseline: SVD with inputs scaled by their mean magnitude, ranks by sensitivity.",
+    "{input}_abs",
+    lambda magnitude: diagonal_weight(magnitude.pow(ASVD_ALPHA)),
+    search="sensitivity",
+    allocate="search",
+)
+# The root of the Gram comes from an eigendecomposition, which is SVD-LLM V2's own choice. Any other root, SVD-LLM's
+# Cholesky factor among them, gives the same product where it exists.
+SVD_LLM = _svd(
+    "svd-llm",
+    "Baseline: SVD of whitened linear maps, the optimum for each of them alone.",
+    "{input}_gram",
+    gram_weight,
+)
+SVD_LLM_SEQUENTIAL = _svd(
+    "svd-llm-sequential",
+    "Baseline: SVD-LLM with its closed-form update on the narrow model's inputs.",
+    "{input}_gram",
+    solvers=dict.fromkeys(INPUTS, solve_sequential),
+    streams="both",
+)
+SVD_LLM_V2 = replace(
+    SVD_LLM,
+    name="svd-llm-v2",
+    summary="Baseline: SVD-LLM's optimum with ranks by each map's truncation loss.",
+    search="loss",
+    allocate="search",
+)
+PALU = LinearMethod(
+    name="palu",
+    summary="Baseline: narrow latents for keys and values; the ratio is of the KV cache.",
+    solvers=dict.fromkeys(("k", "v"), solve_group_heads),
+    reads=reads(k="x_gram", v="x_gram"),
+    rank=cache_rank,
+    groups=head_groups,
+    cached=True,
+    search="fisher",
+    allocate="search",
+)
+WANDA_SPARSE = _mask("wanda-sparse", "Baseline: Wanda's unstructured zeros; shapes and speed stay.", largest)
+WANDA_2_4 = _mask("wanda-2:4", "Baseline: Wanda, two zeros in every four.", partial(n_of_m, n=2, m=4), 0.5)
+WANDA_4_8 = _mask("wanda-4:8", "Baseline: Wanda, four zeros in every eight.", partial(n_of_m, n=4, m=8), 0.5)
