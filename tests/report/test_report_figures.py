@@ -135,16 +135,18 @@ def test_the_prediction_is_the_sum_over_components_and_the_measurement_a_logarit
 
 def test_nothing_is_predicted_where_curves_end_or_where_more_was_done_than_narrowing(run: Run) -> None:
     curves = curves_of(run)
-    shallow = replace(curves, points={key: dict(list(p.items())[:1]) for key, p in curves.points.items()})
+    shallow = curves.model_copy(
+        update={"points": {key: dict(list(p.items())[:1]) for key, p in curves.points.items()}}
+    )
     assert predicted_rise(shallow, run) is None
-    assert predicted_rise(replace(curves, points={(0, "qk"): curves.points[0, "qk"]}), run) is None
+    assert predicted_rise(curves.model_copy(update={"points": {(0, "qk"): curves.points[0, "qk"]}}), run) is None
     tuned = run.receipts[0].model_copy(update={"tuning": [Tuning(losses=[1.0])]})
     assert predicted_rise(curves, replace(run, receipts=(tuned,))) is None
-    assert predicted_rise(replace(curves, method="a3+"), run) is None
-    other = replace(curves, points={(0, "qk"): {17: 0.0}})
+    assert predicted_rise(curves.model_copy(update={"method": "a3+"}), run) is None
+    other = curves.model_copy(update={"points": {(0, "qk"): {17: 0.0}}})
     assert not fits(other, run)
-    assert not fits(replace(curves, points={(99, "qk"): {16: 0.0}}), run)
-    assert not fits(replace(curves, points={(0, "strange"): {16: 0.0}}), run)
+    assert not fits(curves.model_copy(update={"points": {(99, "qk"): {16: 0.0}}}), run)
+    assert not fits(curves.model_copy(update={"points": {(0, "strange"): {16: 0.0}}}), run)
 
 
 def test_pareto_points_are_sizes_and_perplexities_and_the_front_is_what_nothing_beats(

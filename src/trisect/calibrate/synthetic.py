@@ -21,11 +21,8 @@ from trisect.config.verbs import SampleConfig
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import stated_contexts
-from trisect.models.looking import fingerprint
-from trisect.models.streamed import refuse_streamed
-from trisect.support.clock import stage, timing
-from trisect.support.distributed import unfinished
-from trisect.support.files import atomic_write_text, check_writable, write_json
+from trisect.models import fingerprint, streamed
+from trisect.support import clock, distributed, files
 from trisect.support.receipt import build_receipt
 
 Progress = Callable[[int, int], None]  # called with (tokens written, tokens to write)
@@ -44,25 +41,25 @@ def write_synthetic(
     settings |= asdict(config)
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     device = next(model.parameters()).device
-    with unfinished(out, pieces="texts-*") as folder, timing(device) as clock:
+    with distributed.unfinished(out, pieces="texts-*") as folder, clock.timing(device) as times:
         writer = Writer(model, tokenizer, config)
-        with stage("write"):
+        with clock.stage("write"):
             written = "".join(_pieces(writer, folder, key, progress))
         text = "".join(written.splitlines(keepends=True)[: config.samples])
         receipt = build_receipt(
             {"verb": "sample", "model": name, **settings},
             seed=config.seed,
             token_hash=hashlib.sha256(text.encode()).hexdigest(),
-            timings=clock.seconds(),
+            timings=times.seconds(),
         )
-        write_json(receipt_beside(out), receipt)
-        atomic_write_text(out, text)
+        files.write_json(receipt_beside(out), receipt)
+        files.atomic_write_text(out, text)
     return receipt
 
 
 def synthetic_text(model: Any, tokenizer: Any, config: SampleConfig, *, progress: Progress | None = None) -> str:
     """Synthetic texts joined to one, written by a copy of the model."""
-    refuse_streamed(model, "Synthetic text is written by a copy of the model, which")
+    streamed.refuse_streamed(model, "Synthetic text is written by a copy of the model, which")
     writer = Writer(copy.deepcopy(model), tokenizer, config)
     texts = [text for number in range(writer.batches) for text in writer.write(number, progress)]
     return "\n\n".join(texts[: config.samples])
@@ -74,11 +71,10 @@ def check_output(out: Path) -> None:
         raise TrisectError(f"Texts are written as .jsonl, one to a line; try -o {out.with_suffix('.jsonl')}.")
     if out.exists():
         raise TrisectError(f"{out} is there already; name another file with -o, or remove it.")
-    check_writable(out)
+    files.check_writable(out)
 
 
 def receipt_beside(out: Path) -> Path:
-    """Where the receipt of a written text is."""
     return out.with_name(f"{out.stem}.receipt.json")
 
 
@@ -98,7 +94,7 @@ def _pieces(writer: "Writer", folder: Path, key: str, progress: Progress | None)
                 "bfloat16."
             ) from error
         if texts:
-            atomic_write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
+            files.atomic_write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
         yield path.read_text(encoding="utf-8")
 
 

@@ -10,17 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trisect.calibrate import Progress, Stream, TwoStreams
-from trisect.calibrate.fisher import DrawnAnswers
-from trisect.calibrate.replay import answering, in_batches
+from trisect.calibrate import Progress, Stream, TwoStreams, fisher, replay
 from trisect.config import CompressConfig
 from trisect.data import TEST_SHARE, Tokens
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import window_losses
 from trisect.methods import METHODS
 from trisect.methods.method import Method, Options, options_of, solve
-from trisect.models import LayerView, fingerprint, layer_views
-from trisect.models.streamed import walk
+from trisect.models import LayerView, fingerprint, layer_views, streamed
 from trisect.plan import CURVED, MINIMUM_HEAD, Curves, read_curves
 from trisect.records.parts import COMPONENTS, Solution
 from trisect.support import distributed
@@ -32,7 +29,7 @@ class HeldOutLoss:
 
     def __init__(self, model: Any, views: list[LayerView], ids: Tensor, *, batch_size: int | None):
         self.model, self.views, self.ids = model, views, ids
-        batches = in_batches(ids, batch_size=batch_size).batches
+        batches = replay.in_batches(ids, batch_size=batch_size).batches
         self.stream = Stream.embed(model, views, batches, copies=2)
 
     @torch.no_grad()
@@ -45,7 +42,7 @@ class HeldOutLoss:
         for states in onward.hidden:
             # One window at a time: logits of a large vocabulary are the largest tensors of all.
             for window, ids in zip(states.split(1), rest, strict=False):
-                with answering(self.model, self.views, window):
+                with replay.answering(self.model, self.views, window):
                     logits = self.model(input_ids=ids.to(window.device), use_cache=False).logits
                 total += window_losses(logits, ids).item()
         return total / (self.ids.shape[0] * (self.ids.shape[1] - 1))
@@ -82,12 +79,12 @@ def measure_curves(
     testing = testing[:: -(-testing.numel() // TEST_TOKENS)]
     draws = min(DRAWS, max(1, TEST_TOKENS // testing.numel()))
     views = layer_views(model, own=True)
-    answers = DrawnAnswers(model, views, testing, draws=draws, batch_size=batch_size, seed=seed)
+    answers = fisher.DrawnAnswers(model, views, testing, draws=draws, batch_size=batch_size, seed=seed)
     streams = TwoStreams(model, views, solving, batch_size=batch_size, seed=seed)
     points: dict[tuple[int, str], dict[int, float]] = {}
     options = options or Options()
     options = replace(options, rope_scope="head", without=(*options.without, *LEFT_OUT))
-    for view in walk(model):
+    for view in streamed.walk(model):
         present = [part for part in parts if part in view.components]
         dense = streams.begin(view, method.reads_for("qk") if "qk" in present else frozenset())
         answers.begin(view)
@@ -104,7 +101,9 @@ def measure_curves(
     return Curves(points=points, dense_loss=answers.loss, **made_of)
 
 
-def _curve(answers: DrawnAnswers, view: LayerView, part: str, solved: Callable[..., Solution]) -> dict[int, float]:
+def _curve(
+    answers: fisher.DrawnAnswers, view: LayerView, part: str, solved: Callable[..., Solution]
+) -> dict[int, float]:
     """Width -> rise, with one component that narrow; it is put back every time."""
     full = view.shape().width(part)
     step = 8 if part != "mlp" and full >= 32 else 2
@@ -159,7 +158,7 @@ def curves_for(
         progress=progress,
     )
     if known is not None:
-        curves = replace(curves, points={**known.points, **curves.points})
+        curves = curves.model_copy(update={"points": {**known.points, **curves.points}})
     if path is not None and distributed.is_rank_zero():
         write_json(path, curves.to_dict())
     return curves

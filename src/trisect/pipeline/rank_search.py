@@ -1,7 +1,7 @@
 """Ranks for methods on single linear maps: the same everywhere, or spread as the method's paper does it."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,11 @@ from trisect.methods import get_method
 from trisect.methods.method import LinearMethod, options_of, solve
 from trisect.models import LayerView, fingerprint, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
-from trisect.plan import Plan, chosen_layers
-from trisect.plan.budget import linear_heads, linear_sizes, linears_of
-from trisect.plan.ranks import Key, Size, fisher_ratios, loss_ratios, ranks_at, sensitivity_ranks, truncation_loss
+from trisect.plan import Plan, budget, chosen_layers, ranks
+from trisect.plan.ranks import Key, Size
 from trisect.records.parts import COMPONENTS, Factored
 from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
-from trisect.support import distributed
-from trisect.support.checks import read_table, shown, table_rows
+from trisect.support import checks, distributed
 from trisect.support.files import write_json
 
 
@@ -37,19 +35,19 @@ class Sensitivity(BaseModel, strict=True):
 
 
 def read_sensitivities(
-    path: str | Path, made_of: Mapping[str, str], needed: Iterable[Key]
+    path: Path, made_of: Mapping[str, str], needed: Mapping[Key, Size]
 ) -> dict[Key, dict[float, float]]:
     """What the file has of the maps needed; refused if it was measured on anything else."""
-    data, curves = read_table(path, Sensitivity, "sensitivities", what="sensitivities")
+    data, curves = checks.read_table(path, Sensitivity, "sensitivities", what="sensitivities")
     for name, value in made_of.items():
         if data.get(name) != value:
             raise TrisectError(
                 f"The sensitivities in {path} are of another {name.replace('_', ' ')}: "
-                f"{shown(data.get(name))}, not {value}; name a new file with --curves."
+                f"{checks.shown(data.get(name))}, not {value}; name a new file with --curves."
             )
-    for key in needed:
-        if key not in curves:
-            raise TrisectError(f"{path} has no sensitivities of {key[1]} in layer {key[0]}; name a new file.")
+    for layer, linear in needed:
+        if (layer, linear) not in curves:
+            raise TrisectError(f"{path} has no sensitivities of {linear} in layer {layer}; name a new file.")
     return {key: curves[key] for key in needed}
 
 
@@ -72,16 +70,16 @@ class Problem:
     progress: Progress | None
     kept: Path | None  # where what a search measured stays for other ratios
 
-    @property
     def statistics(self) -> Iterator[tuple[LayerView, dict[str, Tensor]]]:
         """Every layer with the moments that the method reads."""
         names = frozenset().union(*self.method.reads.values())
         size = self.config.calibration.batch_size
         return collect(self.model, self.ids, lambda layer: names, batch_size=size, progress=self.progress)
 
-    def ranks(self, ratios: Mapping[Key, float]) -> dict[Key, int]:
-        """The ranks at a ratio for each linear map, on the grid."""
-        return ranks_at(self.sizes, self.method.rank, ratios, None if self.method.masks else self.config.align)
+    def ranks(self, ratios: Mapping[Key, float] | None = None) -> dict[Key, int]:
+        """The ranks at a ratio for each linear map, or at the common one, on the grid."""
+        ratios = ratios or dict.fromkeys(self.sizes, self.ratio)
+        return ranks.ranks_at(self.sizes, self.method.rank, ratios, None if self.method.masks else self.config.align)
 
     @property
     def ids(self) -> Tensor:
@@ -119,27 +117,20 @@ def linear_plan(
         for name in maps_of(method, layer, config.parts):
             if any(linear.name == name for linear in layer.linears):
                 raise TrisectError(f"Layer {index}: {name} is already factored; compress the original model.")
-            sizes[index, name] = *linear_sizes(layer, name), linear_heads(layer, name)
-    problem = Problem(
-        method=method,
-        config=config,
-        ratio=_ratio(method, config),
-        sizes=sizes,
-        model=model,
-        tokens=tokens,
-        progress=progress,
-        kept=None if path is None else Path(path),
-    )
+            sizes[index, name] = *budget.linear_sizes(layer, name), budget.linear_heads(layer, name)
+    given: dict[str, Any] = {"model": model, "tokens": tokens, "progress": progress}
+    kept = None if path is None else Path(path)
+    problem = Problem(method=method, config=config, ratio=_ratio(method, config), sizes=sizes, kept=kept, **given)
     if not sizes:
         asked, known = ",".join(config.parts), ",".join(method.parts)
         raise TrisectError(f"{method.name} changes nothing in {asked}; use --parts {known}.")
-    ranks = _allocation(method, config)(problem)
+    found = _search(method, config)(problem)
     return Plan(
         layers=tuple(map(widths_of, shape.layers)),
         method=method.name,
         ratio=problem.ratio,
         align=config.align,
-        linears=tuple(_entries(problem, ranks, index) for index in range(len(shape.layers))),
+        linears=tuple(_entries(problem, found, index) for index in range(len(shape.layers))),
         masked=method.masks,
     )
 
@@ -148,7 +139,7 @@ def maps_of(method: LinearMethod, layer: LayerShape, parts: tuple[str, ...]) -> 
     """The linear maps of a layer that a method changes, within the parts asked for."""
     # Not those behind a latent: their inputs are not the hidden states that moments are of. Nor those of experts.
     plain = [part for part in COMPONENTS if part in parts and not (part == "mlp" and layer.experts)]
-    names = [name for part in plain for name in linears_of(layer, part)]
+    names = [name for part in plain for name in budget.linears_of(layer, part)]
     behind = ("q", "k", "v") if layer.kv_in else ()
     return tuple(name for name in names if name in method.solvers and name not in behind)
 
@@ -175,9 +166,9 @@ def _ratio(method: LinearMethod, config: CompressConfig) -> float:
     return ratio
 
 
-def _allocation(method: LinearMethod, config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
+def _search(method: LinearMethod, config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
     if config.allocate in (None, "uniform"):
-        return _uniform
+        return Problem.ranks
     if config.allocate == "balanced":
         raise TrisectError("Methods on single linear maps have no loss curves; use --allocate uniform.")
     if method.search not in SEARCHES:
@@ -185,20 +176,16 @@ def _allocation(method: LinearMethod, config: CompressConfig) -> Callable[[Probl
     return SEARCHES[method.search]
 
 
-def _uniform(problem: Problem) -> dict[Key, int]:
-    return problem.ranks(dict.fromkeys(problem.sizes, problem.ratio))
-
-
 def _by_loss(problem: Problem) -> dict[Key, int]:
     """SVD-LLM v2: what each map would lose at the common rank decides its ratio."""
-    ranks, options = _uniform(problem), options_of(problem.config)
+    common, options = problem.ranks(), options_of(problem.config)
     losses: dict[Key, float] = {}
-    for view, statistics in problem.statistics:
+    for view, statistics in problem.statistics():
         for key in (key for key in problem.sizes if key[0] == view.index):
             part = view.linear(key[1])
-            solution = solve(problem.method, key[1], part, statistics, width=ranks[key], options=options)
-            losses[key] = truncation_loss(solution.loss, tokens=problem.ids.numel())
-    return problem.ranks(loss_ratios(losses, problem.ratio))
+            solution = solve(problem.method, key[1], part, statistics, width=common[key], options=options)
+            losses[key] = ranks.truncation_loss(solution.loss, tokens=problem.ids.numel())
+    return problem.ranks(ranks.loss_ratios(losses, problem.ratio))
 
 
 def _by_fisher(problem: Problem) -> dict[Key, int]:
@@ -206,24 +193,21 @@ def _by_fisher(problem: Problem) -> dict[Key, int]:
     views = layer_views(problem.model, own=True)
     found = fisher_information(problem.model, views, problem.ids, progress=problem.progress)
     fisher = {(layer, name): found[layer][f"{name}_fisher"].sum().item() for layer, name in problem.sizes}
-    return problem.ranks(fisher_ratios(fisher, problem.ratio))
+    return problem.ranks(ranks.fisher_ratios(fisher, problem.ratio))
 
 
 def _by_sensitivity(problem: Problem) -> dict[Key, int]:
     """ASVD: the perplexity with each map alone cut, at a few shares, on a few calibration windows."""
     path, ids = problem.kept, problem.ids
-    made_of = {
-        "fingerprint": fingerprint(problem.model),
-        "token_hash": content_hash(ids),
-        "method": problem.method.name,
-    }
+    made_of = {"fingerprint": fingerprint(problem.model), "token_hash": content_hash(ids)}
+    made_of["method"] = problem.method.name
     if path is not None and distributed.broadcast(path.exists()):
         curves = read_sensitivities(path, made_of, problem.sizes)
     else:
         curves = _sensitivities(problem)
         if path is not None and distributed.is_rank_zero():
-            write_json(path, {**made_of, "sensitivities": table_rows(Sensitivity, curves)})
-    return sensitivity_ranks(curves, problem.sizes, problem.method.rank, problem.ratio)
+            write_json(path, {**made_of, "sensitivities": checks.table_rows(Sensitivity, curves)})
+    return ranks.sensitivity_ranks(curves, problem.sizes, problem.method.rank, problem.ratio)
 
 
 def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
@@ -232,7 +216,7 @@ def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
     views = layer_views(problem.model, own=True)
     held_out = HeldOutLoss(problem.model, views, ids[:few], batch_size=problem.config.calibration.batch_size)
     curves: dict[Key, dict[float, float]] = {}
-    for view, statistics in replace(problem, progress=None).statistics:
+    for view, statistics in replace(problem, progress=None).statistics():
         for key in (key for key in problem.sizes if key[0] == view.index):
             name, part = key[1], view.linear(key[1])
             widths = {share: method.rank(*problem.sizes[key], 1 - share) for share in KEPT_SHARES}
@@ -262,9 +246,9 @@ SEARCHES: dict[str, Callable[[Problem], dict[Key, int]]] = {
 }
 
 
-def _entries(problem: Problem, ranks: dict[Key, int], index: int) -> tuple[LinearShape, ...]:
+def _entries(problem: Problem, widths: dict[Key, int], index: int) -> tuple[LinearShape, ...]:
     method, found = problem.method, []
-    for name, rank in ((name, rank) for (layer, name), rank in ranks.items() if layer == index):
+    for name, rank in ((name, rank) for (layer, name), rank in widths.items() if layer == index):
         inputs, outputs, heads = problem.sizes[index, name]
         groups = 1 if method.groups is None else method.groups(heads)
         # At full rank a map stays whole, as a search counted it: its two factors would be larger.

@@ -17,15 +17,13 @@ from torch import Tensor
 
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
-from trisect.models.looking import fingerprint
+from trisect.models import LayerView, fingerprint
 from trisect.models.streamed import LayerStore, constant
-from trisect.models.view import LayerView
 from trisect.plan import Plan
 from trisect.records.shapes import LayerShape, LinearShape
-from trisect.support import distributed
+from trisect.support import distributed, files
 from trisect.support.checks import read_record
 from trisect.support.clock import stage
-from trisect.support.files import new_file, plain, write_json
 from trisect.support.receipt import package_version
 
 MANIFEST = "manifest.json"
@@ -59,7 +57,7 @@ class Ledger:
         """The widths are decided: a run that goes on does not measure anything for them again."""
         if self.folder is not None and distributed.is_rank_zero():
             manifest = _read_manifest(self.folder)
-            write_json(self.folder / MANIFEST, {**manifest, "plan": plan.to_dict()})
+            files.write_json(self.folder / MANIFEST, {**manifest, "plan": plan.to_dict()})
         distributed.barrier()
 
     def keep(self, view: LayerView) -> None:
@@ -81,8 +79,8 @@ class Ledger:
         about = {"shape": asdict(view.shape()), "losses": self.losses.get(view.index, [])}
         # Beside the tensors, not in their header: safetensors writes two entries there in any order,
         # and this file becomes a shard of the result.
-        write_json(self._path("record", view, "json"), plain(about))
-        with new_file(self._path("layer", view, "safetensors")) as partial_path:
+        files.write_json(self._path("record", view, "json"), files.plain(about))
+        with files.new_file(self._path("layer", view, "safetensors")) as partial_path:
             save_file(tensors, partial_path, metadata={"format": "pt"})
 
     def restore(self, view: LayerView) -> None:
@@ -140,12 +138,12 @@ def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path 
     if distributed.is_rank_zero():
         if not (work / MANIFEST).is_file():
             work.mkdir(parents=True, exist_ok=True)
-            write_json(work / MANIFEST, manifest)
+            files.write_json(work / MANIFEST, manifest)
         known = _read_manifest(work)
     # A process that reads for itself may come late and find what the first one has written since.
     known = distributed.broadcast(known)
     plan = known.pop("plan", None)
-    different = list(_differences(known, json.loads(json.dumps(plain(manifest)))))
+    different = list(_differences(known, json.loads(json.dumps(files.plain(manifest)))))
     if different:
         raise TrisectError(
             f"{work} holds an unfinished run with other settings: {'; '.join(different[:4])}. Give the same "

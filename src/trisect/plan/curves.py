@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, SkipValidation
 
 from trisect.config import Increase
 from trisect.errors import TrisectError
@@ -21,18 +21,7 @@ from trisect.records.shapes import ModelShape
 from trisect.support.checks import read_table, table_rows, validated
 
 HIGHEST_LOSS = 500  # nats per token: a model that gives every token of the largest vocabulary the same chance has 17
-
-
 TINY = 1e-12  # nats per token below which a rise has no logarithm worth taking
-
-
-class Header(BaseModel, strict=True):
-    """What a file of curves says besides: what they were measured on and with."""
-
-    fingerprint: str
-    token_hash: str
-    method: str = "a3+"
-    dense_loss: float | None = Field(default=None, gt=-HIGHEST_LOSS, lt=HIGHEST_LOSS)
 
 
 class Point(BaseModel, strict=True):
@@ -44,17 +33,16 @@ class Point(BaseModel, strict=True):
     loss: float = Field(gt=-HIGHEST_LOSS, lt=HIGHEST_LOSS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curves:
+class Curves(BaseModel, strict=True, frozen=True):
     """Rise of the loss when one component of one layer is narrowed alone."""
 
-    points: Mapping[tuple[int, str], Mapping[int, float]]
-    """(layer, component) -> width -> rise of the mean loss in nats per token; the full width is 0."""
     fingerprint: str  # of the model they were measured on
     token_hash: str
     method: str = "a3+"  # the method that narrowed the components
-    dense_loss: float | None = None
+    dense_loss: float | None = Field(default=None, gt=-HIGHEST_LOSS, lt=HIGHEST_LOSS)
     """The whole model's loss on the same windows, in nats per token; None in files that do not say."""
+    points: SkipValidation[Mapping[tuple[int, str], Mapping[int, float]]]
+    """(layer, component) -> width -> rise of the mean loss in nats per token; the full width is 0."""
 
     def loss_at(self, layer: int, component: str, width: int) -> float:
         """The curve at any width: from point to point a power of what is removed; its slope never falls."""
@@ -110,15 +98,13 @@ class Curves:
 
     def to_dict(self) -> dict[str, Any]:
         """One row per point, ready for JSON; `read_curves` reads it."""
-        known = {name: getattr(self, name) for name in Header.model_fields}
-        return {**known, "points": table_rows(Point, self.points)}
+        return {**self.model_dump(exclude={"points"}), "points": table_rows(Point, self.points)}
 
 
 def read_curves(path: str | Path, *, fingerprint: str | None = None) -> Curves:
     """Curves from a JSON file; with a fingerprint, only those measured on that model."""
     data, points = read_table(path, Point, "points", what="loss curves")
-    header = validated(Header, data, where=f"Cannot read loss curves from {path}")
-    curves = Curves(points=points, **vars(header))
+    curves = validated(Curves, {**data, "points": points}, where=f"Cannot read loss curves from {path}")
     if fingerprint not in (None, curves.fingerprint):
         raise TrisectError(f"{path} holds the curves of another model; name a new file with --curves.")
     return curves
