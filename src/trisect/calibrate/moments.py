@@ -25,7 +25,6 @@ from trisect.support.distributed import all_reduce
 
 # b = batch, t = tokens, n = b t, h = heads, d = head width, I = MLP width, D = d_model
 
-
 PARTS = 16
 
 
@@ -66,28 +65,18 @@ def rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """One kind of moment: the tap it listens to and what it sums."""
-
-    tap: str
-    sum: Callable[[Tensor], Tensor]
-
-
-READINGS: dict[str, Reading] = {
-    "q": Reading(tap="q", sum=head_grams),
-    "k": Reading(tap="k", sum=head_grams),
-    "v": Reading(tap="v", sum=head_grams),
-    "a": Reading(tap="a", sum=head_grams),
-    "a_gram": Reading(tap="a", sum=whole_gram),
-    "q_squares": Reading(tap="q_raw", sum=square_grams),
-    "k_squares": Reading(tap="k_raw", sum=square_grams),
-    "mlp": Reading(tap="down", sum=channel_energy),
-    "out_norm": Reading(tap="out", sum=lambda x: rows(x).double().norm(dim=-1).sum().reshape(1)),
-    **{f"{tap}_gram": Reading(tap=tap, sum=input_gram) for tap in ("x", "up", "down")},
-    **{f"{tap}_abs": Reading(tap=tap, sum=lambda x: rows(x).double().abs().sum(dim=0)) for tap in INPUTS.values()},
-    **{f"{tap}_energy": Reading(tap=tap, sum=channel_energy) for tap in INPUTS.values()},
+READINGS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    **{head: (head, head_grams) for head in ("q", "k", "v", "a")},
+    "a_gram": ("a", whole_gram),
+    "q_squares": ("q_raw", square_grams),
+    "k_squares": ("k_raw", square_grams),
+    "mlp": ("down", channel_energy),
+    "out_norm": ("out", lambda x: rows(x).double().norm(dim=-1).sum().reshape(1)),
+    **{f"{tap}_gram": (tap, input_gram) for tap in ("x", "up", "down")},
+    **{f"{tap}_abs": (tap, lambda x: rows(x).double().abs().sum(dim=0)) for tap in INPUTS.values()},
+    **{f"{tap}_energy": (tap, channel_energy) for tap in INPUTS.values()},
 }
+"""Moment -> the hook that it is of, and what is summed over batches."""
 
 # Regressions of a target on what is observed: name -> tap. Each gives NAME_gram, NAME_target, NAME_energy and
 # NAME_tokens over the fitting tokens, and the same with _held over the held-out ones. Rows count by the
@@ -145,7 +134,7 @@ class Accumulator:
     @property
     def wants_mlp(self) -> bool:
         """Whether anything is asked for that MLPs are observed for."""
-        taps = {READINGS[name].tap for name in self.readings} | {REGRESSIONS[name] for name in self.regressed}
+        taps = {READINGS[name][0] for name in self.readings} | {REGRESSIONS[name] for name in self.regressed}
         return self.linearised is not None or bool(taps & {"up", "down", "out"})
 
     def expert(self, name: str) -> "Accumulator":
@@ -168,8 +157,8 @@ class Accumulator:
         x: Tensor = observed[0]
         tokens = x.shape[0] * x.shape[1] if x.ndim == 4 else x.numel() // x.shape[-1]
         for name in self.readings:
-            if READINGS[name].tap == tap:
-                self._add(name, READINGS[name].sum(x), tokens)
+            if READINGS[name][0] == tap:
+                self._add(name, READINGS[name][1](x), tokens)
         if tap == "v" and VALUES in self.names:
             self._add(VALUES, head_grams(x * self._root("a").reshape(*x.shape[:2], 1, 1)), tokens)
         for name in self.regressed:
@@ -246,10 +235,8 @@ class Accumulator:
 
     def _stored(self, name: str, mean: Tensor) -> Tensor:
         """As it is, but a very wide Gram of a regression in main memory, rounded: solving needs the room."""
-        grams = {f"{regression}_gram" for regression in self.regressed}
-        if mean.numel() > WIDE_GRAM and name.removesuffix("_held") in grams:
-            return in_main_memory(mean.float())
-        return mean
+        wide = mean.numel() > WIDE_GRAM and name.removesuffix("_held") in {f"{gram}_gram" for gram in self.regressed}
+        return in_main_memory(mean.float()) if wide else mean
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The one replay loop: embed once, then carry hidden states through one layer at a time.
 
-Every layer is called exactly as the stock model calls it (masks, positions, rotary tables), because the stock
-model itself is asked, once per batch shape, with its layers switched to taking notes.
+Every layer is called exactly as the stock model calls it (masks, positions, rotary tables): once per batch shape
+the stock model runs while its layers temporarily record their arguments.
 """
 
 import os
@@ -81,11 +81,6 @@ def in_main_memory(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x)
 
 
-def _in_main_memory(tensor: Tensor) -> Fetch:
-    device, kept = tensor.device, in_main_memory(tensor)
-    return lambda: kept.to(device, non_blocking=True)
-
-
 def _on_disk(tensor: Tensor) -> Fetch:
     """A file in the temporary folder that goes when nobody can ask for it any more."""
     handle, name = tempfile.mkstemp(prefix="trisect-states-")
@@ -104,7 +99,7 @@ def _on_disk(tensor: Tensor) -> Fetch:
 
 _KEEPERS: dict[str, Callable[[Tensor], Fetch]] = {
     "device": lambda tensor: lambda: tensor,
-    "host": _in_main_memory,
+    "host": lambda tensor: partial(in_main_memory(tensor).to, tensor.device, non_blocking=True),
     "disk": _on_disk,
 }
 
@@ -167,7 +162,7 @@ class LayerCall(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class _LastNoteTaken(Exception):
+class _AllRecorded(Exception):
     """Leaves the stock forward once the layers' inputs are known."""
 
 
@@ -199,13 +194,13 @@ class Stream:
         for number, batch in enumerate(batches):
             key = -1 - number if differ else len(batch)
             with stage("forward"):
-                states, notes = _take_notes(model, views, batch, all_layers=key not in calls)
+                states, recorded = _record_calls(model, views, batch, all_layers=key not in calls)
             if hidden is None:
                 per_token = states[0, 0].numel() * states.element_size()
                 needed = copies * per_token * sum(each.numel() for each in batches)
                 hidden = States(place=choose_place(place, device=states.device, needed=needed))
             hidden.append(states)
-            calls.setdefault(key, notes)
+            calls.setdefault(key, recorded)
         assert hidden is not None
         return cls(hidden, calls)
 
@@ -215,8 +210,7 @@ class Stream:
 
     def call(self, number: int, layer: int) -> LayerCall:
         """What a layer is called with for a batch."""
-        calls = self.calls.get(-1 - number) or self.calls[len(self.hidden[number])]
-        return calls[layer]
+        return (self.calls.get(-1 - number) or self.calls[len(self.hidden[number])])[layer]
 
     def through(self, view: LayerView, number: int, states: Tensor) -> Tensor:
         """What a layer makes of the states of a batch."""
@@ -260,31 +254,31 @@ def _apart(calls: list[LayerCall]) -> list[LayerCall]:
 
 
 @torch.no_grad()
-def _take_notes(
+def _record_calls(
     model: nn.Module, views: list[LayerView], batch: Tensor, *, all_layers: bool
 ) -> tuple[Tensor, list[LayerCall]]:
     """The first layer's hidden states, and each layer's other arguments (only the first's, if so asked)."""
-    notes: list[LayerCall] = []
+    calls: list[LayerCall] = []
     first: list[Tensor] = []
     views = views if all_layers else views[:1]
 
-    def note(view: LayerView, *args: Any, **kwargs: Any) -> Tensor:
+    def record(view: LayerView, *args: Any, **kwargs: Any) -> Tensor:
         """Pass the hidden states on; the last layer leaves the forward."""
         states, args = (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
-        notes.append(LayerCall(args, kwargs))
+        calls.append(LayerCall(args, kwargs))
         first.append(states)
         if view is views[-1]:
-            raise _LastNoteTaken
+            raise _AllRecorded
         return states
 
-    with _forwards(views, note), suppress(_LastNoteTaken):
+    with _forwards(views, record), suppress(_AllRecorded):
         model(input_ids=batch.to(next(model.parameters()).device), use_cache=False)
-    return first[0], notes
+    return first[0], calls
 
 
 @contextmanager
 def _forwards(views: list[LayerView], forward: Callable[..., Tensor]) -> Iterator[None]:
-    """Layers whose forward is another one, called with the view first; it gives hidden states."""
+    """Layers with another forward, which is called with the view first and gives hidden states."""
 
     def instead(view: LayerView, *args: Any, **kwargs: Any) -> Any:
         states = forward(view, *args, **kwargs)

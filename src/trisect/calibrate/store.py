@@ -1,6 +1,7 @@
 """Moments on disk: calibrate once, cut at any ratio."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -69,27 +70,22 @@ def expected_shape(name: str, layer: LayerShape) -> tuple[int, ...] | None:
     experts = [f"expert{number}" for number in range(layer.experts + layer.dropped_experts)]
     if dot and expert not in [*experts, *(["shared"] if layer.shared else [])]:
         return None
-    if dot and name == OBSERVED:
-        return ()
     if name not in READINGS:
-        return None
-
-    def raw(heads: int) -> tuple[int, int]:
-        return (1, heads * layer.qk) if layer.norm_together else (heads, layer.qk)
-
+        return () if dot and name == OBSERVED else None
+    q, k = (layer.heads, layer.qk), (layer.kv_heads, layer.qk)
     taps = {
-        "q": (layer.heads, layer.qk),
-        "k": (layer.kv_heads, layer.qk),
-        "q_raw": raw(layer.heads),
-        "k_raw": raw(layer.kv_heads),
+        "q": q,
+        "k": k,
+        "q_raw": (1, math.prod(q)) if layer.norm_together else q,
+        "k_raw": (1, math.prod(k)) if layer.norm_together else k,
         "v": (layer.kv_heads, layer.vo),
         "a": (layer.heads, layer.vo),
         **dict.fromkeys(("x", "up"), (layer.d_model,)),
         "down": (layer.mlp * (layer.shared if expert == "shared" else 1),),
         "out": (layer.d_model,),
     }
-    reading = READINGS[name]
-    return tuple(reading.sum(torch.empty(1, 1, *taps[reading.tap], device="meta")).shape)
+    tap, total = READINGS[name]
+    return tuple(total(torch.empty(1, 1, *taps[tap], device="meta")).shape)
 
 
 def _header(path: str | Path) -> tuple[dict[str, StoredTensor], MomentsInfo]:
