@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trisect.bench.measure import release
 from trisect.calibrate import Progress
@@ -20,9 +20,9 @@ from trisect.evaluate import tasks
 from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method
 from trisect.methods.method import LinearMethod
-from trisect.models import Loaded, fingerprint, layer_views, load_model, shape_of, zeros_of
+from trisect.models import Loaded, fingerprint, load_model, shape_of, zeros_of
 from trisect.pipeline.run import Compressed, compress
-from trisect.plan import budget, budget_of, compare, problem
+from trisect.plan import Budget, budget, budget_of, compare, problem
 from trisect.records import parts, shapes
 from trisect.support import files, receipt
 
@@ -183,8 +183,8 @@ class ModelRun:
         return fingerprint(self.loaded.model)
 
     @cached_property
-    def dense(self) -> "ModelCount":
-        return count(self.loaded.model)
+    def dense(self) -> "Size":
+        return size_of(self.loaded.model)
 
     @cached_property
     def texts(self) -> list[Tokens]:
@@ -217,46 +217,36 @@ class ModelRun:
         settings: Any = {"tokenizer": self.loaded.tokenizer, "tokens": self.tokens(calibration), "curves": curves}
         with nullcontext() if curves is None or curves.exists() else self.folder.waiting(curves.stem):
             model = self.loaded.model
-            if self.dense.parameters <= COPY_LIMIT:
+            if self.dense.budget.parameters <= COPY_LIMIT:
                 model = copy.deepcopy(model)
             else:
                 self._loaded = None
             return compress(model, config, progress=self.progress, **settings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelCount:
-    """The size of a model, counted from the modules it has."""
+class Size(NamedTuple):
+    """A model's shape and its cost."""
 
     shape: shapes.ModelShape
-    weights: int  # of the decoder layers' linear modules, without biases, as in the paper's ratio
-    zeros: int  # of these, weights that are exactly zero: what a mask takes without making anything smaller
-    parameters: int  # of the whole model, embeddings included
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return budget_of(self.shape).kv_bytes_per_token
+    budget: Budget
+    zeros: int  # weights that are exactly zero: what a mask takes without making anything smaller
 
     def to_dict(self) -> dict[str, Any]:
         """Counts and widths, as receipts have them."""
-        names = ("weights", "zeros", "parameters", "kv_bytes_per_token")
-        return {"counts": {name: getattr(self, name) for name in names}, "widths": widths(self.shape)}
+        counts = {"weights": self.budget.linear_parameters, "zeros": self.zeros, "parameters": self.budget.parameters}
+        counts["kv_bytes_per_token"] = self.budget.kv_bytes_per_token
+        return {"counts": counts, "widths": widths(self.shape)}
 
 
-def count(model: Any) -> ModelCount:
-    """Count a model as it stands."""
-    modules = [module for view in layer_views(model) for module in view.projections()]
-    return ModelCount(
-        shape=shape_of(model),
-        weights=sum(p.numel() for module in modules for p in module.parameters() if p.ndim > 1),
-        zeros=zeros_of(model),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-    )
+def size_of(model: Any) -> Size:
+    """The size of a model as it stands."""
+    shape = shape_of(model)
+    return Size(shape, budget_of(shape), zeros_of(model))
 
 
-def compressed_receipt(config: CompressConfig, dense: ModelCount, result: Compressed) -> dict[str, Any]:
+def compressed_receipt(config: CompressConfig, dense: Size, result: Compressed) -> dict[str, Any]:
     """What went and what it cost, as the solvers predicted it."""
-    after, losses = count(result.model), result.losses
+    after, losses = size_of(result.model), result.losses
     sums: dict[str, dict[str, float]] = {}
     for entry in losses:
         total = sums.setdefault(entry["component"], {"loss": 0.0, "total": 0.0})
@@ -274,26 +264,26 @@ def compressed_receipt(config: CompressConfig, dense: ModelCount, result: Compre
     }
 
 
-def removed_shares(before: ModelCount, after: ModelCount, config: CompressConfig) -> dict[str, Any]:
+def removed_shares(before: Size, after: Size, config: CompressConfig) -> dict[str, Any]:
     """Shares that were removed; `chosen`, of weights or of KV, is the one to compare with the ratio."""
     weights = chosen_weights(before.shape, config)
-    change = compare(budget_of(before.shape), budget_of(after.shape))
-    gone = before.weights - after.weights
+    old, new = before.budget, after.budget
+    change, gone = compare(old, new), old.linear_parameters - new.linear_parameters
     zeroed = 0 if gone else max(0, after.zeros - before.zeros)  # a mask's; a solver's few are in a narrower matrix
     of, chosen = "weights", (gone + zeroed) / weights
     if getattr(get_method(config.method), "cached", False) or config.goal.budget == "kv":
         layers = _chosen_layers(before.shape, config)  # of their components' cache
         widths = [layer.qk * ("qk" in config.parts) + layer.vo * ("ov" in config.parts) for layer in layers]
         was = sum(layer.kv_heads * width for layer, width in zip(layers, widths, strict=True))
-        lost = before.kv_bytes_per_token - after.kv_bytes_per_token
+        lost = old.kv_bytes_per_token - new.kv_bytes_per_token
         of, chosen = "KV", lost / (was * before.shape.bytes_per_element)
     return {
         "of": of,
         "chosen": chosen,
         "step": alignment_step(before.shape, config),
         "zeros": zeroed / weights,
-        "decoder": gone / before.weights,
-        "parameters": 1 - after.parameters / before.parameters,
+        "decoder": change.ratio,
+        "parameters": change.parameters,
         "kv_bytes_per_token": change.kv_bytes_per_token,
         "flops": change.flops,
     }

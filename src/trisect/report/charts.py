@@ -12,7 +12,7 @@ from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape, paired, widths_of
 from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run
 from trisect.report.terminal import kept_shares
-from trisect.support.plots import Bar, Chart, Groups, HeatMap, Point, Series
+from trisect.support.plots import Chart, Groups, HeatMap, Point, Series
 
 ACROSS, FEW = 5, 8  # layers whose spectra are shown, from the first to the last; of so few, all
 FAINTEST = 1e-7  # of the largest share: what is below comes from rounding, and is not drawn
@@ -51,8 +51,7 @@ def loss_map(run: Run) -> list[HeatMap]:
 
 def time_bars(runs: Sequence[Run]) -> list[Groups]:
     """Seconds by stage, a group of bars per run."""
-    timed = {run.name: run.timings.items() for run in runs if sum(run.timings.values()) > 0}
-    bars = {name: [Bar(stage, spent, f"{spent:.3g}") for stage, spent in times] for name, times in timed.items()}
+    bars = {run.name: run.timings for run in runs if sum(run.timings.values()) > 0}
     caption = "Seconds of each stage. Compare runs of one machine only."
     title = "Where the time went"
     return [Groups(name="time", title=title, caption=caption, y_label="seconds", groups=bars)] if bars else []

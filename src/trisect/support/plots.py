@@ -11,8 +11,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from xml.sax.saxutils import quoteattr
 
 from trisect.errors import TrisectError
@@ -62,7 +63,6 @@ class Series:
     line: bool = True
     guide: bool = False  # a line to compare with, that is nobody's data: dashed, without marks
     depth: float | None = None  # from 0 to 1 for one of many layers: its colour goes by depth
-    notes: Sequence[str] = ()  # beside each point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +117,6 @@ class Chart(Figure):
             style |= {} if series.line else {"linestyle": "none"}
             line = axes.plot(*zip(*series.points, strict=True), clip_on=False, **style)[0]
             (named if series.depth is None else layers).append((series.label, line))
-            for note, point in zip(series.notes, series.points, strict=False):
-                axes.annotate(note, point, textcoords="offset points", xytext=(4, 3), fontsize=7)
         values = [y for series in self.series for _, y in series.points]
         _set_scales(axes, values, self.axes, log=self.log_y)
         return [*layers[:1], *layers[1:][-1:], *named]
@@ -170,38 +168,30 @@ class HeatMap(Figure):
         return []
 
 
-class Bar(NamedTuple):
-    """One bar of a group, with a note above it."""
-
-    label: str
-    value: float
-    note: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Groups(Figure):
     """Upright bars in groups; those of one label have one colour."""
 
     y_label: str
-    groups: Mapping[str, Sequence[Bar]]
+    groups: Mapping[str, Mapping[str, float]]  # group -> label -> height
 
     def table(self) -> Table:
         """A row per bar."""
-        rows: list[Row] = [(group, bar.label, bar.value) for group, bars in self.groups.items() for bar in bars]
-        return ("group", "bar", self.y_label), rows
+        groups = self.groups.items()
+        return ("group", "bar", self.y_label), [(group, *bar) for group, bars in groups for bar in bars.items()]
 
     def draw(self, axes: Any) -> Legend:
         from matplotlib.patches import Patch
 
-        names = dict.fromkeys(bar.label for bars in self.groups.values() for bar in bars)
-        colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+        names = dict.fromkeys(name for bars in self.groups.values() for name in bars)
+        colours = dict(zip(names, cycle(COLOURS), strict=False))
         for place, bars in enumerate(self.groups.values()):
             width = 0.8 / len(bars)
-            for number, bar in enumerate(bars):
-                left = place - 0.4 + number * width
-                box = axes.bar(left, bar.value, 0.95 * width, align="edge", color=colours[bar.label])
-                axes.bar_label(box, [bar.note], fontsize=7, padding=2)
-        values = [bar.value for bars in self.groups.values() for bar in bars]
+            lefts = [place - 0.4 + number * width for number in range(len(bars))]
+            style = {"align": "edge", "color": [colours[name] for name in bars]}
+            boxes = axes.bar(lefts, list(bars.values()), 0.95 * width, **style)
+            axes.bar_label(boxes, fmt="%.3g", fontsize=7, padding=2)
+        values = [height for bars in self.groups.values() for height in bars.values()]
         _set_scales(axes, values, ("", self.y_label), log=True)
         axes.set_xticks(range(len(self.groups)), [_label(group) for group in self.groups], fontsize=7)
         axes.margins(y=0.15)
