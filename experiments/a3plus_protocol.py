@@ -1,10 +1,10 @@
-"""a3+ on SmolLM2-135M, 64 windows of 2048 tokens: what it costs in perplexity.
+"""SmolLM2-135M, 64 windows of 2048 tokens: shared rotation frequencies, synthetic calibration text, tasks.
 
     .venv/bin/python experiments/a3plus_protocol.py SECTION [--device cuda] [--out DIR]
 
-Sections: uniform, balanced, scopes (who shares rotation frequencies), from-c4 (calibrated on another domain),
-synthetic (calibrated on half WikiText-2, half text that the model generates), synthetic-alone (on that only),
-tasks, tasks-mixed (calibrated on both domains), tasks-synthetic. What each piece brings is in the recipe
+Sections: uniform (a3 alone), scopes (who shares rotation frequencies), synthetic (a3 calibrated on half WikiText-2,
+half text that the model generates), synthetic-alone (on that only), tasks, tasks-mixed (calibrated on both domains),
+tasks-synthetic. Perplexity of all methods is experiments/trust.py accuracy, what each piece of a3+ brings the recipe
 experiments/recipes/pieces.yaml. On one H200 a row takes about half a minute; on a CPU, hours.
 
 Calibration: random windows of WikiText-2 valid (seed 0). Evaluation: first windows of WikiText-2 test and of
@@ -49,22 +49,19 @@ EXACT: dict[str, Any] = {"align": None}
 BASELINES = ("svd-llm", "svd-llm-v2", "asvd", "fwsvd", "svd")
 
 SECTIONS: dict[str, list[dict[str, Any]]] = {
-    "uniform": [{"method": m, "ratio": r, **EXACT} for m in ("a3", "a3+") for r in RATIOS],
-    "balanced": [{"method": "a3+", "ratio": r, "align": 8, "allocate": "balanced"} for r in RATIOS],
+    "uniform": [{"method": "a3", "ratio": ratio, **EXACT} for ratio in RATIOS],
     "scopes": [
         {"method": "a3+", "ratio": ratio, "parts": ("qk",), "rope_scope": scope, **EXACT}
         for ratio in RATIOS
         for scope in ("head", "layer", "model")
     ]
     + [{"method": "a3", "ratio": ratio, "parts": ("qk",), **EXACT} for ratio in RATIOS],
-    "from-c4": [{"method": m, "ratio": 0.25, **EXACT} for m in ("a3", "a3+")],
     "tasks": [{"method": m, "ratio": 0.25, **EXACT} for m in ("a3", "a3+", *BASELINES)]
     + [{"method": "a3+", "ratio": 0.25, "align": 8, "allocate": "balanced"}],
 }
 
 
-SECTIONS["synthetic"] = SECTIONS["uniform"] + SECTIONS["balanced"]
-SECTIONS["synthetic-alone"] = SECTIONS["uniform"]
+SECTIONS["synthetic"] = SECTIONS["synthetic-alone"] = SECTIONS["uniform"]
 SECTIONS["tasks-mixed"] = SECTIONS["tasks-synthetic"] = SECTIONS["tasks"]
 TASKS = ("tasks", "tasks-mixed", "tasks-synthetic")
 """Sections whose rows answer questions as well."""
@@ -72,7 +69,6 @@ WIKITEXT, C4 = DATA / "wikitext-2/valid.txt", DATA / "c4/c4_demo.jsonl"
 GENERATED = ROOT / "runs" / "synthetic.jsonl"
 HALF_GENERATED = f"{WIKITEXT}:0.5+{GENERATED}:0.5"
 CALIBRATION: dict[str, str | Path] = {
-    "from-c4": C4,
     "synthetic": HALF_GENERATED,
     "synthetic-alone": GENERATED,
     "tasks-mixed": f"{WIKITEXT}:0.5+{C4}:0.5",

@@ -1,20 +1,18 @@
-"""Accuracy: the paper's a3, a3+ beside the baselines, calibration texts, tasks, fine-tuning and exports."""
+"""Accuracy: the paper's a3, shared frequencies, synthetic text, tasks, fine-tuning and exports."""
 
-from functools import partial
 from pathlib import Path
 
 from figures import Plot
 from tables import Entry, read, rows_of, sourced, table
 
-WIKITEXT, C4 = "wikitext-2 test", "c4"
 PROTOCOL = "python experiments/a3plus_protocol.py"
 SYNTHETIC = {
     "uniform": "WikiText-2",
-    "balanced": "WikiText-2",
     "synthetic": "half WikiText-2, half synthetic",
     "synthetic-alone": "synthetic alone",
 }
 """Section of experiments/a3plus_protocol.py -> what its rows were calibrated on."""
+TUNED_ON_C4 = ("smollm2-0-c4", "smollm2-37.5-c4")
 SEARCHED = ("asvd", "svd-llm-v2")
 """Methods that search for ranks where no allocation is named."""
 
@@ -40,16 +38,6 @@ def core() -> str:
     return sourced(table(header, lines), rows, "python experiments/core_protocol.py")
 
 
-def a3plus_rows() -> tuple[Entry, list[Entry]]:
-    """Perplexities of the dense model, and every row that cuts all components."""
-    files = [read(f"a3plus-{name}.json") for name in ("uniform", "balanced", "tasks")]
-    rows: list[Entry] = []
-    for row in (row for file in files for row in file["rows"]):
-        if row["settings"]["method"] != "dense" and row["settings"] not in [r["settings"] for r in rows]:
-            rows.append(row)
-    return files[0]["dense"], rows
-
-
 def row_name(row: Entry) -> str:
     """Method, allocation, and who shares rotation frequencies."""
     settings = row["settings"]
@@ -65,26 +53,15 @@ def rises(row: Entry, dense: Entry) -> list[str]:
     return [f"{value:+.2f}" if value < 1000 else f"{value:+.1e}" for value in values]
 
 
-def a3plus() -> str:
-    """Increase in perplexity of every method on four texts."""
-    dense, rows = a3plus_rows()
-    lines = [["dense", "-", *(f"{value:.2f}" for value in dense.values())]]
-    lines += [[row_name(row), f"{row['removed']:.1%}", *rises(row, dense)] for row in rows]
-    entries = [read("a3plus-uniform.json"), read("a3plus-balanced.json")]
-    command = f"{PROTOCOL} uniform|balanced|tasks --device cuda"
-    return sourced(table(["method", "removed", *dense], lines), entries, command)
-
-
-def section_table(section: str, first: str) -> str:
-    """Increase in perplexity of one section's rows."""
-    file = read(f"a3plus-{section}.json")
+def scopes() -> str:
+    """Increase in perplexity where QK alone is cut, by who shares rotation frequencies."""
+    file = read("a3plus-scopes.json")
     dense = file["dense"]
     lines = [["dense", "-", *(f"{value:.2f}" for value in dense.values())]]
     for row in file["rows"]:
         if row["settings"]["method"] != "dense":
             lines.append([row_name(row), f"{row['settings']['ratio']:.1%}", *rises(row, dense)])
-    made = table([first, "removed", *dense], lines)
-    return sourced(made, [file], f"{PROTOCOL} {section} --device cuda")
+    return sourced(table(["method, QK alone", "removed", *dense], lines), [file], f"{PROTOCOL} scopes --device cuda")
 
 
 def positions() -> str:
@@ -188,8 +165,7 @@ def all_finetune() -> str:
 
 def finetune_summary() -> str:
     """SmolLM2, dense and narrow, tuned on C4."""
-    named = ("smollm2-0-c4", "smollm2-37.5-c4")
-    return finetune([row for row in rows_of("finetune.json") if row["name"] in named])
+    return finetune([row for row in rows_of("finetune.json") if row["name"] in TUNED_ON_C4])
 
 
 def export() -> str:
@@ -221,23 +197,39 @@ def _greedy(row: Entry) -> str:
     return f"{same}; the others differ at tokens within {max(gaps):.3f} nats of each other" if gaps else same
 
 
-def increase_figure(text: str, plot: Plot) -> None:
-    """Increase in perplexity against what was removed."""
-    dense, rows = a3plus_rows()
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        if row["settings"]["method"] in ("a3", "a3+", "svd-llm"):
-            point = 100 * row["removed"], row["perplexity"][text] - dense[text]
-            lines.setdefault(row_name(row), []).append(point)
-    plot.lines(lines)
-    plot.label(f"SmolLM2-135M, {text}", "removed from the decoder (%)", "increase in perplexity")
+def core_figure(plot: Plot) -> None:
+    """The paper's a3 on SmolLM2, all components, and the other implementation."""
+    rows = [row for row in rows_of("core.json") if row["model"] == "smollm2-135m" and row["reference"]]
+    ours = [(100 * row["ratio"], row["perplexity"]["after"]["perplexity"]) for row in rows]
+    theirs = [(100 * row["ratio"], row["reference"]) for row in rows]
+    plot.lines({"trisect": ours, "independent script": theirs}, dense=rows[0]["perplexity"]["before"]["perplexity"])
+    plot.label("SmolLM2-135M, method a3, WikiText-2", "removed from the decoder (%)", "perplexity")
+
+
+def tasks_figure(plot: Plot) -> None:
+    """Average accuracy by method, calibrated on WikiText-2 and C4."""
+    rows = [row for row in rows_of("tasks.json") if row["calibration"] == "wikitext-2, c4"]
+    averages = {row["method"]: 100 * row["average"] for row in sorted(rows, key=lambda row: -row["average"])}
+    plot.bars(averages)
+    plot.label("SmolLM2-135M, 25% removed", "average accuracy of six tasks (%)", "", legend=False)
+
+
+def finetune_figure(plot: Plot) -> None:
+    """How far perplexity falls by tuning on C4, dense and narrow."""
+    falls = {}
+    for row in rows_of("finetune.json"):
+        if row["name"] in TUNED_ON_C4:
+            for part in row["held_out"]:
+                was, now = part["before"], part["after"]
+                label = f"{row['removed']:.1%}: {Path(was['data']).stem.partition('-')[0]}"
+                falls[label] = 100 * (1 - now["perplexity"] / was["perplexity"])
+    plot.bars(falls)
+    plot.label("SmolLM2-135M tuned on C4", "fall of perplexity (%) by share removed and text", "", legend=False)
 
 
 TABLES = {
     "core": core,
-    "a3plus": a3plus,
-    "from-c4": partial(section_table, "from-c4", "method, calibrated on C4"),
-    "scopes": partial(section_table, "scopes", "method, QK alone"),
+    "scopes": scopes,
     "positions": positions,
     "synthetic": synthetic,
     "tasks": tasks,
@@ -246,4 +238,4 @@ TABLES = {
     "finetune-summary": finetune_summary,
     "export": export,
 }
-FIGURES = {f"a3plus-{text.replace(' ', '-')}": partial(increase_figure, text) for text in (WIKITEXT, C4)}
+FIGURES = {"core": core_figure, "tasks": tasks_figure, "finetune": finetune_figure}

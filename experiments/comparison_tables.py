@@ -118,8 +118,5 @@ def ratio_figure(name: str, text: str | None, plot: Plot) -> None:
     plot.label(f"{dense['model']}, {text}", "removed (%)", "perplexity")
 
 
-TABLES = {
-    "comparisons": comparisons,
-    **{name: partial(recipe_table, name) for name in ("main-smollm2", "kv-stories-mpt")},
-}
+TABLES = {"comparisons": comparisons, "kv-stories-mpt": partial(recipe_table, "kv-stories-mpt")}
 FIGURES = {name: partial(ratio_figure, name, text) for name, text in LINES.items()}

@@ -119,8 +119,7 @@ def script(*command: str) -> Job:
 
 
 JOBS: dict[str, tuple[Job, ...]] = {
-    "balanced": (section("balanced"),),
-    "main": (recipe("main-smollm2", SMOLLM2, "svd", "fwsvd", "svd-llm", "svd-llm-v2", "a3", "a3+"),),
+    "main": (recipe("main-smollm2", SMOLLM2, "svd", "fwsvd", "svd-llm", "svd-llm-v2", "a3"),),
     "main-asvd": (recipe("main-smollm2", SMOLLM2, "asvd"),),
     "study": (recipe("calibration-study"),),
     "scopes": (section("scopes"),),
@@ -130,7 +129,7 @@ JOBS: dict[str, tuple[Job, ...]] = {
     "finetune": (script("finetune_smollm2.py", "smollm2-37.5"),),
     "ablations": tuple(recipe(f"ablation-{part}") for part in ("qk", "ov", "mlp")),
     "diagnostic": (recipe("diagnostic"),),
-    "uniform": (section("uniform"), section("from-c4")),
+    "uniform": (section("uniform"),),
     "pieces": (recipe("pieces"),),
     "main-mpt": (recipe("main-stories-mpt", "stories-mpt-20m"),),
     "pieces-mpt": (recipe("pieces", "stories-mpt-20m"),),

@@ -29,7 +29,8 @@ from trisect.support.files import atomic_write_text
 
 PICTURES = tables.ROOT / "docs" / "pictures" / "results"
 """A folder of its own, so that a figure whose receipt is gone is known and removed."""
-MODULES = (accuracy_tables, comparison_tables, experts, gemma, machine_tables, quantise_tables, speed_tables)
+MODULES = (accuracy_tables, comparison_tables, experts, gemma, machine_tables)
+MODULES += (quantise_tables, speed_tables, trust_tables)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,16 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def blocks() -> tables.Blocks:
     """Name -> what makes it, for every marker in every document."""
-    made = {
-        "headline": trust_tables.headline_table,
-        "results-spread": trust_tables.spread_table,
-        "calibration-texts": trust_tables.texts_table,
-        "few-tokens": trust_tables.few_table,
-        "accuracy": trust_tables.accuracy_table,
-    }
-    for module in MODULES:
-        made |= module.TABLES
-    return made
+    return {name: make for module in MODULES for name, make in module.TABLES.items()}
 
 
 def documents() -> list[Path]:

@@ -3,12 +3,14 @@
 from collections import defaultdict
 from statistics import geometric_mean, mean
 
-from tables import Entry, found, provenance, read, table
+from figures import Plot
+from tables import Entry, provenance, rows_of, table
 
 SPREAD, TEXTS, FEW, ACCURACY = "spread.json", "calibration-texts.json", "few-tokens.json", "accuracy.json"
 CHOOSING = "alpaca"
 """The text that options are chosen on, so that no table reports it."""
 SMOLLM2 = "smollm2-135m"
+SHOWN = "c4"  # the text of the figure
 UNUSED = ("lambada", "tinystories", "alpaca")
 """Texts that no row is calibrated on."""
 Key = tuple[str, str, str]
@@ -16,9 +18,7 @@ Key = tuple[str, str, str]
 
 def spread_table() -> str:
     """Per model and size: perplexities of each seed over machines, threads, batches and precisions."""
-    if not found(SPREAD):
-        return ""
-    rows = read(SPREAD)["rows"]
+    rows = rows_of(SPREAD)
     dense = {(row["model"], row["device"]): _value(row) for row in rows if row["method"] == "dense"}
     groups: dict[Key, dict[str, dict[int, list[float]]]] = defaultdict(lambda: {"a3": {}, "a3+": {}})
     processors: dict[Key, set[str]] = defaultdict(set)
@@ -56,9 +56,7 @@ def spread_table() -> str:
 
 def accuracy_table() -> str:
     """Per model, text and share removed: perplexities, and a3+'s increase as a share of a3's on the same tokens."""
-    if not found(ACCURACY):
-        return ""
-    rows = read(ACCURACY)["rows"]
+    rows = rows_of(ACCURACY)
     dense = {row["model"]: row["perplexity"] for row in rows if row["method"] == "dense"}
     cells: dict[tuple[str, str, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in (row for row in rows if row["method"] != "dense"):
@@ -110,9 +108,7 @@ def _range(seeds: dict[int, list[float]]) -> str:
 
 def texts_table() -> str:
     """Perplexity on several texts by what was calibrated on."""
-    if not found(TEXTS):
-        return ""
-    rows = sorted(read(TEXTS)["rows"], key=_place)
+    rows = sorted(rows_of(TEXTS), key=_place)
     names, dense = list(rows[0]["evaluate"]), rows[0]["perplexity"]
     lines = [
         [
@@ -140,9 +136,7 @@ def _label(row: Entry) -> str:
 
 def few_table() -> str:
     """a3+ beside a3, each seed, where there is next to nothing to calibrate on."""
-    if not found(FEW):
-        return ""
-    rows = sorted(read(FEW)["rows"], key=lambda row: (row["seed"], row["method"]))
+    rows = sorted(rows_of(FEW), key=lambda row: (row["seed"], row["method"]))
     names = list(rows[0]["evaluate"])
     lines = [[str(row["seed"]), row["method"], *(f"{row['perplexity'][name]:.1f}" for name in names)] for row in rows]
     return table(["seed", "method", *names], lines) + "\n\n" + provenance(rows)
@@ -150,10 +144,8 @@ def few_table() -> str:
 
 def headline_table() -> str:
     """For the README: a quarter removed from SmolLM2, on texts of the calibration mixture and on two others."""
-    if not found(ACCURACY):
-        return ""
     cells: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in read(ACCURACY)["rows"]:
+    for row in rows_of(ACCURACY):
         if row["model"] == SMOLLM2 and row["ratio"] in (0.0, 0.25):
             for text, value in row["perplexity"].items():
                 cells[_kind(row)][text].append(value)
@@ -168,3 +160,56 @@ def _kind(row: Entry) -> str:
     """What a row is called: method, allocation, what was left out."""
     words = [row["method"], row.get("allocate") or "", *(f"without {name}" for name in row.get("without") or ())]
     return " ".join(filter(None, words))
+
+
+def accuracy_figure(plot: Plot) -> None:
+    """SmolLM2 on C4: the mean over seeds against the share removed, a line per method."""
+    rows = [row for row in rows_of(ACCURACY) if row["model"] == SMOLLM2]
+    points: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row["method"] != "dense":
+            points[_kind(row)][100 * row["ratio"]].append(row["perplexity"][SHOWN])
+    dense = next(row["perplexity"][SHOWN] for row in rows if row["method"] == "dense")
+    lines = {kind: [(x, mean(values)) for x, values in found.items()] for kind, found in points.items()}
+    plot.lines(lines, dense=dense)
+    plot.label(f"{SMOLLM2}, {SHOWN}", "removed from the decoder (%)", "perplexity")
+
+
+def spread_figure(plot: Plot) -> None:
+    """Increase of a3+ as a share of a3's, by model, tokens and device."""
+    rows = rows_of(SPREAD)
+    dense = {(row["model"], row["device"]): _value(row) for row in rows if row["method"] == "dense"}
+    rises: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in sorted(rows, key=lambda row: (row["model"], row["device"], row["windows"])):
+        if row["method"] != "dense":
+            label = f"{row['model']}, {row['windows']} x {row['length']}"
+            rises[label][row["method"]].append(_value(row) - dense[row["model"], row["device"]])
+    plot.bars({label: mean(both["a3+"]) / mean(both["a3"]) for label, both in rises.items() if both["a3+"]})
+    plot.figure.subplots_adjust(left=0.4)
+    plot.label("a quarter removed", "increase of a3+ as a share of a3's", "", legend=False)
+
+
+def texts_figure(plot: Plot) -> None:
+    """Perplexity over the dense model's on texts that took no part, by calibration text."""
+    rows = sorted(rows_of(TEXTS), key=_place)
+    dense = rows[0]["perplexity"]
+    ratios = {
+        f"{row['method']}: {', '.join(row['calibration'])}": geometric_mean(
+            [row["perplexity"][name] / dense[name] for name in UNUSED]
+        )
+        for row in rows
+        if row["windows"] == 64 and row["seed"] == 0
+    }
+    plot.bars(ratios)
+    plot.figure.subplots_adjust(left=0.42)
+    plot.label("64 windows, a quarter removed", f"to dense on {', '.join(UNUSED)}", "", legend=False)
+
+
+TABLES = {
+    "headline": headline_table,
+    "results-spread": spread_table,
+    "calibration-texts": texts_table,
+    "few-tokens": few_table,
+    "accuracy": accuracy_table,
+}
+FIGURES = {"accuracy": accuracy_figure, "spread": spread_figure, "calibration-texts": texts_figure}
