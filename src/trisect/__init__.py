@@ -9,9 +9,9 @@ Importing trisect also teaches transformers to load compressed folders through A
 Neither torch nor transformers is imported before something needs it: `trisect --help` must be fast.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from trisect.support import lazily
 from trisect.support.with_transformers import register_with_transformers
 
 if TYPE_CHECKING:
@@ -21,24 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CalibrationConfig", "CompressConfig", "TrisectError", "compress", "load", "save"]
 
-_HOMES = {
-    "CalibrationConfig": "trisect.config",
-    "CompressConfig": "trisect.config",
-    "TrisectError": "trisect.errors",
-    "compress": "trisect.api",
-    "load": "trisect.api",
-    "save": "trisect.api",
-}
-
+__getattr__ = lazily(
+    __name__, {"config": "CalibrationConfig CompressConfig", "errors": "TrisectError", "api": "compress load save"}
+)
 register_with_transformers()
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -14,6 +14,7 @@ from trisect.support import checks, with_transformers
 BAD_INPUT = 2
 INTERRUPTED = 130
 UNTOUCHED = "no half-written output was left behind."
+BARS = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,8 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _show_warnings()
     if argv is None:
         with_transformers.spare_imports()
-        if not sys.stderr.isatty():
-            _keep_bars_out_of_pipes()
+        # Other libraries draw bars into pipes too, unless this is set before they are imported.
+        for name in () if sys.stderr.isatty() else BARS:
+            os.environ.setdefault(name, "1")
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     with _screen.one_command() as command:
         try:
@@ -56,14 +58,8 @@ def _show_warnings() -> None:
         logger.propagate = False
 
 
-def _keep_bars_out_of_pipes() -> None:
-    """Other libraries draw bars into files too, unless told before they are imported."""
-    for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
-        os.environ.setdefault(name, "1")
-
-
 def _usage(error: Exception) -> str:
-    """What typer refuses, where it stood, and which help to read."""
+    """typer's message, the file that the value came from, and which help to read."""
     context = getattr(error, "ctx", None)
     place = "trisect" if context is None else context.command_path
     message: str = error.format_message()  # type: ignore[attr-defined]

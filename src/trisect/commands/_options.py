@@ -1,8 +1,8 @@
-"""Options of verbs: those that several share or that derive from a record, what shells complete, and files of them.
+"""Options of verbs: shared ones, those derived from records, early checks, shell completion, files for --config.
 
-`--config run.yaml` has the options' own names as keys. What is typed wins over the file, and the file over
-defaults; that order is typer's, whose `default_map` is filled here. Values are turned into the text that would
-have been typed, so that both are checked alike.
+The keys of `--config run.yaml` are the options' own names. The command line wins over the file, and the file over
+defaults: typer's `default_map` is filled here, with values as the text that would be typed, so that both are
+checked alike.
 """
 
 import os
@@ -27,12 +27,12 @@ from trisect.support import checks, files
 
 
 def option(help: str, metavar: str | None = None, *names: str, panel: str | None = None, **more: Any) -> Any:
-    """An option of a verb, named like its parameter where no name is given."""
+    """typer's record of an option, named like its parameter unless `names` are given."""
     return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **more)
 
 
 def argument(help: str, metavar: str) -> Any:
-    """A word of a verb without a name before it."""
+    """typer's record of a positional argument."""
     return typer.Argument(help=help, metavar=metavar)
 
 
@@ -64,18 +64,18 @@ VERBS: dict[str, Verb] = {}
 
 
 def verb(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Mark a function as a verb, by its own name, or `run` by its file's.
+    """A decorator that registers a verb under its function's name, or under its file's where that is `run`.
 
     The first paragraph of its docstring is the help, the others are examples: "what for: trisect ...".
     """
 
-    def marked(run: Callable[..., None]) -> Callable[..., None]:
+    def registered(run: Callable[..., None]) -> Callable[..., None]:
         name = run.__module__.rpartition(".")[2] if run.__name__ == "run" else run.__name__
         run.__doc__, _, examples = str(run.__doc__).partition("\n\n")
         VERBS[name] = Verb(run, panel, re.findall(r"^ *(\S.*?):\s+(trisect.*)", examples, re.MULTILINE))
         return run
 
-    return marked
+    return registered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def expanded(parameter: Parameter) -> list[Parameter]:
 
 
 def build_record(kind: type, options: dict[str, Any]) -> Any:
-    """Take a record's settings out of the options that were given, and make the record of them."""
+    """A record, made of its settings, which are taken out of the options."""
     names = [entry.name for entry in fields(kind)] if kind is LoadOptions else list(_settings(kind))
     found = {name: options.pop(name) for name in names}
     given = {name: value for name, value in found.items() if value is not None and value != []}
@@ -122,7 +122,7 @@ def build_record(kind: type, options: dict[str, Any]) -> Any:
 
 
 def _settings(kind: type) -> dict[str, Any]:
-    """What is known about a record's settings, by the name on the command line."""
+    """How each setting of a record is typed, by its name on the command line."""
     defaults = defaults_of(kind)
     own = {name: {"default": defaults[name], **about} for name, about in options_of_record(kind).items()}
     if kind is CalibrationConfig:
@@ -134,14 +134,15 @@ def _settings(kind: type) -> dict[str, Any]:
 
 
 def _setting(name: str, about: dict[str, Any]) -> Parameter:
-    """An option of a record; None means "not given", so that the record's default may decide."""
+    """The option for a setting; its default is None, so that the record's own default decides."""
     kind, default = about["typed"] or about["annotation"], about.get("default")
     if isinstance(kind, types.UnionType):
         kind = next(entry for entry in get_args(kind) if entry is not type(None))
-    told = "(default" in about["help"] or isinstance(default, bool) or not isinstance(default, str | int | float)
-    declared = option(
-        about["help"] + ("" if told else f" (default: {default})"), about["metavar"], panel=about["panel"]
+    shown = (
+        isinstance(default, str | int | float) and not isinstance(default, bool) and "(default" not in about["help"]
     )
+    help = about["help"] + (f" (default: {default})" if shown else "")
+    declared = option(help, about["metavar"], panel=about["panel"])
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declared])
 
 
@@ -162,20 +163,21 @@ def _completed(parameter: Parameter) -> Parameter:
     return parameter.replace(annotation=Annotated[kind, declared])
 
 
-SOURCES = Path(__file__).resolve().parents[1]
+# Names of methods and pieces are read from their sources: Tab must not import torch.
+METHOD_SOURCES = Path(__file__).resolve().parents[1] / "methods"
 
 
 def method_names() -> list[str]:
-    """Of `trisect.methods.METHODS`, without importing torch at every Tab: constants made by a call with a name."""
+    """The names in `trisect.methods.METHODS`: those of constants that are made by a call with a name."""
     made = r'^[A-Z0-9_]+ = \w+\(\s*(?:[A-Z0-9_]+,\s*)?(?:name=)?"([^"]+)"'
-    texts = [path.read_text(encoding="utf-8") for path in sorted((SOURCES / "methods").glob("*.py"))]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(METHOD_SOURCES.glob("*.py"))]
     return [name for text in texts for name in re.findall(made, text, re.MULTILINE)]
 
 
 def piece_names() -> list[str]:
-    """Of `trisect.methods.a3plus.PIECES`, in the same way."""
-    table = (SOURCES / "methods/a3plus.py").read_text(encoding="utf-8").partition("\nPIECES")[2].partition("\n}")[0]
-    return re.findall(r'^    "([^"]+)":', table, re.MULTILINE)
+    """The keys of `trisect.methods.a3plus.PIECES`."""
+    text = (METHOD_SOURCES / "a3plus.py").read_text(encoding="utf-8")
+    return re.findall(r'^    "([^"]+)":', text.partition("\nPIECES")[2].partition("\n}")[0], re.MULTILINE)
 
 
 TEXTS = ("data", "calibration", "evaluate", "eval_data")  # options that name texts
@@ -276,7 +278,7 @@ def without_replaced_goals(context: typer.Context, options: dict[str, Any]) -> d
 
 
 def blame(error: Any) -> str:
-    """Which file a value came from that typer refuses, and what it says there; else nothing."""
+    """The file and the value in it that typer refuses; empty where the value was typed."""
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if context is None or parameter is None or _source(context, parameter.name) != "DEFAULT_MAP":
         return ""
@@ -284,12 +286,11 @@ def blame(error: Any) -> str:
 
 
 def _source(context: typer.Context, name: str) -> str:
-    source = context.get_parameter_source(name)
-    return "" if source is None else source.name
+    return getattr(context.get_parameter_source(name), "name", "")
 
 
 def _entries(path: Path, *, nested: bool) -> Iterator[tuple[str, Any]]:
-    """Keys with underscores; `calibration` may hold its settings, as in trisect.CompressConfig."""
+    """Options with underscores, and their values; `calibration` may hold its settings, as in CompressConfig."""
     data = checks.read_settings(path)
     data = {} if data is None else data  # every line of a fresh `trisect init` may be a comment
     if not isinstance(data, dict):
@@ -306,7 +307,7 @@ def _entries(path: Path, *, nested: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _unknown(path: Path, key: str, context: typer.Context) -> TrisectError:
-    """A typo is answered with near names, another verb's option with the verb."""
+    """The error for a typo names near options; that for another verb's option names the verb."""
     own = sorted(by_key(context.command.params))
     verbs = getattr(getattr(context.parent, "command", None), "commands", {})
     others = [name for name, command in verbs.items() if key in by_key(command.params)]

@@ -1,4 +1,4 @@
-"""What a user sees: results on stdout, progress on stderr; no colour and no bars where it is piped."""
+"""Results on stdout, progress on stderr; neither colour nor bars where they are piped."""
 
 import logging
 import shlex
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 Report = Callable[[str, int, int], None]  # (stage, done, total): called again and again while a stage lasts
 
 PIPED_WIDTH = 120
-SILENCE = 10.0  # seconds without a word where there are no bars
+SILENCE = 10.0  # seconds between two lines where there are no bars
 
 
 @dataclass(kw_only=True)
 class Command:
-    """The command that is being run: how much it says, and what to put back when it ends."""
+    """The running command: how much it prints, and what is undone when it ends."""
 
     quiet: bool = False
     verbose: bool = False
@@ -40,13 +40,13 @@ _running: ContextVar[Command | None] = ContextVar("_running", default=None)
 
 
 def running() -> Command:
-    """The command that is being run, or one with the defaults."""
+    """The running command, or one with the defaults."""
     return _running.get() or Command()
 
 
 @contextmanager
 def one_command() -> Iterator[Command]:
-    """Settings that a command changes, in here or in other libraries, are as before when it ends."""
+    """A running command; settings that it changes, here or in other libraries, are undone when it ends."""
     command = Command()
     token = _running.set(command)
     try:
@@ -57,11 +57,11 @@ def one_command() -> Iterator[Command]:
 
 
 def begin(*, quiet: bool, verbose: bool) -> None:
-    """Say less or more until the command ends."""
+    """Print less or more until the command ends."""
     command, logger = running(), logging.getLogger("trisect")
     command.quiet, command.verbose = quiet, verbose
     if verbose:
-        command.endings.callback(_say_what_it_took, time.perf_counter())
+        command.endings.callback(_print_cost, time.perf_counter())
         command.endings.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.DEBUG)
 
@@ -74,56 +74,41 @@ def stdout() -> Console:
 
 
 def stderr() -> Console:
-    """The console for what is being done; nothing of it when quiet."""
+    """The console for progress; silent when quiet."""
     return Console(stderr=True, quiet=running().quiet, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 def say(*results: str | Table) -> None:
-    """Lines and tables of results."""
+    """Print lines and tables of results."""
     for entry in results:
         stdout().print(entry, soft_wrap=isinstance(entry, str))
 
 
-def table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
-    """A table whose last columns hold numbers."""
-    return Table(*left, *(Column(name, justify="right") for name in right), title_justify="left", **style)
-
-
 def say_table(left: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), **style: Any) -> None:
-    """A table whose last columns hold numbers; nothing where it has no rows."""
-    found = table(*left, right=right, **style)
+    """Print a table whose last columns hold numbers; nothing where it has no rows."""
+    table = Table(*left, *(Column(name, justify="right") for name in right), title_justify="left", **style)
     for row in rows:
-        found.add_row(*row)
-    if found.rows:
-        say(found)
-
-
-def say_saved(path: Path) -> None:
-    """Where a result is."""
-    say(f"Saved to {path}")
+        table.add_row(*row)
+    if table.rows:
+        say(table)
 
 
 def keep_measurement(path: Path | None, measured: Mapping[str, Any]) -> None:
-    """What --json asks for; `command_of` has checked beforehand that it can be written."""
+    """Write the file of --json; that it can be written was checked early."""
     if path is not None:
         write_json(path, measured)
         say(f"Measurement in {path}")
 
 
-def kept_in(path: Path | None) -> str:
-    """The measurement's file as a word of a command line."""
-    return "FILE, after --json FILE here" if path is None else quoted(path)
-
-
 def say_next(*lines: str) -> None:
-    """What a user would type next."""
+    """Print the commands that a user would type next."""
     if not running().quiet:
         say(*(f"Next: {line}" for line in lines))
 
 
-def quoted(name: str | Path) -> str:
-    """A name as a word of a command line."""
-    return shlex.quote(str(name))
+def quoted(name: str | Path | None) -> str:
+    """A name as a word of a command line; without one, how to get the file of --json."""
+    return "FILE, after --json FILE here" if name is None else shlex.quote(str(name))
 
 
 @contextmanager
@@ -140,7 +125,7 @@ def quiet_libraries() -> Iterator[None]:
 
 
 def load(name: str, loading: LoadOptions, *, own_dtype: bool = False) -> "Loaded":
-    """Load a model to compute with, or in its `own_dtype`; transformers' own chatter is turned off."""
+    """A model to compute with, or in its `own_dtype`, loaded without lines from transformers."""
     from trisect.models import load_model
     from trisect.models.checkpoint import WORKING
 
@@ -156,19 +141,17 @@ def progress(*, hidden: bool = False) -> Iterator[Report]:
     hidden = quiet or not console.is_terminal
     # Lines for stdout must stay there: rich would move them to stderr, where the bars are.
     with Progress(*columns, console=console, transient=True, disable=hidden, redirect_stdout=False) as bars:
-        tasks = {}
-        said: dict[str, tuple[float, float]] = {}  # when a stage began, and when it was last mentioned
+        tasks, printed = {}, {}  # of each stage its bar, and when it began and was last printed
 
         def report(stage: str, done: int, total: int) -> None:
             now = time.monotonic()
             if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-                said[stage] = now, now
+                tasks[stage], printed[stage] = bars.add_task(stage, total=total), (now, now)
                 if hidden and not quiet:
                     console.print(f"{stage} ...")
-            began, last = said[stage]
+            began, last = printed[stage]
             if hidden and not quiet and 0 < done < total and now - last >= SILENCE:
-                said[stage] = began, now
+                printed[stage] = began, now
                 left = (now - began) * (total - done) / done
                 console.print(f"{stage}: {done} of {total}, about {left:.0f} s left")
             bars.update(tasks[stage], completed=done, total=total, visible=done < total)
@@ -176,7 +159,7 @@ def progress(*, hidden: bool = False) -> Iterator[Report]:
         yield report
 
 
-def _say_what_it_took(start: float) -> None:
+def _print_cost(start: float) -> None:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -9,10 +9,8 @@ import typer
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Device, Json, Model, TrustRemoteCode, option, verb
-from trisect.config.settings import RUNNING
+from trisect.config.settings import RUNNING, parse_names
 from trisect.errors import TrisectError
-
-FAILED_ROWS = 1
 
 
 @verb("Measure")
@@ -57,7 +55,7 @@ def run(
     how = {"trust_remote_code": trust_remote_code}
     lengths, new = fitting_lengths(model, () if length is None else _numbers(length, "--length"), new, **how)
     sweep = Sweep(
-        phases=_names(phase),
+        phases=tuple(dict.fromkeys(parse_names(phase))),
         batches=_numbers(batch, "--batch"),
         lengths=lengths,
         new=new,
@@ -75,9 +73,9 @@ def run(
     _show_tables(rows)
     screen.say(*map(described, failed), *notes)
     screen.keep_measurement(json, {**found, "rows": related(rows), "notes": notes})
-    screen.say_next(f"trisect report {screen.quoted(model)} --measured {screen.kept_in(json)}")
+    screen.say_next(f"trisect report {screen.quoted(model)} --measured {screen.quoted(json)}")
     if failed:
-        raise typer.Exit(code=FAILED_ROWS)
+        raise typer.Exit(code=1)
 
 
 def _time_components(
@@ -94,25 +92,19 @@ def _time_components(
         raise TrisectError("A latency table is of one batch and one length; give one of each.")
     # The default is both phases; a table has one workload, so the first.
     load = latency.Workload(phase=sweep.phases[0], batch=sweep.batches[0], length=sweep.lengths[0])
+    device: Any = {"device": sweep.device, "dtype": checkpoint.DTYPES[sweep.dtype]}
+    how: Any = {**device, "lap": measure.laps_on(sweep.device), "align": align, "repeats": repeats}
+    known = read_latency(path) if path.exists() else None
     with screen.quiet_libraries(), screen.progress() as report:
         _, shape, _ = read_shape(model, trust_remote_code=trust_remote_code)
-        table = latency.measure_latency(
-            shape,
-            load,
-            device=sweep.device,
-            dtype=checkpoint.DTYPES[sweep.dtype],
-            lap=measure.laps_on(sweep.device),
-            align=align,
-            repeats=repeats,
-            known=read_latency(path) if path.exists() else None,
-            save=lambda made: write_json(path, made.to_dict()),
-            progress=partial(report, "timing components"),
-        )
-    screen.say(
-        f"{path}: {sum(map(len, table.seconds.values()))} times of {model} on {table.device}, "
-        f"{load.phase} {load.batch} x {load.length}; a dense layer comes to "
-        f"{1000 * latency.layer_seconds(table, shape.layers[0]):.3f} ms."
-    )
+        how |= {
+            "save": lambda made: write_json(path, made.to_dict()),
+            "progress": partial(report, "timing components"),
+        }
+        table = latency.measure_latency(shape, load, known=known, **how)
+    count, dense = sum(map(len, table.seconds.values())), 1000 * latency.layer_seconds(table, shape.layers[0])
+    work = f"{load.phase} {load.batch} x {load.length}"
+    screen.say(f"{path}: {count} times of {model} on {table.device}, {work}; a dense layer comes to {dense:.3f} ms.")
     screen.say_next(f"trisect plan MODEL --ratio 0.25 --budget latency --latency-table {screen.quoted(path)}")
 
 
@@ -123,16 +115,12 @@ def _show_tables(rows: list[dict[str, Any]]) -> None:
 
     for phase, (name, chosen) in product(PHASES, TABLES.items()):
         header, lines = cells(rows, phase, chosen)
-        style: dict[str, Any] = {"title": f"{phase}, {name}", "box": SIMPLE, "padding": (0, 1, 0, 0)}
+        style: Any = {"title": f"{phase}, {name}", "box": SIMPLE, "padding": (0, 1, 0, 0)}
         screen.say_table(header[:3], lines, right=header[3:], **style)
 
 
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(piece.strip() for piece in (text or "").split(",") if piece.strip()))
-
-
 def _numbers(text: str, option: str) -> tuple[int, ...]:
-    pieces = _names(text)
+    pieces = tuple(dict.fromkeys(parse_names(text)))
     if not pieces or not all(piece.isdigit() and int(piece) > 0 for piece in pieces):
         raise TrisectError(f"{option} takes whole numbers such as 1,2,4, not {text!r}.")
     return tuple(map(int, pieces))

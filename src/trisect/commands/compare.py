@@ -8,7 +8,6 @@ import typer
 from trisect.commands import _screen as screen
 from trisect.commands._options import Device, Json, argument, option, verb
 
-FAILED_CELLS = 1
 RECIPE = """# A recipe of `trisect compare`: every method at every ratio on every model, in one table.
 # Run it with: trisect compare {name}
 # All keys: docs/comparison.md. What has a receipt is not run again, so lines may be added later.
@@ -70,11 +69,11 @@ def run(
     screen.keep_measurement(json, {"recipe": loaded.name, **done, "failed": failed, "measurements": rows})
     if failed:
         screen.say_next("the same command tries the failed cells again (--keep-errors leaves them)")
-        raise typer.Exit(code=FAILED_CELLS)
+        raise typer.Exit(code=1)
 
 
 def _show_cells(recipe: Any, folder: Any) -> None:
-    """The cells of a recipe, and which of them are done."""
+    """Print the cells of a recipe, and which of them are done."""
     from trisect.compare.recipe import cells_of
 
     rows = []

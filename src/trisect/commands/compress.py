@@ -73,7 +73,7 @@ def run(
         if not distributed.is_rank_zero():
             return
     show_result(result)
-    screen.say_saved(out)
+    screen.say(f"Saved to {out}")
     screen.keep_measurement(json, result.receipt)
     name = screen.quoted(out)
     # Without --portable most models do not fit a stock architecture, and export would refuse them.
@@ -82,20 +82,22 @@ def run(
 
 
 def at_pace(settings: CompressConfig, *, fast: bool, best: bool) -> CompressConfig:
-    """The settings that --fast or --best stands for; what was typed beside it must not contradict it."""
+    """The settings with what --fast or --best means; others must not contradict it."""
+    clash = ""
     if fast and best:
-        raise TrisectError("--fast and --best were given together; keep one of them.")
-    if fast and settings.method not in ("a3", "a3+"):
-        raise TrisectError(f"--fast means --method a3, and {settings.method} was given; keep one of them.")
-    if best and settings.allocate not in (None, "balanced"):
-        raise TrisectError(f"--best means --allocate balanced, and {settings.allocate} was given; keep one of them.")
-    if fast:
-        return replace(settings, method="a3")
-    return replace(settings, allocate="balanced") if best else settings
+        clash = "--fast and --best were given together"
+    elif fast and settings.method not in ("a3", "a3+"):
+        clash = f"--fast means --method a3, and {settings.method} was given"
+    elif best and settings.allocate not in (None, "balanced"):
+        clash = f"--best means --allocate balanced, and {settings.allocate} was given"
+    if clash:
+        raise TrisectError(f"{clash}; keep one of them.")
+    change: Any = {"method": "a3"} if fast else {"allocate": "balanced"} if best else {}
+    return replace(settings, **change)
 
 
 def more_samples(receipt: dict[str, Any]) -> str | None:
-    """What more calibration text could gain at most: the rise on held-out text beside that on the windows fitted."""
+    """A line about what more calibration text could gain: by how much held-out text rose more than fitted text."""
     rises = [_rise(row) for row in receipt.get("perplexities", ()) if row["after"]["data"].startswith("held-out ")]
     if "fitted" not in receipt or not rises:
         return None
@@ -105,9 +107,8 @@ def more_samples(receipt: dict[str, Any]) -> str | None:
         return None
     samples = receipt["recipe"]["calibration"]["samples"]
     found = f"perplexity rose x{math.exp(held):.2f} on held-out text, x{math.exp(fitted):.2f} on windows calibrated on"
-    return (
-        f"Few samples: {found}. More could lower it by up to {gain:.0%}: try --samples {4 * samples} (now {samples})."
-    )
+    more = f"More could lower it by up to {gain:.0%}: try --samples {4 * samples} (now {samples})"
+    return f"Few samples: {found}. {more}."
 
 
 def _rise(row: dict[str, Any]) -> float:
@@ -125,14 +126,12 @@ def show_result(result: "Result") -> None:
     files = None if known is None or out is None else (known, weights_size(Path(out)))
     rows = [*result.perplexities, *([] if result.fitted is None else [result.fitted])]
     screen.say(compression_table(result.before, result.after, files=files, perplexities=rows))
-    more = more_samples(result.receipt)
-    if more is not None:
+    if more := more_samples(result.receipt):
         screen.say(more)
     if result.plan.masked:
         zeros = zeros_of(result.model) / budget_of(result.before).linear_parameters
         screen.say(f"{zeros:.1%} of the decoder's linear weights are zero now; no shape has changed.")
-    target = result.receipt.get("target")
-    if target is not None:
+    if target := result.receipt.get("target"):
         windows, bound = target["held_out"]["windows"], target["max_ppl_increase"]
         screen.say(f"Perplexity on {windows} held-out calibration windows may rise by {bound}:")
         for trial in target["trials"]:

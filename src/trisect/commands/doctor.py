@@ -17,7 +17,6 @@ from trisect.commands._options import Json, verb
 from trisect.errors import TrisectError
 from trisect.support.receipt import package_version, usable_cores
 
-UNFIT = 1  # the exit code where there is a problem
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 LITTLE = 2 * 10**9  # bytes of free disk: less does not hold a fetched model and what is made of it
 
@@ -32,7 +31,7 @@ class Finding(NamedTuple):
 
 
 def note(subject: str, says: str, fix: str = "", *, state: str = "note") -> Finding:
-    """What was found: in order, unless there is something to do about it."""
+    """A finding: ok, unless there is something to fix."""
     return Finding(subject, state if fix else "ok", says, fix)
 
 
@@ -52,16 +51,14 @@ def run(json: Json = None) -> None:
         for done, check in enumerate(checks, start=1):
             findings += check()
             report("checks", done, len(checks))
-    table = screen.table("", "state", "found", "what to do")
-    for entry in findings:
-        if not (screen.running().quiet and entry.state == "ok"):
-            table.add_row(*entry, style=STYLES[entry.state])
-    screen.say(table)
+    shown = [entry for entry in findings if entry.state != "ok" or not screen.running().quiet]
+    styles = [STYLES[entry.state] for entry in shown]
+    screen.say_table(("", "state", "found", "what to do"), shown, row_styles=styles)
     problems = [entry.subject for entry in findings if entry.state == "problem"]
     screen.keep_measurement(json, {"problems": len(problems), "findings": [entry._asdict() for entry in findings]})
     if problems:
         screen.say(f"{len(problems)} to fix: {', '.join(problems)}")
-        raise typer.Exit(code=UNFIT)
+        raise typer.Exit(code=1)
     screen.say("No problem was found.")
     screen.say_next("trisect demo")
 
@@ -89,9 +86,9 @@ def check_packages() -> Iterator[Finding]:
         command = f'pip install "trisect[{extra}]"' if extra else "pip install trisect"
         for one in requirements:
             wanted = [name for name in ("", extra) if one.marker is None or one.marker.evaluate({"extra": name})]
-            subject, found = f"{one.name} [{extra}]" if extra else one.name, package_version(one.name)
             if wanted[:1] != [extra]:
                 continue
+            subject, found = f"{one.name} [{extra}]" if extra else one.name, package_version(one.name)
             if found is None:
                 yield (note if extra else problem)(subject, "not installed", command)
             elif one.specifier.contains(found, prereleases=True):
@@ -145,46 +142,38 @@ def check_hub() -> Iterator[Finding]:
 
     from trisect.data.read import hub_answers
 
-    answers = hub_answers()
-    silent = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
-    fix = "" if answers else "check the connection, or give models and texts as files"
-    yield note("hub", f"{constants.ENDPOINT} answers" if answers else silent, fix)
+    if hub_answers():
+        yield note("hub", f"{constants.ENDPOINT} answers")
+    else:
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
+        yield note("hub", why, "check the connection, or give models and texts as files")
 
 
 def check_run() -> Iterator[Finding]:
     """A tiny random model, compressed with the default method on each kind of device."""
     import torch
-
-    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        try:
-            says, fix = compress_tiny_model(device), ""
-        # Whatever goes wrong here is what a user would meet in a real run; the table has to name it.
-        except Exception as error:
-            says = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            fix = "run again with --verbose, and report what it says if the lines above are all ok"
-        yield problem(f"self-check on {device}", says, fix)
-
-
-def compress_tiny_model(device: str) -> str:
-    """What a whole compression of random weights came to; raises where it is not what was asked for."""
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import trisect
 
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=1, eos_token_id=2)).eval().to(device)
-        ids = torch.randint(64, (8, 16))
-    before = model.num_parameters()
-    model = trisect.compress(model, 0.5, calibration=ids)
-    with torch.no_grad():
-        finite, after = bool(model(ids.to(device)).logits.isfinite().all()), model.num_parameters()
-    if not finite or after >= before:
-        raise TrisectError(f"logits finite: {finite}; parameters {before} before, {after} after")
-    return f"a random model went from {before:,} to {after:,} parameters, its logits are finite"
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 32}
+    tiny = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, bos_token_id=1, eos_token_id=2)
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        fix = "run again with --verbose, and report what it says if the lines above are all ok"
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                model, ids = LlamaForCausalLM(tiny).eval().to(device), torch.randint(64, (8, 16))
+                before = model.num_parameters()
+                model = trisect.compress(model, 0.5, calibration=ids)
+                finite, after = bool(model(ids.to(device)).logits.isfinite().all()), model.num_parameters()
+            says = f"a random model went from {before:,} to {after:,} parameters"
+            says += f", its logits are {'' if finite else 'not '}finite"
+            fix = "" if finite and after < before else fix
+        # Whatever goes wrong here is what a user would meet in a real run; the table has to name it.
+        except Exception as error:
+            says = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        yield problem(f"self-check on {device}", says, fix)
 
 
 def _metadata(field: str) -> list[str]:

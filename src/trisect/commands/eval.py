@@ -67,26 +67,26 @@ def run(
         loaded, by_engine = screen.load(model, loading), ({}, {})
     measured: dict[str, Any] = {"model": model, **({} if backend == "transformers" else {"backend": backend})}
     if data is not None or not requests:
-        choice: dict[str, Any] = {"windows": windows, "length": length or usual_length(loaded.model)}
-        tokens = evaluation_tokens(data or "builtin", loaded.tokenizer, **choice, sampling=sampling, seed=seed)
+        choice: Any = {"windows": windows, "length": length or usual_length(loaded.model), "sampling": sampling}
+        tokens = evaluation_tokens(data or "builtin", loaded.tokenizer, **choice, seed=seed)
         with screen.progress() as report:
-            how: dict[str, Any] = {"batch_size": batch_size, "progress": partial(report, "perplexity")}
+            how: Any = {"batch_size": batch_size, "progress": partial(report, "perplexity")}
             found = perplexity(loaded.model, tokens, **how, **by_engine[0])
-        windows_said = f"{found.windows} windows of {found.length} tokens"
-        screen.say(f"perplexity {found.perplexity:.4f} on {found.data} ({windows_said})")
+        size = f"{found.windows} windows of {found.length} tokens"
+        screen.say(f"perplexity {found.perplexity:.4f} on {found.data} ({size})")
         measured |= asdict(found)
     if requests:
-        asked: dict[str, Any] = {"limit": limit, "batch_size": batch_size}
         with screen.quiet_libraries(), screen.progress() as report:
-            scores = evaluate_tasks(loaded.model, loaded.tokenizer, prepared, **asked, progress=report, **by_engine[1])
+            how = {"limit": limit, "batch_size": batch_size, "progress": report, **by_engine[1]}
+            scores = evaluate_tasks(loaded.model, loaded.tokenizer, prepared, **how)
         _show_scores(scores)
         measured["tasks"] = scores.to_dict()
     screen.keep_measurement(json, measured)
-    screen.say_next(f"trisect report RUN --measured {screen.kept_in(json)}")
+    screen.say_next(f"trisect report RUN --measured {screen.quoted(json)}")
 
 
 def _show_scores(results: Any) -> None:
-    """One row per task, then the average."""
+    """Print one row per task, then the average."""
     limited = "" if results.limit is None else f" (--limit {results.limit})"
     rows = []
     for score in results.scores:

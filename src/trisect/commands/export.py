@@ -40,8 +40,8 @@ def run(
     from trisect.support.receipt import read_receipt
 
     check_names("format", [to], ("hf", "gguf", "arena"))
+    kind: Any = dtype or "f16"
     with screen.quiet_libraries():
-        kind: Any = dtype or "f16"
         if to != "gguf":
             check_new_folder(out)
             if dtype is not None and dtype not in checkpoint.DTYPES:
@@ -51,11 +51,10 @@ def run(
         receipt = read_receipt(folder)
         loaded = screen.load(folder, LoadOptions(dtype="float32", trust_remote_code=trust_remote_code))
         what: Any = {"model": loaded.model, "tokenizer": loaded.tokenizer, "receipt": receipt, "out": out}
+        what["kind" if to == "gguf" else "dtype"] = kind
         try:
-            if to == "gguf":
-                done = export_gguf(**what, kind=kind)
-            else:
-                done = (export_hf if to == "hf" else export_arena)(**what, dtype=kind)
+            write: Any = {"hf": export_hf, "arena": export_arena, "gguf": export_gguf}[to]
+            done = write(**what)
         except NotPortable as error:
             again = portable_command(loaded.model, receipt or {}, folder)
             raise TrisectError(f"{error} The nearest that can: {again}") from error
@@ -70,22 +69,21 @@ def _show(done: Any, to: str, *, tokenizer: bool) -> None:
     size = path.stat().st_size if to == "gguf" else weights_size(path)
     widths = f"MLP width {mlp[0]}" if len(set(mlp)) == 1 else f"MLP widths {min(mlp)} to {max(mlp)}"
     rounded = "" if done.rounding is None else f"; {done.rounding:.0e} after rounding to {done.dtype}"
-    title = f"GGUF file {path}" if to == "gguf" else f"Stock checkpoint in {path}"
-    table = screen.table(title=title, show_header=False)
-    table.add_row("architecture", f"{done.architecture}, head width {done.head_width}, {widths}")
-    table.add_row("weights", f"{done.dtype}, {size / 1e6:.1f} MB")
-    table.add_row("logits", f"as the compressed model's, to {done.difference:.0e} of the largest{rounded}")
-    lines = [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        f'model = AutoModelForCausalLM.from_pretrained("{path}")',
-        *([f'tokenizer = AutoTokenizer.from_pretrained("{path}")'] if tokenizer else []),
+    rows = [
+        ("architecture", f"{done.architecture}, head width {done.head_width}, {widths}"),
+        ("weights", f"{done.dtype}, {size / 1e6:.1f} MB"),
+        ("logits", f"as the compressed model's, to {done.difference:.0e} of the largest{rounded}"),
     ]
     if to == "gguf":
-        nats = done.llama_cpp
+        title, nats = f"GGUF file {path}", done.llama_cpp
         ran = f"runs; the next token's probabilities are {nats:.0e} nats apart" if nats is not None else None
-        table.add_row("in llama.cpp", ran or "not tried: `pip install xllamacpp` to have it checked there")
+        rows.append(("in llama.cpp", ran or "not tried: `pip install xllamacpp` to have it checked there"))
         lines = [f"llama-cli -m {screen.quoted(path)} -p 'Once upon a time'"]
-    screen.say(table)
+    else:
+        title, lines = f"Stock checkpoint in {path}", ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
+        lines.append(f'model = AutoModelForCausalLM.from_pretrained("{path}")')
+        lines += [f'tokenizer = AutoTokenizer.from_pretrained("{path}")'] if tokenizer else []
+    screen.say_table((), rows, title=title, show_header=False)
     screen.say(*(f"note: {note}" for note in done.notes))
     if not screen.running().quiet:
         screen.say("Load it without trisect:", *(f"  {line}" for line in lines))

@@ -60,10 +60,9 @@ def run(
     training.save_tuned(tuned, loaded.tokenizer, out, receipt=training.extended(receipt, entry))
     state.unlink(missing_ok=True)
     _show(tuned, examples, changes)
-    screen.say_saved(out)
+    screen.say(f"Saved to {out}")
     screen.keep_measurement(json, {"out": str(out), **entry})
-    name = screen.quoted(out)
-    screen.say_next(f"trisect eval {name}", f"trisect export {name} -o OUT")
+    screen.say_next(f"trisect eval {screen.quoted(out)}", f"trisect export {screen.quoted(out)} -o OUT")
 
 
 def _show(tuned: Any, examples: Any, held_out: list[dict[str, Any]]) -> None:

@@ -47,7 +47,7 @@ def plan(
         removed = f"{facts['ratio']:.1%} of the decoder removed"
         title = f"{Path(model).name}: {settings.method}, {facts['allocate']}, {removed}"
         plots.write_figure(heatmap, plan_map(before, after, title=title))
-        screen.say_saved(heatmap)
+        screen.say(f"Saved to {heatmap}")
     screen.keep_measurement(json, {"model": model, **facts})
     goal = " ".join(f"{option_name(name)} {v}" for name, v in settings.goal.settings().items() if v != "params")
     goal = f"--drop-layers {settings.drop_layers}" if settings.removes_nothing else goal

@@ -58,7 +58,7 @@ def run(
     made = read_receipt(loaded.name)  # of the model that was quantised: kept inside
     receipt |= {"source": made.get("source"), "made_from": made} if made else {"source_bytes": loaded.num_bytes}
     save_model(loaded.model, loaded.tokenizer, out, receipt=receipt)
-    screen.say_saved(out)
+    screen.say(f"Saved to {out}")
     found = {"before": bits[0].to_dict(), "after": bits[1].to_dict()}
     if measures:
         found["perplexity"] = {"before": asdict(measures[0]), "after": asdict(measures[1])}

@@ -64,5 +64,5 @@ def run(
         drawn = page.write_figures(figures, sections)
         screen.say(f"{len(drawn)} files of figures in {figures}")
     atomic_write_text(out, made)
-    screen.say_saved(out)
+    screen.say(f"Saved to {out}")
     screen.say_next(f"open {screen.quoted(out)} in a browser")

@@ -23,8 +23,6 @@ def run(
     if model.startswith((".", "/", "~")) and not (Path(model).expanduser() / "config.json").exists():
         raise TrisectError(f"{model} is no model folder: it has no config.json.")
     command = server_command(model, extra or ())
-    screen.say(
-        f"starting {command[2].split('.')[0] if command[1] == '-m' else 'transformers serve'}; once it answers:"
-    )
-    screen.say(request_line(model, extra or ()))
+    server = command[2].split(".")[0] if command[1] == "-m" else "transformers serve"
+    screen.say(f"starting {server}; once it answers:", request_line(model, extra or ()))
     serve(command)

@@ -16,7 +16,6 @@ MODEL, PROMPT, NEW_TOKENS = "smollm2-135m", "A function in Python is", 40
 # Enough that the moments settle, little enough that two cores finish within four minutes.
 SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
 WIDTH = 100  # of the comments in a file of options
-FAMILY_COLUMNS = ("family", "QK", "OV", "MLP", "experts", "HF export", "GGUF", "vLLM")
 KINDS = ("methods", "pieces", "families", "data", "models")
 
 
@@ -79,12 +78,12 @@ def init(
         raise TrisectError(f"{out} exists and may hold your own settings; name another file with -o.")
     recipe = verb == "compare"
     atomic_write_text(out, RECIPE.format(name=out.name) if recipe else commented_options(verb, out))
-    screen.say_saved(out)
+    screen.say(f"Saved to {out}")
     screen.say_next(f"edit it, then trisect {verb} {'' if recipe else '--config '}{screen.quoted(out)}")
 
 
 def commented_options(verb: str, out: Path) -> str:
-    """The file's text: options with a default as they are, the others as comments to fill in."""
+    """The text of a file of options: those with a default as they are, the others as comments to fill in."""
     import yaml
     from typer.main import get_command
 
@@ -116,9 +115,11 @@ def ls(kind: Annotated[str | None, argument("Leave it out for everything.", f"[{
     """
     check_names("list", [kind] if kind else [], KINDS)
     for wanted in (kind,) if kind else KINDS:
-        known = wanted == "families"
-        header = FAMILY_COLUMNS if known else ()
-        screen.say_table(header, family_rows() if known else entries(wanted), title=wanted, show_header=known)
+        if wanted == "families":
+            columns = ("family", "QK", "OV", "MLP", "experts", "HF export", "GGUF", "vLLM")
+            screen.say_table(columns, family_rows(), title=wanted)
+        else:
+            screen.say_table((), entries(wanted), title=wanted, show_header=False)
 
 
 def family_rows() -> list[tuple[str, ...]]:
@@ -130,7 +131,7 @@ def family_rows() -> list[tuple[str, ...]]:
 
     rows: list[tuple[str, ...]] = []
     for name, family in sorted(FAMILIES.items()):
-        experts = "yes" if family.experts is not None else "no"
+        experts = "no" if family.experts is None else "yes"
         stock = "no" if no_stock_form(family) is not None else "yes" if family.norms is None else "yes, QK whole"
         known = ARCHITECTURES.get(name)
         gguf = "no" if known is None else "yes, QK whole" if known.halved else stock
@@ -151,7 +152,7 @@ def _qk(family: Any) -> str:
 
 
 def entries(kind: str) -> list[tuple[str, str]]:
-    """Names, each with one line about it."""
+    """Names of one kind, each with one line about it."""
     from trisect import data, methods
     from trisect.methods.a3plus import PIECES
 

@@ -95,9 +95,9 @@ def goal_of(settings: Mapping[str, Any], *, budget: str, optional: bool = False)
     if not given and optional:
         given, settings = ["ratio"], {**settings, "ratio": 0.0}
     if not given:
+        others = ", ".join(map(option_name, GOALS[1:]))
         raise TrisectError(
-            "No ratio was given; choose how much to remove, e.g. --ratio 0.25, or another goal: "
-            f"{', '.join(map(option_name, GOALS[1:]))}."
+            f"No ratio was given; choose how much to remove, e.g. --ratio 0.25, or another goal: {others}."
         )
     if len(given) > 1:
         names = " and ".join(map(option_name, given))
@@ -107,9 +107,8 @@ def goal_of(settings: Mapping[str, Any], *, budget: str, optional: bool = False)
     name, value = given[0], settings[given[0]]
     own = {"kv_ratio": "kv", "target_params": "params", "target_kv_bytes": "kv"}.get(name, budget)
     if budget not in ("params", own):
-        raise TrisectError(
-            f"{option_name(name)} has a budget of its own; leave --budget {budget} out, or use --ratio."
-        )
+        own_budget = f"{option_name(name)} has a budget of its own"
+        raise TrisectError(f"{own_budget}; leave --budget {budget} out, or use --ratio.")
     if name in ("ratio", "kv_ratio"):
         return Share(budget=own, removed=_checked_ratio(value, zero=optional and name == "ratio"))
     if name == "max_ppl_increase":
@@ -121,9 +120,8 @@ def cached_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
     """The parts that a KV budget can cut."""
     cached = tuple(part for part in parts if part in CACHED)
     if not cached:
-        raise TrisectError(
-            f"Nothing of {','.join(parts)} is in the KV cache, so it cannot be made smaller there; use --parts qk,ov."
-        )
+        none = f"Nothing of {','.join(parts)} is in the KV cache, so it cannot be made smaller there"
+        raise TrisectError(f"{none}; use --parts qk,ov.")
     return cached
 
 
@@ -150,15 +148,13 @@ def parse_increase(value: Any, *, budget: str = "params") -> Increase:
     except ValueError:
         amount = math.nan
     if isinstance(value, bool) or not 0 < amount < math.inf:
-        raise TrisectError(
-            f"Perplexity may rise by a share such as 5% or by an amount such as 1.5, not {value!r}; "
-            "write e.g. --max-ppl-increase 5%."
-        )
+        wrong = f"Perplexity may rise by a share such as 5% or by an amount such as 1.5, not {value!r}"
+        raise TrisectError(f"{wrong}; write e.g. --max-ppl-increase 5%.")
     return Increase(budget=budget, amount=amount, relative=relative, typed=text)
 
 
 def _checked_ratio(value: Any, *, zero: bool) -> float:
-    """0.25, or 25% as it is typed; 0 where that may be."""
+    """The ratio of 0.25 or "25%"; 0 is refused unless `zero`."""
     ratio = value
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d*\.?\d+|\d+\.)(e-?\d{1,2})?\s*(%?)\s*", value, re.ASCII)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform
 
@@ -29,14 +30,18 @@ def option(
     typed: Any = None,
     **checks: Any,
 ) -> Any:
-    """A setting: its default, its help, and how it is typed.
+    """A setting: its default, its help, and how it is typed on the command line.
 
-    `choices` are all values there are; `typed` is the type on the command line where that is not the setting's
-    own; `checks` are pydantic's (ge, le, ...).
+    `choices` are all values there are; `typed` is the option's type where it is not the setting's; `checks` are
+    pydantic's (ge, le, ...).
     """
     about = {"panel": panel, "metavar": metavar or "|".join(choices) or None, "choices": choices, "typed": typed}
     chosen = {"default_factory": default} if isinstance(default, type) else {"default": default}
     return Field(description=help, json_schema_extra=about, **chosen, **checks)
+
+
+calibrating = partial(option, panel=CALIBRATION)
+listed = partial(option, metavar="LIST", typed=str)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
@@ -60,7 +65,7 @@ def record(cls: type[T]) -> type[T]:
 
 
 def _refusal(cls: type, error: ValidationError) -> TrisectError:
-    """The first thing that pydantic found, in our words."""
+    """The first problem that pydantic found, as one line."""
     first = error.errors()[0]
     raised = first.get("ctx", {}).get("error")
     if isinstance(raised, TrisectError):
@@ -98,6 +103,7 @@ MOST_LAYERS = 1000  # of a model whose number of layers is not known yet
 ALIGNMENTS = (8, 16, 32)
 ALLOCATIONS = ("uniform", "search", "balanced")
 ROPE_SCOPES = ("head", "layer", "model")
+PLACES = ("auto", "device", "host", "disk")
 DEFAULT_ALIGN = 16
 NARROWEST = 0.5  # share of a head that a portable model keeps at least: kernels know no narrower ones
 
@@ -107,10 +113,8 @@ def as_mixture(source: Any) -> str:
     several = [source] if isinstance(source, str) else source
     known = isinstance(several, Sequence) and all(isinstance(name, str) and name for name in several)
     if not known or not several:
-        raise TrisectError(
-            f"The calibration source must be a name, a file or a list of them, not {source!r}; "
-            "try notes.txt or [notes.txt, c4]."
-        )
+        wrong = f"The calibration source must be a name, a file or a list of them, not {source!r}"
+        raise TrisectError(f"{wrong}; try notes.txt or [notes.txt, c4].")
     for name in several if len(several) > 1 else ():
         if "+" in name and Path(name).is_file():
             raise TrisectError(f"{name} cannot be part of a mixture, where + parts texts: rename the file.")
@@ -137,10 +141,9 @@ def parse_layers(text: str, num_layers: int = MOST_LAYERS) -> tuple[int, ...] | 
 
 def layer_out_of_range(layer: int, *, num_layers: int) -> TrisectError:
     """The error for a layer index that the model does not have."""
-    return TrisectError(
-        f"There is no layer {layer}: the model has {num_layers}, numbered 0 to {num_layers - 1}; "
-        f"try --layers 0-{num_layers - 1}."
-    )
+    last = num_layers - 1
+    numbered = f"the model has {num_layers}, numbered 0 to {last}"
+    return TrisectError(f"There is no layer {layer}: {numbered}; try --layers 0-{last}.")
 
 
 def parse_align(value: Any) -> int | None:
@@ -173,11 +176,14 @@ def parse_names(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+Parts = Annotated[tuple[str, ...], BeforeValidator(parse_parts)]
+Names = Annotated[tuple[str, ...], BeforeValidator(parse_names)]
+
+
 def _floor(value: Any) -> float:
     if not is_number(value) or not 0 <= value <= 1:
-        raise TrisectError(
-            f"The floor is one share of every width, from 0 to 1, and no longer one per part: not {value!r}; try 0.25."
-        )
+        one = "The floor is one share of every width, from 0 to 1, and no longer one per part"
+        raise TrisectError(f"{one}: not {value!r}; try 0.25.")
     return float(value)
 
 
@@ -192,31 +198,23 @@ def _layers(value: Any) -> Any:
 class CalibrationConfig:
     """Which tokens the moments are collected on. None: as the model, the device and the machine suggest."""
 
-    source: Annotated[str | None, BeforeValidator(lambda s: None if s is None else as_mixture(s))] = option(
+    source: Annotated[str | None, BeforeValidator(lambda s: None if s is None else as_mixture(s))] = calibrating(
         None,
         "Calibration text: `trisect ls data`, or a file; several times for a mixture, also a:0.7+b:0.3. "
         "(default: c4+fineweb-edu+wikipedia from the hub, else a stopgap)",
-        panel=CALIBRATION,
         metavar="NAME|FILE",
         typed=list[str],
     )
-    samples: int | None = option(
-        None, "Calibration windows. (default: 256; on a CPU fewer, the larger the model)", panel=CALIBRATION, ge=1
+    samples: int | None = calibrating(
+        None, "Calibration windows. (default: 256; on a CPU fewer, the larger the model)", ge=1
     )
-    length: int | None = option(
-        None, "Tokens per calibration window. (default: 2048, or the model's context)", panel=CALIBRATION, ge=2
+    length: int | None = calibrating(
+        None, "Tokens per calibration window. (default: 2048, or the model's context)", ge=2
     )
-    sampling: str = option(
-        "random", "Which windows are taken. (default: random)", panel=CALIBRATION, choices=("random", "first")
-    )
-    seed: int = option(0, "Seed of the random windows. (default: 0)", panel=CALIBRATION, ge=0)
+    sampling: str = calibrating("random", "Which windows are taken. (default: random)", choices=("random", "first"))
+    seed: int = calibrating(0, "Seed of the random windows. (default: 0)", ge=0)
     batch_size: int | None = option(None, "Windows per forward pass; chosen for you by default.", panel=RUNNING, ge=1)
-    states: str = option(
-        "auto",
-        "Where hidden states are kept. (default: auto)",
-        panel=RUNNING,
-        choices=("auto", "device", "host", "disk"),
-    )
+    states: str = option("auto", "Where hidden states are kept. (default: auto)", panel=RUNNING, choices=PLACES)
 
     def __post_init__(self) -> None:
         if (self.samples or 1) * (self.length or 1) > MOST_TOKENS:
@@ -255,11 +253,9 @@ class CompressConfig:
         0.0, "Share that every width keeps, e.g. 0.25. (default: 0)", panel=GOAL, metavar="SHARE"
     )
     method: str = option("a3+", "See `trisect ls methods`. (default: a3+)", metavar="NAME", min_length=1)
-    parts: Annotated[tuple[str, ...], BeforeValidator(parse_parts)] = option(
-        COMPONENTS, "What to narrow. (default: qk,ov,mlp)", metavar="LIST", typed=str
-    )
-    layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_layers)] = option(
-        None, "E.g. 4-27 or 0,3,5-7. (default: all)", metavar="LIST", typed=str
+    parts: Parts = listed(COMPONENTS, "What to narrow. (default: qk,ov,mlp)")
+    layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_layers)] = listed(
+        None, "E.g. 4-27 or 0,3,5-7. (default: all)"
     )
     align: Annotated[int | None, BeforeValidator(parse_align)] = option(
         DEFAULT_ALIGN, "Head widths in multiples; none = exact. (default: 16)", metavar="32|16|8|none", typed=str
@@ -289,15 +285,13 @@ class CompressConfig:
     rope_scope: str = option(
         "head", "Who shares one set of RoPE frequencies, in a3+. (default: head)", choices=ROPE_SCOPES
     )
-    without: Annotated[tuple[str, ...], BeforeValidator(parse_names)] = option(
-        (), "Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.", metavar="LIST", typed=str
-    )
+    without: Names = listed((), "Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.")
     portable: bool = option(
         False,
         "For `trisect export` without padding: --rope-scope model, one head width that kernels know "
         "(multiples of 16 from half the old width on), one MLP width. --align 32 also suits K-quants.",
     )
-    seed: int = option(0, "Seed of the random windows. (default: 0)", panel=CALIBRATION, ge=0)
+    seed: int = calibrating(0, "Seed of the random windows. (default: 0)", ge=0)
 
     if TYPE_CHECKING:
 
@@ -353,10 +347,7 @@ class CompressConfig:
         """Plain lists, numbers and strings, ready for JSON or YAML; the goal by its own name."""
         data = {**dict.fromkeys(GOALS), **self.goal.settings(), **asdict(self)}
         del data["goal"]
-        data["parts"] = list(self.parts)
-        data["without"] = list(self.without)
-        data["layers"] = None if self.layers is None else list(self.layers)
-        return data
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "CompressConfig":
@@ -372,7 +363,7 @@ STEPS = (16, 32)  # head steps that kernels know; 32 also suits quantised KV cac
 
 
 def _with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a portable run; what was given may add to the preset, not contradict it."""
+    """The settings of a portable run; others may be added to the preset, not contradict it."""
     given = {**given, "layers": _layers(given.get("layers")), "align": parse_align(given.get("align", STEPS[0]))}
     for name, value in PRESET.items():
         if given.get(name, value) != value:
@@ -386,9 +377,8 @@ def _with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _contradiction(name: str, value: Any, means: str) -> TrisectError:
-    return TrisectError(
-        f"--portable means {means}, and {option_name(name)} {value} was given; leave one of the two out."
-    )
+    other = f"{option_name(name)} {value} was given"
+    return TrisectError(f"--portable means {means}, and {other}; leave one of the two out.")
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:

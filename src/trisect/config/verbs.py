@@ -6,16 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from trisect.config.settings import option, parse_names, parse_parts, record
+from trisect.config import settings
+from trisect.config.settings import option, record
 from trisect.errors import TrisectError
 from trisect.records.shapes import COMPONENTS
 
 BITS = (8, 4, 3, 2)
 setting = partial(option, panel=None)
-
-
-def _targets(value: Any) -> tuple[str, ...] | None:
-    return None if value is None else parse_names(value)
+listed = partial(settings.listed, panel=None)
 
 
 def _group_size(value: Any) -> Any:
@@ -51,19 +49,15 @@ class QuantizeConfig:
         typed=str,
     )
     backend: str = setting("hqq", "torchao: int8 with one scale per output.", choices=("hqq", "torchao"))
-    parts: Annotated[tuple[str, ...], BeforeValidator(parse_parts)] = setting(
-        COMPONENTS, "What to quantise. (default: qk,ov,mlp)", metavar="LIST", typed=str
-    )
+    parts: settings.Parts = listed(COMPONENTS, "What to quantise. (default: qk,ov,mlp)")
     lm_head: bool = setting(False, "Also the head; one that shares the embedding becomes a matrix of its own.")
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
             raise TrisectError(f"Cannot quantise to {self.bits} bits; use one of {', '.join(map(str, BITS))}.")
         if self.backend == "torchao" and (self.bits != 8 or self.group_size is not None):
-            raise TrisectError(
-                "torchao quantises to 8 bits with one scale per output here; type --backend torchao --bits 8 "
-                "without --group-size, or --backend hqq."
-            )
+            here = "torchao quantises to 8 bits with one scale per output here"
+            raise TrisectError(f"{here}; type --backend torchao --bits 8 without --group-size, or --backend hqq.")
         if self.group_size is not None and (self.group_size < 8 or self.group_size % 8):
             raise TrisectError(f"A group size must be a multiple of 8, got {self.group_size}; try 64, or auto.")
 
@@ -74,9 +68,7 @@ class TuneConfig:
 
     rank: int = setting(8, "Rank of the adapters.", ge=1)
     alpha: int = setting(16, "Adapters count alpha / rank times.", ge=1)
-    targets: Annotated[tuple[str, ...] | None, BeforeValidator(_targets)] = setting(
-        None, "E.g. q,v of q,k,v,o,gate,up,down. (default: all)", metavar="LIST", typed=str
-    )
+    targets: settings.Names | None = listed(None, "E.g. q,v of q,k,v,o,gate,up,down. (default: all)")
     epochs: int = setting(2, "Times that every example is seen.", ge=1)
     max_steps: int | None = setting(None, "Stop after so many steps; the learning rate comes down over them.", ge=1)
     lr: float = setting(2e-4, "Highest learning rate.", gt=0, allow_inf_nan=False)

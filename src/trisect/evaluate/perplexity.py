@@ -107,16 +107,9 @@ def perplexity(
                 progress(start + len(ids), num_windows)
     predicted = num_windows * (length - 1)
     nll = total / predicted
-    return Perplexity(
-        perplexity=exponential(nll),
-        nll=nll,
-        tokens=predicted,
-        windows=num_windows,
-        length=length,
-        bits_per_byte=nll / math.log(2) * tokens.ids.numel() / tokens.text_bytes if tokens.text_bytes else None,
-        data=tokens.source,
-        token_hash=tokens.hash,
-    )
+    bits = nll / math.log(2) * tokens.ids.numel() / tokens.text_bytes if tokens.text_bytes else None
+    found: Any = {"perplexity": exponential(nll), "nll": nll, "tokens": predicted, "bits_per_byte": bits}
+    return Perplexity(**found, windows=num_windows, length=length, data=tokens.source, token_hash=tokens.hash)
 
 
 def window_losses(logits: Tensor, ids: Tensor, *, chunk_elements: int = CHUNK_ELEMENTS) -> Tensor:
@@ -137,9 +130,8 @@ def fitting_batch_size(model: PreTrainedModel, *, length: int) -> int:
     """Windows whose logits fit: 1 GiB on the CPU, a quarter of the free memory on a GPU."""
     device = input_device(model)
     per_window = length * vocabulary(model) * max(model.dtype.itemsize, 4)
-    budget = float(CPU_LOGIT_BYTES)
-    if device.type == "cuda":
-        budget = CUDA_LOGIT_SHARE * torch.cuda.mem_get_info(device)[0]
+    on_gpu = device.type == "cuda"
+    budget = CUDA_LOGIT_SHARE * torch.cuda.mem_get_info(device)[0] if on_gpu else CPU_LOGIT_BYTES
     return max(1, min(MAX_BATCH, int(budget // per_window)))
 
 

@@ -35,20 +35,12 @@ log = logging.getLogger(__name__)
 PRESETS: dict[str, tuple[str, ...]] = {
     "paper": ("arc_challenge:25", "boolq:0", "openbookqa:0", "winogrande:5", "gsm8k:5", "mmlu:5"),
     "zero-shot": ("arc_challenge:0", "boolq:0", "winogrande:0", "piqa:0", "openbookqa:0", "lambada_openai:0"),
-    # Short prompts and no generation.
-    "quick": ("winogrande:0", "openbookqa:0", "lambada_openai:0"),
+    "quick": ("winogrande:0", "openbookqa:0", "lambada_openai:0"),  # short prompts and no generation
 }
 """lm-eval's names, each with its number of examples."""
 FOLDERS = {
-    "arc_challenge": "arc",
-    "boolq": "super_glue/boolq",
-    "gsm8k": "gsm8k",
-    "hellaswag": "hellaswag",
-    "lambada_openai": "lambada",
-    "mmlu": "mmlu/default",
-    "openbookqa": "openbookqa",
-    "piqa": "piqa",
-    "winogrande": "winogrande",
+    **{"arc_challenge": "arc", "boolq": "super_glue/boolq", "lambada_openai": "lambada", "mmlu": "mmlu/default"},
+    **{name: name for name in ("gsm8k", "hellaswag", "openbookqa", "piqa", "winogrande")},
 }
 """Where lm-eval defines the usual tasks: to index all of its tasks takes a quarter of a minute."""
 FEWSHOT_SEED = 1234  # lm-eval's own default
@@ -80,7 +72,7 @@ class TaskScore:
     metric: str  # lm-eval's key: metric,filter
     value: float
     stderr: float | None
-    questions: int  # asked; `limit` makes them fewer than are available
+    questions: int  # with a `limit`, fewer than are available
     available: int
     other: dict[str, float]  # lm-eval's further metrics of the task
     source: str  # the dataset
@@ -105,23 +97,18 @@ class TaskResults:
     def average_stderr(self) -> float | None:
         """The error of the average, from the tasks' own errors, which are independent."""
         errors = [score.stderr for score in self.scores if score.stderr is not None]
-        if len(errors) < len(self.scores):
-            return None
-        return math.sqrt(sum(error**2 for error in errors)) / len(errors)
+        total = math.sqrt(sum(error**2 for error in errors))
+        return total / len(errors) if len(errors) == len(self.scores) else None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with scores by the task's name."""
-        return {
-            **{name: getattr(self, name) for name in ("limit", "seed", "lm_eval", "average", "average_stderr")},
-            "scores": {score.task: asdict(score) for score in self.scores},
-        }
+        names = ("limit", "seed", "lm_eval", "average", "average_stderr")
+        scores = {score.task: asdict(score) for score in self.scores}
+        return {**{name: getattr(self, name) for name in names}, "scores": scores}
 
 
 def parse_tasks(text: str, *, shots: int | None = None) -> list[Request]:
-    """Requests for presets and tasks that are separated by commas; `name:N` asks for N examples.
-
-    `shots` replaces the number of every entry that does not state its own in `text`.
-    """
+    """Requests for presets and tasks, separated by commas; `name:N` has N examples, other entries have `shots`."""
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
     if not entries:
         raise TrisectError(f"No task in {text!r}: give one or more of {', '.join((*PRESETS, *FOLDERS))}.")
@@ -134,8 +121,7 @@ def parse_tasks(text: str, *, shots: int | None = None) -> list[Request]:
             raise _unknown_task(name)
         if colon and not (number.isascii() and number.isdigit()):
             raise TrisectError(f"{entry!r}: after the colon stands the number of examples, such as {name}:5.")
-        own = colon and not (entry in PRESETS and shots is not None)
-        wanted = int(number) if own else shots
+        wanted = shots if not colon or (entry in PRESETS and shots is not None) else int(number)
         if found.setdefault(name, wanted) != wanted:
             both = f"{name} with {found[name]} and with {wanted} examples"
             raise TrisectError(f"{text!r} asks for {both}: name it once, or run twice.")
@@ -149,7 +135,7 @@ def _unknown_task(name: str) -> TrisectError:
 
 @lru_cache(maxsize=1)
 def _possible_names() -> frozenset[str]:
-    """Words that stand where lm-eval's definitions name a task, a group or a tag: more than there are."""
+    """Names of tasks, groups and tags in lm-eval's definitions, and some other words."""
     # Reading them takes half a second, so a typo is found before a model is loaded.
     value = re.compile(r"""(?:^|[:\-\[,])[ \t]*["']?([^\s:,\[\]"']+)["']?[ \t]*(?=,|\]|#|$)""", re.MULTILINE)
     files = (path for path in _task_folder().rglob("*") if path.suffix in ("", ".yaml") and path.is_file())
@@ -157,7 +143,6 @@ def _possible_names() -> frozenset[str]:
 
 
 def _task_folder() -> Path:
-    """Where lm-eval's definitions are."""
     found = find_spec("lm_eval")
     if found is None or found.origin is None:
         raise TrisectError("Tasks need lm-eval, which is not installed: pip install 'trisect[eval]'.")
@@ -165,7 +150,7 @@ def _task_folder() -> Path:
 
 
 def check_request(*, limit: int | None, batch_size: int | None = None) -> None:
-    """Refuse settings that cannot work: also of use before a model is loaded."""
+    """Refuse settings that cannot work, before a model is loaded."""
     if limit is not None and limit < 1:
         raise TrisectError(f"{limit} questions were asked for; give --limit 1 or more.")
     check_batch_size(batch_size)
@@ -177,12 +162,12 @@ def load_task(request: Request) -> LoadedTask:
     from lm_eval.tasks import TaskManager
 
     name, folder = request.name, FOLDERS.get(request.name)
+    come = "its documents come from the Hugging Face hub; check the connection to it"
     with seeded(FEWSHOT_SEED), quiet(), short_patience():
         path = None if folder is None else str(_task_folder() / folder)
         manager = TaskManager(include_path=path, include_defaults=folder is None)
         if name not in manager.all_tasks:
             raise _unknown_task(name)
-        come = "its documents come from the Hugging Face hub; check the connection to it"
         with explained(f"lm-eval could not load {name}: {come}, or leave {name} out"):
             loaded: dict[str, Any] = manager.load([name])
     for task in loaded["tasks"].values():
@@ -205,9 +190,9 @@ def evaluate_tasks(
 ) -> TaskResults:
     """Scores of `model` on tasks: a text for `parse_tasks`, such as "paper", requests, or loaded tasks.
 
-    `limit` asks the first questions only; a group such as MMLU shares it out over its tasks, at least one
-    each. The batch size (None: chosen to fit memory) changes speed only, up to rounding. `progress` gets
-    (task, answers done, answers in all). `lm` is lm-eval's own object where another engine answers.
+    `limit` takes the first questions only; a group such as MMLU splits it over its tasks, at least one each. The
+    batch size (None: chosen to fit memory) changes speed only, up to rounding. `progress` is called with (task,
+    answers done, answers in all). `lm` is lm-eval's own object where another engine answers.
     """
     requests = parse_tasks(tasks) if isinstance(tasks, str) else list(tasks)
     check_request(limit=limit, batch_size=batch_size)
@@ -234,7 +219,10 @@ def evaluate_tasks(
             if truncation.seen:
                 line = "%s: prompts exceed the model's context of %d tokens; their beginning was cut off."
                 log.warning(line + " Fewer examples: %s:0.", name, lm.max_length, name)
-            scores += _scores(task, results, truncated=truncation.seen)
+            # A task or a group has a score; a tag of lm-eval has none of its own, only its tasks have.
+            inside = task.tasks["tasks"]
+            whole = {name: inside} if name in results["results"] else {key: {key: inside[key]} for key in inside}
+            scores += [_score(key, each, results, truncated=truncation.seen) for key, each in whole.items()]
     return TaskResults(scores=tuple(scores), limit=limit, seed=seed, lm_eval=version("lm_eval"))
 
 
@@ -246,7 +234,7 @@ def language_model(model: PreTrainedModel, tokenizer: Any, *, batch_size: int) -
 
 
 def _check_fits(task: LoadedTask, *, context: int) -> None:
-    """Refuse tasks that a text model with this context cannot be asked."""
+    """Refuse tasks that a text model with this context cannot run."""
     name = task.request.name
     for member in task.tasks["tasks"].values():
         wanted = (member.config.generation_kwargs or {}).get("max_gen_toks", GENERATED_TOKENS)
@@ -255,13 +243,6 @@ def _check_fits(task: LoadedTask, *, context: int) -> None:
             raise TrisectError(f"{name} {why}: leave {name} out.")
         if getattr(member, "UNSAFE_CODE", False) or getattr(member, "MULTIMODAL", False):
             raise TrisectError(f"{name} runs code that models write, or shows pictures: leave {name} out.")
-
-
-def _scores(task: LoadedTask, results: dict[str, Any], *, truncated: bool) -> list[TaskScore]:
-    """The score of a task or a group; a tag of lm-eval has none of its own, only its tasks have."""
-    name, members = task.request.name, task.tasks["tasks"]
-    whole = {name: members} if name in results["results"] else {each: {each: task} for each, task in members.items()}
-    return [_score(each, inside, results, truncated=truncated) for each, inside in whole.items()]
 
 
 def _score(name: str, members: dict[str, Any], results: dict[str, Any], *, truncated: bool) -> TaskScore:
@@ -288,24 +269,22 @@ def _score(name: str, members: dict[str, Any], results: dict[str, Any], *, trunc
 
 
 class AnswerHook:
-    """Gets every answer, in the place of lm-eval's cache: counts them and refuses NaN."""
+    """Counts answers and refuses NaN, in the place of lm-eval's cache."""
 
     def __init__(self, task: LoadedTask, *, report: Callable[[int, int], None] | None) -> None:
-        self._name, self._tasks = task.request.name, list(task.tasks["tasks"].values())
-        self._report = report
-        self._done = 0
+        self.task, self.report, self.done = task, report, 0
 
     def add_partial(self, kind: str, request: Any, answer: Any) -> None:
         """Called by lm-eval with every answer."""
         if kind == "loglikelihood" and math.isnan(answer[0]):
-            raise not_finite(f"on a question of {self._name}")
-        self._done += 1
-        if self._report is not None:
-            self._report(self._done, sum(len(task.instances) for task in self._tasks))
+            raise not_finite(f"on a question of {self.task.request.name}")
+        self.done += 1
+        if self.report is not None:
+            self.report(self.done, sum(len(task.instances) for task in self.task.tasks["tasks"].values()))
 
 
 class TruncationFilter(logging.Filter):
-    """Hides lm-eval's lines about prompts longer than the context, and remembers that one came."""
+    """Hides lm-eval's lines about prompts longer than the context, and notes that there was one."""
 
     seen = False
 
@@ -324,18 +303,15 @@ def quiet() -> Iterator[TruncationFilter]:
     import lm_eval.models.huggingface
 
     bar = lm_eval.api.task.tqdm
-
-    def hidden(*args: Any, **kwargs: Any) -> Any:
-        return bar(*args, **{**kwargs, "disable": True})
-
-    truncation, logger = TruncationFilter(), logging.getLogger("lm_eval")
-    model_logger = logging.getLogger("lm_eval.models.huggingface")
+    truncation, model_logger = TruncationFilter(), logging.getLogger("lm_eval.models.huggingface")
+    levels = ((logging.getLogger("lm_eval"), logging.ERROR), (model_logger, logging.WARNING))
     modules = (lm_eval.api.model, lm_eval.api.task, lm_eval.models.huggingface)
+    hidden = [(module, "tqdm", lambda *args, **how: bar(*args, **{**how, "disable": True})) for module in modules]
     # A hundred thousand resamplings, in a pool of processes, for an error that is not reported.
-    settings = [(lm_eval.api.metrics, "bootstrap_stderr", lambda *_, **__: math.nan)]
+    resampling = (lm_eval.api.metrics, "bootstrap_stderr", lambda *_, **__: math.nan)
     with ExitStack() as stack:
-        stack.enter_context(replaced(*((module, "tqdm", hidden) for module in modules), *settings))
-        for each, level in ((logger, logging.ERROR), (model_logger, logging.WARNING)):
+        stack.enter_context(replaced(*hidden, resampling))
+        for each, level in levels:
             stack.callback(each.setLevel, each.level)
             each.setLevel(level)
         model_logger.addFilter(truncation)

@@ -1,4 +1,4 @@
-"""Files, clocks, processes and receipts; and packages whose names are imported when they are first used."""
+"""Files, clocks, processes and receipts; and lazy imports for packages."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`: module -> the names in it that the package offers, parted by spaces."""
-    # So looking for a file, or refusing a name, need not wait for torch.
+    """A package's `__getattr__` that imports a module when one of its names is used; `homes` is module -> names."""
+    # Looking for a file, or refusing a name, need not wait for torch.
     places = {name: module for module, names in homes.items() for name in names.split()}
 
     def find(name: str) -> Any:
