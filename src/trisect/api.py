@@ -48,12 +48,12 @@ def compress(
 ) -> Any:
     """Compress a model: a transformers object, or the name of anything that `load` takes.
 
-    The goal is a `ratio` to remove, and then an object is compressed in place; or `max_ppl_increase` ("5%"),
-    and then the smallest copy that was found inside this bound comes back, the model given staying as it is.
-    `config` stands in for goal and `method` where more is to be said. With `out` the result is saved there,
-    and a run that was interrupted goes on after its finished layers (`fresh` starts anew). `evaluate` names a
-    text for perplexity before and after; None takes what is held out of calibration. `progress` is called
-    with (stage, done, total). Gives the model, with its `tokenizer` and its `receipt`.
+    With a `ratio` to remove, an object is compressed in place. With `max_ppl_increase` ("5%"), the smallest copy
+    inside this bound is returned, and the model stays as it is. `config` replaces goal and `method` where more
+    settings are needed. With `out` the result is saved there, and an interrupted run continues after its finished
+    layers (`fresh` starts anew). `evaluate` names a text for perplexity before and after; None takes what is held
+    out of calibration. `progress` is called with (stage, done, total). Returns the model, with its `tokenizer` and
+    its `receipt`.
     """
     goal = {"ratio": ratio, "max_ppl_increase": max_ppl_increase, "method": method}
     config = _config_for({name: value for name, value in goal.items() if value is not None}, config)
@@ -82,15 +82,15 @@ def compress(
 
 
 def save(model: Any, out: str | Path, *, tokenizer: Any = None) -> Path:
-    """Write a compressed model as a Hugging Face folder with its plan and receipt; gives the folder."""
+    """Write a compressed model as a Hugging Face folder with its plan and receipt; returns the folder."""
     with quiet_transformers():
         return save_model(model, _tokenizer(model, tokenizer), out, receipt=model.receipt or {})
 
 
 def load(name: str | Path, *, dtype: str | None = None, device: str = "cpu", trust_remote_code: bool = False) -> Any:
-    """Load a folder that `save` wrote, or any model trisect knows: a folder, a hub id, a GGUF file.
+    """A transformers model from a folder that `save` wrote, any other folder, a hub id or a GGUF file.
 
-    Gives a transformers model in evaluation mode; its `tokenizer` is None where the checkpoint has none.
+    It is in evaluation mode; its `tokenizer` is None where the checkpoint has none.
     """
     with quiet_transformers():
         loaded = load_model(str(name), dtype=dtype, device=device, trust_remote_code=trust_remote_code)
@@ -109,11 +109,11 @@ def calibrate(
 ) -> MomentsInfo:
     """Collect the statistics that `config.method` reads and write them to the safetensors file `out`.
 
-    Text comes from `config.calibration`, or is there already as `tokens` (windows, length). For methods that
-    read the dense model alone: a3 does, a3+ does not. Gives what the file says of itself.
+    Text comes from `config.calibration`, unless `tokens` (windows, length) are there. For methods that read the
+    dense model alone: a3 does, a3+ does not. Returns the file's header.
     """
-    found, tokenizer = _ready(tokens), _tokenizer(model, tokenizer)
-    return statistics.calibrate(model, config, out, tokens=found, tokenizer=tokenizer, progress=progress)
+    text: Any = {"tokens": _ready(tokens), "tokenizer": _tokenizer(model, tokenizer)}
+    return statistics.calibrate(model, config, out, **text, progress=progress)
 
 
 def plan(
@@ -125,15 +125,15 @@ def plan(
     curves: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """The widths of every layer that a config comes to; the model stays as it is.
+    """The widths of every layer for a config; the model stays as it is.
 
     Uniform plans follow from sizes alone. Those that look at text ("balanced", "search") read it as
     `calibrate` does; loss curves come from the file `curves`, or are measured and written there.
     """
     config, found = with_method_defaults(config), None
     if config.allocate != "uniform":
-        given, tokenizer = _ready(tokens), _tokenizer(model, tokenizer)
-        config, found = texts.with_tokens(model, config, given, tokenizer=tokenizer, progress=progress)
+        how: Any = {"tokenizer": _tokenizer(model, tokenizer), "progress": progress}
+        config, found = texts.with_tokens(model, config, _ready(tokens), **how)
     return flow.make_plan(Run(model=model, config=config, tokens=found, progress=progress), curves=curves)
 
 
@@ -149,20 +149,20 @@ def solve(
 ) -> Iterator[Step]:
     """The solutions for a plan one after the other, from the file `moments` or from text as for `calibrate`.
 
-    A step has a `layer`, `component`, `width` and `solution`, which says its own `loss` and `total`. The
-    model changes only when `rewrite` puts a step in. Methods such as a3+ solve each part behind those before
-    it: their steps have to be put in as they come.
+    A step has a `layer`, `component`, `width` and `solution` (with its `loss` and `total`). The model changes only
+    when `rewrite` applies a step. Methods such as a3+ solve each part behind those before it: their steps have to
+    be applied as they come.
     """
-    given: Any = {"tokenizer": _tokenizer(model, tokenizer), "tokens": _ready(tokens), "moments": moments}
-    run = flow.open_run(model, config, plan=plan, progress=progress, **given)
+    text: Any = {"tokenizer": _tokenizer(model, tokenizer), "tokens": _ready(tokens), "moments": moments}
+    run = flow.open_run(model, config, plan=plan, progress=progress, **text)
     run.ledger = Ledger(model)
     return flow.solve_layers(run)
 
 
 def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step]) -> Compressed:
-    """Put solutions into the model, in place, and make it one that `save` takes.
+    """The compressed model, which `save` takes: solutions are applied in place.
 
-    Gives a record with the `model`, the `plan` with the widths it really has, the `losses` and the `receipt`.
+    The record has the `model`, the `plan` with the widths it really has, the `losses` and the `receipt`.
     """
     config = with_method_defaults(config)
     original, losses, hashes = original_widths(model), [], set()
@@ -201,26 +201,22 @@ def perplexity(
 
 def summary(model: Any) -> Summary:
     """Sizes before any compression and now; prints as a table."""
-    entry = getattr(model.config, "trisect", None) or {}
-    return Summary(
-        before=budget_of(original_shape(model)), after=budget_of(shape_of(model)), method=entry.get("method")
-    )
+    method = (getattr(model.config, "trisect", None) or {}).get("method")
+    return Summary(before=budget_of(original_shape(model)), after=budget_of(shape_of(model)), method=method)
 
 
 def _config_for(given: dict[str, Any], config: CompressConfig | None) -> CompressConfig:
-    """The config, or one with the goal and the method that were given; both at once are refused."""
+    """The config, or one of the goal and the method; both at once are refused."""
     if config is not None and given:
-        raise TrisectError(
-            f"{' and '.join(given)} and config were given: config says it all, so put "
-            f"{'it' if len(given) == 1 else 'them'} there, dataclasses.replace(config, "
-            f"{', '.join(f'{name}={value!r}' for name, value in given.items())})."
-        )
+        both = f"{' and '.join(given)} and config were given: config says it all"
+        them, values = "it" if len(given) == 1 else "them", ", ".join(f"{key}={given[key]!r}" for key in given)
+        raise TrisectError(f"{both}, so put {them} there, dataclasses.replace(config, {values}).")
     if config is not None:
         return config
     if not given.keys() & {"ratio", "max_ppl_increase"}:
+        rise = "compress(model, max_ppl_increase='5%')"
         raise TrisectError(
-            "Say how much to remove, compress(model, ratio=0.25), or how much perplexity may rise, "
-            "compress(model, max_ppl_increase='5%')."
+            f"Say how much to remove, compress(model, ratio=0.25), or how much perplexity may rise, {rise}."
         )
     return CompressConfig(**given)
 

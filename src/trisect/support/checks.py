@@ -31,7 +31,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 def shown(value: object) -> str:
-    """A value for an error message, however large it is."""
+    """A value for an error message, shortened where it is long."""
     return _short.repr(value)
 
 
@@ -89,19 +89,19 @@ def read_text(path: str | Path, *, largest: int | None = None) -> str:
 
 
 def read_json(path: str | Path, *, largest: int = LARGEST_JSON) -> Any:
-    """What a JSON file says."""
+    """The content of a JSON file."""
     return parse_json(read_text(path, largest=largest), where=str(path))
 
 
 def parse_json(text: str, *, where: str) -> Any:
-    """JSON without what only trouble is made of: repeated keys, NaN, endless numbers, bottomless nesting."""
+    """The data in a JSON text; repeated keys, NaN, very long numbers and very deep nesting are refused."""
+    real, whole = partial(_number, kind=float), partial(_number, kind=int)
+    kinds: Any = {"parse_int": whole, "parse_float": real, "parse_constant": real}
     try:
-        real, whole = partial(_number, kind=float), partial(_number, kind=int)
-        numbers: Any = {"parse_int": whole, "parse_float": real, "parse_constant": real}
-        data = json.loads(text, object_pairs_hook=_unique_keys, **numbers)
+        data = json.loads(text, object_pairs_hook=_unique_keys, **kinds)
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise TrisectError(f"{where} is not JSON ({error.msg}, {place}).") from error
+        why = f"{error.msg}, line {error.lineno}, column {error.colno}"
+        raise TrisectError(f"{where} is not JSON ({why}).") from error
     except ValueError as error:
         raise TrisectError(f"{where} is not JSON that can be used: {error}.") from error
     except RecursionError as error:
@@ -111,7 +111,7 @@ def parse_json(text: str, *, where: str) -> Any:
 
 
 def read_settings(path: str | Path) -> Any:
-    """What a file of settings says: JSON by its suffix, YAML otherwise."""
+    """The content of a file of settings: JSON by its suffix, YAML otherwise."""
     if Path(path).suffix == ".json":
         return read_json(path)
     return parse_yaml(read_text(path, largest=LARGEST_YAML), where=str(path))
@@ -174,18 +174,15 @@ def first_problem(error: "ValidationError", hint: str = "") -> str:
 
 
 def parse_yaml(text: str, *, where: str) -> Any:
-    """YAML of mappings, lists, text and numbers; aliases may be used, but not to make much of little."""
+    """The data in a YAML text of mappings, lists, text and numbers; aliases that write out to much are refused."""
     try:
         loader = yaml.SafeLoader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            if _written_out(node, {}, set()) > MOST_NODES:
-                raise TrisectError(f"{where} has aliases that write out to over {MOST_NODES:,} entries.")
-            data = loader.construct_document(node)
-        finally:
-            loader.dispose()
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _written_out(node, {}, set()) > MOST_NODES:
+            raise TrisectError(f"{where} has aliases that write out to over {MOST_NODES:,} entries.")
+        data = loader.construct_document(node)
     except TrisectError:
         raise
     except RecursionError as error:
@@ -238,7 +235,7 @@ def _number(text: str, kind: Callable[[str], float]) -> float:
 
 
 def _written_out(node: yaml.Node, sizes: dict[int, int], above: set[int]) -> int:
-    """Nodes below this one, every alias counted again; refuses cycles, repeated keys and endless numbers."""
+    """How many nodes are below this one, aliases counted again; cycles, repeated keys, long numbers are refused."""
     if id(node) in sizes:
         return sizes[id(node)]
     if id(node) in above:

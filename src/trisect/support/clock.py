@@ -1,7 +1,6 @@
-"""Where the time of a run goes: seconds per stage, each moment counted once.
+"""Seconds per stage of a run; a stage inside another interrupts it.
 
-A stage inside another interrupts it. On a GPU the marks are events in the stream, so that timing makes nobody
-wait; they are read when the clock stops.
+On a GPU the marks are events in the stream, read when the clock stops, so that timing makes nothing wait.
 """
 
 import time
@@ -14,14 +13,12 @@ import torch
 
 
 class Clock:
-    """Marks in time, and whose time ended at each."""
+    """Marks in time, each with the stage whose time ends there."""
 
     def __init__(self, device: str | torch.device = "cpu"):
         self.device = torch.device(device)
-        self.open: list[str] = []
-        """Stages that have begun, the innermost last."""
-        self.marks: list[tuple[str, Any]] = []
-        """Who the time up to each mark belongs to, and the mark: seconds, or an event on a GPU."""
+        self.open: list[str] = []  # stages that have begun, the innermost last
+        self.marks: list[tuple[str, Any]] = []  # a stage, and where its time ends: seconds, or an event on a GPU
 
     def mark(self) -> None:
         """The time since the last mark goes to the innermost open stage."""
@@ -49,7 +46,7 @@ _running: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 @contextmanager
 def timing(device: str | torch.device = "cpu") -> Iterator[Clock]:
-    """A clock that the stages inside write to."""
+    """A clock for the stages inside."""
     clock = Clock(device)
     token = _running.set(clock)
     clock.mark()
@@ -62,7 +59,7 @@ def timing(device: str | torch.device = "cpu") -> Iterator[Clock]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """The time inside is this stage's, if anybody is timing."""
+    """Count the time inside as this stage's, where a clock runs."""
     clock = _running.get()
     if clock is None:
         yield

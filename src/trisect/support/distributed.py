@@ -43,7 +43,7 @@ def process_group(device: str) -> Iterator[str]:
 
 
 def world_size() -> int:
-    """Processes of this run."""
+    """The number of processes of this run."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -53,12 +53,12 @@ def rank() -> int:
 
 
 def is_rank_zero() -> bool:
-    """Whether this process is the one that writes and speaks."""
+    """Whether this is the process that writes and prints."""
     return rank() == 0
 
 
 def barrier() -> None:
-    """Until all processes are here."""
+    """Wait until all processes are here."""
     if world_size() > 1:
         dist.barrier()
 
@@ -73,7 +73,7 @@ def broadcast(value: Any) -> Any:
 
 
 def all_reduce(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The sums of all processes, the same bits in each."""
+    """The sums over all processes, the same bits in each."""
     if world_size() == 1:
         return dict(sums)
     names = sorted(sums)
@@ -103,13 +103,13 @@ def broadcast_record(record: Any, *, owner: int, device: torch.device) -> Any:
     outline = [_with_tensors(record, lambda tensor: tensor.detach().to("meta")) if mine else None]
     dist.broadcast_object_list(outline, src=owner)
 
-    def received(tensor: Tensor) -> Tensor:
+    def shared(tensor: Tensor) -> Tensor:
         value = tensor.detach() if mine else torch.empty(tensor.shape, dtype=tensor.dtype)
         value = value.contiguous().to(_wire())
         dist.broadcast(value, src=owner)
         return value.to(device)
 
-    found = _with_tensors(record if mine else outline[0], received)
+    found = _with_tensors(record if mine else outline[0], shared)
     return record if mine else found
 
 
@@ -126,7 +126,7 @@ def _with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _wire() -> torch.device:
-    """Where a tensor must be to be sent."""
+    """The device that tensors must be on to be communicated."""
     on_gpu = dist.get_backend() == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 

@@ -129,8 +129,8 @@ def check_disk_space(path: str | Path, needed: int) -> None:
     """Refuse work whose output of `needed` bytes will not fit where `path` is."""
     free = shutil.disk_usage(existing_parent(path)).free
     if free < needed:
-        full = f"{path} needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there"
-        raise TrisectError(f"{full}; make room or name another place.")
+        few = f"{path} needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there"
+        raise TrisectError(f"{few}; make room or name another place.")
 
 
 def existing_parent(path: str | Path) -> Path:
@@ -158,8 +158,9 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            full = f"The disk is full: {path} was not written"
-            raise TrisectError(f"{full}; make room or name another place.") from error
+            raise TrisectError(
+                f"The disk is full: {path} was not written; make room or name another place."
+            ) from error
         # Reading something else inside the block may fail too; that is not about this output.
         ours = error.filename is not None and str(error.filename).startswith(str(path.parent))
         if ours and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
@@ -168,7 +169,7 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: text for keys, null for numbers it has no word for."""
+    """A value as JSON can hold it: keys are text; infinity and NaN are null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

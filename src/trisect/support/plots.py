@@ -29,14 +29,10 @@ VARIABLES = {INK: "ink", SOFT: "soft", FAINT: "faint"}
 VARIABLES |= {colour: f"c{number}" for number, colour in enumerate(COLOURS)}
 """Colour -> the CSS variable that a page sets in its place."""
 STYLE: Any = {
-    **{"svg.hashsalt": "trisect", "svg.fonttype": "none", "font.size": 9.0, "axes.spines.right": False},
+    **{"svg.hashsalt": "trisect", "svg.fonttype": "none", "font.size": 9.0},
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    "axes.edgecolor": SOFT,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "figure.facecolor": PAPER,
-    "font.sans-serif": ["DejaVu Sans", "sans-serif"],
-    "grid.color": FAINT,
+    **{"axes.edgecolor": SOFT, "axes.facecolor": "none", "figure.facecolor": PAPER, "grid.color": FAINT},
+    **{"axes.spines.right": False, "axes.spines.top": False, "font.sans-serif": ["DejaVu Sans", "sans-serif"]},
     "text.parse_math": False,  # names may hold anything
 }
 
@@ -105,15 +101,14 @@ class Chart(Figure):
         named: Legend = []
         for series in self.series:
             number = len(named)
-            style: Any = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4}
             every = max(1, math.ceil(len(series.points) / MOST_MARKS))
+            style: Any = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4, "markevery": every}
             if series.guide:
                 style = {"color": SOFT, "linewidth": 1, "linestyle": "--"}
             elif series.depth is not None:
-                style["color"] = _mixed(SHALLOW, DEEP, series.depth)
-                style |= {"marker": "o", "markersize": 2.5, "markevery": every}
+                style |= {"color": _mixed(SHALLOW, DEEP, series.depth), "marker": "o", "markersize": 2.5}
             elif len(series.points) <= MOST_MARKED:
-                style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5, "markevery": every}
+                style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5}
             style |= {} if series.line else {"linestyle": "none"}
             line = axes.plot(*zip(*series.points, strict=True), clip_on=False, **style)[0]
             (named if series.depth is None else layers).append((series.label, line))
@@ -199,7 +194,6 @@ class Groups(Figure):
 
 
 def has_matplotlib() -> bool:
-    """Whether figures can be drawn."""
     return find_spec("matplotlib") is not None
 
 
@@ -210,7 +204,7 @@ def need_matplotlib(instead: str) -> None:
 
 
 def picture_format(path: str | Path) -> str:
-    """The format that a file name asks for: png or svg."""
+    """png or svg, by the end of a file's name; others are refused."""
     kind = Path(path).suffix.removeprefix(".").lower()
     if kind not in ("png", "svg"):
         raise TrisectError(f"Cannot draw a figure as {Path(path).name!r}; name a .png or .svg file.")
@@ -218,11 +212,10 @@ def picture_format(path: str | Path) -> str:
 
 
 def write_figure(path: str | Path, figure: Figure) -> Path:
-    """Draw a figure as its file's name says."""
-    kind = picture_format(path)
+    """Draw a figure into a .png or .svg file."""
+    is_png = picture_format(path) == "png"
     need_matplotlib("leave the figure out")
-    data = png(figure) if kind == "png" else f"{svg(figure)}\n".encode()
-    atomic_write_bytes(path, data)
+    atomic_write_bytes(path, png(figure) if is_png else f"{svg(figure)}\n".encode())
     return Path(path)
 
 
@@ -241,7 +234,6 @@ def svg(figure: Figure, *, themed: bool = False) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as PNG."""
     return _saved(_draw(figure), STYLE, format="png", dpi=DPI, metadata={"Software": None})
 
 
@@ -261,7 +253,7 @@ def as_svg(figure: Any, *, style: Any = STYLE) -> bytes:
 
 
 def heat_colours(share: float) -> tuple[str, str]:
-    """Of a share kept: its colour, and the ink that can be read on it."""
+    """The colour of a share that is kept, and the ink that can be read on it."""
     colour = _mixed(HOT, COLD, min(1.0, max(0.0, share)))
     return colour, "white" if sum(bytes.fromhex(colour[1:])) < 380 else "black"
 
@@ -283,7 +275,6 @@ def _saved(figure: Any, style: Any, **settings: Any) -> bytes:
 
 
 def _draw(figure: Figure) -> Any:
-    """The matplotlib figure."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
 
@@ -298,8 +289,7 @@ def _draw(figure: Figure) -> Any:
         canvas.set_size_inches(width, height)
         # Fixed margins: computed ones depend on the fonts of the machine, and take longer than the figure.
         canvas.subplots_adjust(0.75 / width, bottom / height, 1 - 0.15 / width, 1 - top / height)
-        title = _cut(figure.title, LONGEST_TITLE)
-        canvas.text(0.15 / width, 1 - 0.1 / height, title, va="top", weight="bold")
+        canvas.text(0.15 / width, 1 - 0.1 / height, _cut(figure.title, LONGEST_TITLE), va="top", weight="bold")
         if legend:
             place: Any = {"loc": "upper left", "bbox_to_anchor": (0.1 / width, 1 - 0.3 / height)}
             style: Any = {"ncols": columns, "frameon": False, "fontsize": 8, "borderaxespad": 0}

@@ -1,4 +1,4 @@
-"""The receipt: everything needed to run the same thing again and to doubt the result."""
+"""The receipt: what is needed to repeat a run and to check its result."""
 
 import os
 import platform
@@ -56,7 +56,7 @@ def measured_perplexities(record: Mapping[str, Any]) -> list[Any]:
 
 
 def _wrong_part(receipt: dict[str, Any]) -> str | None:
-    """What is wrong with a receipt."""
+    """What is wrong with a receipt, if anything."""
     kinds = {
         **dict.fromkeys(("recipe", "timings", "versions", "hardware", "perplexity", "target"), dict),
         **dict.fromkeys(("date", "trisect", "commit", "python", "source", "model", "token_hash"), str),
@@ -103,7 +103,7 @@ def package_commit() -> str | None:
 
 @cache
 def _checkout() -> str | None:
-    """What git says when a process first asks: later changes are not in the code that it runs."""
+    """The commit when a process first needs it: later changes are not in the code that it runs."""
     # A virtual environment may lie inside some other repository: ask whether this file is tracked.
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
