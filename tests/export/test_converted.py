@@ -11,7 +11,7 @@ from exports import bytewise, pieces
 from tiny_models import tiny
 from trisect.export import export_gguf
 from trisect.models import load_model, source
-from trisect.models.converted import SWITCH
+from trisect.models.checkpoint import SWITCH
 
 
 @pytest.fixture

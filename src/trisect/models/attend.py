@@ -11,8 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trisect.kernels.sdpa import padded, sdpa
 
-Attended = tuple[Tensor, Tensor | None]
-"""Head outputs (b, t, h, vo), and the attention weights where the function has them."""
+Attended = tuple[Tensor, Tensor | None]  # head outputs (b, t, h, vo), and attention weights where there are some
 
 
 def function_name(asked: str, *, device: torch.device, capped: bool = False) -> str:

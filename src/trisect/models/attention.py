@@ -21,11 +21,9 @@ from trisect.models.linear import QKV, FactoredLinear, FusedMaps, SplitLinear, f
 from trisect.models.norms import HeadNorm
 from trisect.models.rotary import rope_of, to_canonical
 
-Tap = Callable[..., None]
-"""Called with a name and one or more tensors (b, t, heads, width) while calibration records."""
+Tap = Callable[..., None]  # called with a name and one or more tensors (b, t, heads, width) while calibration records
 Maps = Mapping[str, FactoredLinear]
-Table = tuple[Tensor, Tensor]
-"""Cosines and sines of the model's rotations."""
+Table = tuple[Tensor, Tensor]  # cosines and sines of the model's rotations
 
 
 def clamped(x: Tensor, bound: float | None) -> Tensor:
@@ -45,12 +43,9 @@ class HeadLayout:
     kv_heads: int
     qk: int
     vo: int
-    per_head: bool = False
-    """One projection with [queries | k | v] key head by key head."""
-    pairs: int = 0
-    """Rotation pairs of a query/key head."""
-    rotated: int = 0
-    """Channels of a query head beside those, all of them rotated, whose key is shared by all heads (MLA)."""
+    per_head: bool = False  # one projection with [queries | k | v] key head by key head
+    pairs: int = 0  # rotation pairs of a query/key head
+    rotated: int = 0  # channels of a query head beside those, all rotated, with one key for all heads (MLA)
 
     def split(self, columns: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """(..., out) of one or three projections -> (..., h, qk), (..., k, qk), (..., k, vo)."""
@@ -85,14 +80,13 @@ class Attention(nn.Module):
     rotary_index: Tensor | None
     rotary_rates: Tensor | None
     is_causal: bool
-    window: int | None
-    """Tokens that a query sees; kept, since asking a config takes longer than a small layer's product."""
+    window: int | None  # tokens that a query sees; asking a config takes longer than a small layer's product
     shared_output = False
+    plain = True  # keys and values are made head by head, each by a map of the hidden states
     tap: Tap | None = None
     fused: FusedMaps | None = None
     prepared = False
-    live: Any = None
-    """This layer's part of a decoder's LiveCache; an index into it would be compiled anew for every layer."""
+    live: Any = None  # its part of a decoder's LiveCache; an index into that would be compiled for every layer
 
     def forward(
         self,
@@ -244,7 +238,7 @@ class Attention(nn.Module):
 
     def _latent_maps(self, cache: Any) -> Maps:
         """The maps whose narrow side the cache holds: not keys behind a norm or a rotation."""
-        if cache is None or self.family.output_gate:
+        if cache is None or self.family.output_gate or not self.plain:
             return {}
         maps = {name: self._map(name) for name in ("k", "v")}
         found = {name: m for name, m in maps.items() if isinstance(m, FactoredLinear) and m.cached}
@@ -284,10 +278,12 @@ class Attention(nn.Module):
     def prepare(self) -> None:
         """Make ready for inference: q, k and v in one product where they are plain maps, rotated in place."""
         # Weights keep their names and values; whoever hooks a projection may see its output rotated.
-        modules = [getattr(self, name) for name in self.family.qkv]
-        if len(modules) > 1 and not self.family.output_gate and (self.fused is None or not self.fused.holds(modules)):
-            self.fused = fused_maps(modules)
         self.prepared = True
+        if len(self.family.qkv) == 1 or self.family.output_gate or not self.plain:
+            return
+        modules = [getattr(self, name) for name in self.family.qkv]
+        if self.fused is None or not self.fused.holds(modules):
+            self.fused = fused_maps(modules)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # Another device or dtype gives every weight memory of its own.

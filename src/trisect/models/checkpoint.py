@@ -1,6 +1,8 @@
 """Load and save: hub ids, folders, GGUF files, registry names in; a plain Hugging Face folder out."""
 
+import hashlib
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +13,7 @@ import torch
 import transformers
 
 from trisect.bundle import write_bundle, write_card
-from trisect.data.catalogue import REGISTRY_MODELS, fetch_model
+from trisect.data.catalogue import REGISTRY_MODELS, cache_folder, fetch_model, file_hash
 from trisect.data.read import hub_answers, short_patience
 from trisect.errors import TrisectError
 from trisect.models.compressed import (
@@ -21,7 +23,6 @@ from trisect.models.compressed import (
     original_widths,
     register_families,
 )
-from trisect.models.converted import keep, kept_folder
 from trisect.models.depth import parameters_apart, shape_without
 from trisect.models.families import BUILT_IN, FAMILIES, PREFIX, WRAPPERS, family_for
 from trisect.models.generic import recognise
@@ -34,8 +35,12 @@ from trisect.models.view import layer_views, left_whole
 from trisect.records.shapes import ModelShape
 from trisect.support.checks import check_device, explained
 from trisect.support.files import check_disk_space, new_folder, write_json
+from trisect.support.receipt import package_version
 
 log = logging.getLogger(__name__)
+
+SWITCH = "TRISECT_GGUF_CACHE"  # an environment variable: 0 keeps nothing and reads nothing that was kept
+CONVERTERS = ("transformers", "tokenizers", "gguf", "torch")  # what the result depends on besides the file
 
 
 def reset_invalid_generation_config(model: Any) -> None:
@@ -83,8 +88,7 @@ def _advice(name: str, error: BaseException | None) -> str | None:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What weights can be loaded as, by the names that users type."""
-WORKING = "working"
-"""As a dtype: the checkpoint's own, but float32 for 16 bits on a CPU, which computes five times faster in it."""
+WORKING = "working"  # a dtype: the checkpoint's own, but float32 for 16 bits on a CPU, five times faster there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +96,9 @@ class Loaded:
     """A model, and what came with it."""
 
     model: Any
-    tokenizer: Any
-    """None where the checkpoint carries none."""
+    tokenizer: Any  # None where the checkpoint carries none
     name: str
-    num_bytes: int | None = None
-    """Of the weight files; None where nobody knows."""
+    num_bytes: int | None = None  # of the weight files; None where nobody knows
 
 
 def load_model(
@@ -167,6 +169,30 @@ def _load(
     reset_invalid_generation_config(model)
     model.stored_dtype = own
     return model
+
+
+def kept_folder(name: str) -> Path | None:
+    """Where what is made of a GGUF file is kept, under its content; None for anything else, or if switched off."""
+    file = Path(name)
+    if os.environ.get(SWITCH) == "0" or file.suffix != ".gguf" or not file.is_file():
+        return None
+    try:
+        content = file_hash(file)
+    except OSError:
+        return None  # whoever reads the file says why
+    made_by = [content, *(f"{package} {package_version(package)}" for package in CONVERTERS)]
+    return cache_folder() / "gguf" / hashlib.sha256("\n".join(made_by).encode()).hexdigest()
+
+
+def keep(folder: Path, model: Any, tokenizer: Any) -> None:
+    """Write a model and its tokenizer, whole or not at all; a cache without room is no reason to stop."""
+    try:
+        check_disk_space(folder, sum(parameter.nbytes for parameter in model.parameters()))
+        with new_folder(folder) as partial:
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+    except (OSError, TrisectError) as error:
+        log.warning("the converted model is not kept for next time: %s", error)
 
 
 def fetched(name: str) -> str:

@@ -18,9 +18,7 @@ from trisect.models.linear import as_maps, as_mlp, bias_of, built_from, resized,
 from trisect.models.owned import mix_in
 from trisect.records.parts import LINEARS, MLP, Experts
 
-GROUPED = "grouped_mm"
-"""transformers' way to run all experts in two products, which wants rows of so many whole bytes:"""
-ROW_BYTES = 16
+GROUPED, ROW_BYTES = "grouped_mm", 16  # transformers' way to run all experts in two products wants such rows
 
 
 class AnyWidth(nn.Module):

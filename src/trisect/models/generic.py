@@ -24,10 +24,8 @@ TOKENS = {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
 ELSEWHERE = ("model_type", "architectures", "auto_map", "trisect", "dtype", "torch_dtype", "quantization_config")
 """Entries of a config that say nothing of what a layer computes."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
-MOST = 64
-"""A larger number is a size, of something that this file does not know."""
-CLOSE = 1e-4
-"""Of the largest number: what float32 may make of the same sums in another order, with room to spare."""
+MOST = 64  # a larger number is a size, of something that this file does not know
+CLOSE = 1e-4  # of the largest number: what float32 may make of the same sums in another order, with room to spare
 
 
 def recognise(raw: Mapping[str, Any]) -> None:

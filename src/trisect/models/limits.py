@@ -27,12 +27,9 @@ UNSET = ("output_attentions", "is_encoder_decoder", "add_cross_attention", "torc
 PER_LAYER = "per_layer_config"
 """Settings of single layers, which stock code of Gemma 4 reads and other code half follows."""
 OTHER_CODE = ("transformers_weights", "experts_implementation", "_experts_implementation")
-ELSEWHERE = ("trisect", "quantization_config")
-"""Entries with readers of their own."""
-SPARE_BUFFERS = 1 << 26
-"""Elements that tables which no file holds (rotation frequencies, masks) may have."""
-PACKED = 8
-"""Weights that a byte of a quantised file may stand for."""
+ELSEWHERE = ("trisect", "quantization_config")  # entries with readers of their own
+SPARE_BUFFERS = 1 << 26  # elements that tables which no file holds (rotation frequencies, masks) may have
+PACKED = 8  # weights that a byte of a quantised file may stand for
 
 
 def _count(most: int) -> Any:

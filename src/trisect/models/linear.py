@@ -15,8 +15,7 @@ from trisect.records.parts import LINEARS, MLP, OV, Factored
 
 QKV = ("q", "k", "v")
 
-Dense = tuple[Tensor, Tensor | None]
-"""Weight (in, out) and bias (out,) of one map, heads side by side in stored channel order."""
+Dense = tuple[Tensor, Tensor | None]  # weight (in, out) and bias (out,) of one map, heads side by side as stored
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,7 @@ class FactoredLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.rank, self.groups = rank, groups
-        self.cached = cached
-        """The KV cache may hold `narrow(x)`; attention decides whether anything stands between."""
+        self.cached = cached  # the KV cache may hold `narrow(x)`; attention decides whether anything stands between
         self.narrow = nn.Linear(in_features, groups * rank, bias=False)
         grouped = GroupedLinear(groups, rank, out_features, bias=bias) if groups > 1 else None
         self.wide: nn.Linear | GroupedLinear = grouped or nn.Linear(rank, out_features, bias=bias)

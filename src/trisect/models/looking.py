@@ -20,10 +20,8 @@ from trisect.records.shapes import LayerShape, ModelShape
 
 log = logging.getLogger(__name__)
 
-SAMPLE = 64
-"""Weights of each projection that go into a fingerprint."""
-MLP_STEP = 128
-"""Widths that matrix products on tensor cores run at full speed for."""
+SAMPLE = 64  # weights of each projection that go into a fingerprint
+MLP_STEP = 128  # widths that matrix products on tensor cores run at full speed for
 
 
 def family_of(model: Any) -> Family:
@@ -103,12 +101,9 @@ def training_flags_kept(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-PROBE = "probe.json"
-"""The file of a saved folder with what `probe_of` gives."""
-PROMPT, ANSWER = 24, 4
-"""Tokens of a probe."""
-STREAMED_ANSWER = 2
-"""Where every token of the answer reads all layers from the disk."""
+PROBE = "probe.json"  # the file of a saved folder with what `probe_of` gives
+PROMPT, ANSWER = 24, 4  # tokens of a probe
+STREAMED_ANSWER = 2  # where every token of the answer reads all layers from the disk
 
 
 @torch.no_grad()

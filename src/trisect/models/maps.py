@@ -24,18 +24,14 @@ from trisect.records.shapes import LinearShape
 class Place(NamedTuple):
     """Where maps are stored."""
 
-    path: str
-    """Of the module, inside the layer."""
-    maps: tuple[str, ...]
-    """What it holds, in order: one map, or those fused there."""
-    heads: int | None = None
-    """Its maps lie by so many heads, each with its share of every map, instead of side by side."""
+    path: str  # of the module, inside the layer
+    maps: tuple[str, ...]  # what it holds, in order: one map, or those fused there
+    heads: int | None = None  # its maps lie by so many heads, each with its share of every map, not side by side
 
 
 ROTATED = "rotated"
 """The map that makes a query's rotated channels where those are beside the others (MLA): it is in no component."""
-GATE = "output_gate"
-"""The map that makes the gate of what heads put out: it is narrowed with OV."""
+GATE = "output_gate"  # the map that makes the gate of what heads put out: it is narrowed with OV
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,7 @@ class LayerMaps:
     index: int
     layer: nn.Module
     family: Family
-    config: Any
-    """Of the text model."""
+    config: Any  # of the text model
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -44,8 +44,7 @@ def eps_of(norm: Any) -> Any:
     return getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
 
 
-QUIET = 2.0**-10
-"""Share of a post-norm's largest weight below which a channel counts as silent."""
+QUIET = 2.0**-10  # share of a post-norm's largest weight below which a channel counts as silent
 
 
 def post_norm(layer: nn.Module, family: Family, component: str) -> tuple[Tensor, float] | None:

@@ -21,9 +21,7 @@ from trisect.models.linear import QKV
 class LatentAttention(Attention):
     """Keys and values out of one latent per token, which is what the cache holds (MLA)."""
 
-    def _latent_maps(self, cache: Any) -> Maps:
-        """None: the latent is the model's own, not that of factored maps."""
-        return {}
+    plain = False
 
     def _project(self, x: Tensor, latent: Maps) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries (b, t, h, qk + rotated), the rotated key (b, t, 1, rotated) and the latent (b, t, 1, rank)."""
@@ -64,10 +62,6 @@ class LatentAttention(Attention):
         k, v = both.split([self.layout.qk, self.layout.vo], dim=-1)
         return k, v
 
-    def prepare(self) -> None:
-        """Nothing to fuse: each projection has an input of its own."""
-        self.prepared = True
-
 
 class LendingAttention(Attention):
     """Later layers may look at this one's keys and values (Gemma 4)."""
@@ -87,9 +81,7 @@ class LendingAttention(Attention):
 class BorrowingAttention(LendingAttention):
     """Queries alone, which look at keys and values of an earlier layer."""
 
-    def _latent_maps(self, cache: Any) -> Maps:
-        """None: there is no map of keys or values."""
-        return {}
+    plain = False
 
     def _project(self, x: Tensor, latent: Maps) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries (b, t, h, qk), and no keys or values."""
@@ -101,10 +93,6 @@ class BorrowingAttention(LendingAttention):
     def _remembered(self, q: Tensor, k: Tensor, v: Tensor, cache: Any, latent: Maps) -> tuple[Tensor, Tensor, Tensor]:
         k, v = (x.to(q.device) for x in cache[1][self.layer_type])
         return q.transpose(1, 2), k, v
-
-    def prepare(self) -> None:
-        """Nothing to fuse."""
-        self.prepared = True
 
 
 def latent_query(module: Any, latent: Latent) -> str:

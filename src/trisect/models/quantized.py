@@ -57,11 +57,9 @@ class Packing:
     """How one weight is held."""
 
     bits: int
-    group_size: int
-    """Neighbouring inputs of one output that share a scale."""
+    group_size: int  # neighbouring inputs of one output that share a scale
     scales: str = "float16"
-    symmetric: bool = False
-    """No zeros are held: zero is the middle of the range."""
+    symmetric: bool = False  # no zeros are held: zero is the middle of the range
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 LARGEST_CONFIG = 8 << 20  # bytes
-MOST_VALUES = 1 << 22
-"""Of a GGUF header; the largest vocabularies with their merges come to three quarters of it."""
+MOST_VALUES = 1 << 22  # of a GGUF header; the largest vocabularies with their merges come to three quarters of it
 MOST_LAYERS, MOST_DIMENSIONS = 512, 4
 
 
@@ -111,28 +110,21 @@ def reading_once(reader: GGUFReader | None) -> Iterator[None]:
 class Weights:
     """What the weight files hold, from their headers alone."""
 
-    shapes: dict[str, tuple[int, ...]]
-    """By the names in the files."""
-    size: int
-    """Bytes."""
-    dtype: str | None = None
-    """Of the first tensor of numbers with a fraction, by torch's name."""
+    shapes: dict[str, tuple[int, ...]]  # by the names in the files
+    size: int  # bytes
+    dtype: str | None = None  # of the first tensor of numbers with a fraction, by torch's name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Where a model comes from."""
 
-    path: str
-    """A folder, or a hub id."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """Extra arguments for from_pretrained."""
-    gguf: GGUFReader | None = None
-    """The header of a GGUF file."""
+    path: str  # a folder, or a hub id
+    kwargs: dict[str, Any] = field(default_factory=dict)  # extra arguments for from_pretrained
+    gguf: GGUFReader | None = None  # the header of a GGUF file
     local: bool = True
     has_tokenizer: bool = True
-    weights: Weights | None = None
-    """Known at once for a GGUF file; `check_weights` reads a folder's."""
+    weights: Weights | None = None  # known at once for a GGUF file; `check_weights` reads a folder's
 
 
 def resolve(name: str) -> Source:

@@ -29,14 +29,11 @@ from trisect.models.view import LayerView, layer_views
 from trisect.support.clock import stage
 from trisect.support.files import write_json
 
-M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 20
-"""An option of malloc.h: freed blocks of so many bytes go back to the system."""
-SMALL = 500_000_000
-"""Parameters of a model that is loaded again and run on a few tokens."""
+M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 20  # of malloc.h: freed blocks of so many bytes go back to the system
+SMALL = 500_000_000  # parameters of a model that is loaded again and run on a few tokens
 TOKENS = 16
 
-Read = Callable[[], Mapping[str, Tensor]]
-"""Gives a layer's tensors in main memory, by their names inside the layer."""
+Read = Callable[[], Mapping[str, Tensor]]  # gives a layer's tensors in main memory, by their names inside the layer
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,7 @@ class Place:
 
     names: dict[str, list[str]]
     """Pattern of the converter -> the tensors that match it, in order; without one, the tensor alone."""
-    converter: Any = None
-    """transformers' way to make it of several, by operations one after the other."""
+    converter: Any = None  # transformers' way to make it of several, by operations one after the other
 
     def merged(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The tensor, of its pieces by name."""
@@ -72,8 +68,7 @@ class Shards:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        self.files = tensor_files(self.folder)
-        """Tensor name -> file name."""
+        self.files = tensor_files(self.folder)  # tensor name -> file name
 
     @property
     def num_bytes(self) -> int:
@@ -150,8 +145,7 @@ class LayerStore:
         self.peek: Callable[[int, str, Any], Tensor] = peek or (lambda i, name, key: self.sources[i]()[name][key])
         """Layer, name and index -> that part of the tensor, without reading the rest where it can be avoided."""
         self.present_now: set[int] = set()
-        self._called: set[int] = set()
-        """Layers that are here for one call only."""
+        self._called: set[int] = set()  # layers that are here for one call only
         self._ahead: tuple[int, Future[dict[str, Tensor]] | None] = -1, None
         self._last = -1
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trisect-read")
@@ -244,8 +238,7 @@ def walk(model: Any, *, backwards: bool = False) -> Iterator[LayerView]:
 
 
 STREAM = ("auto", "on", "off")
-ROOM = 0.5
-"""A model may take this share of the memory that is free before its layers are streamed."""
+ROOM = 0.5  # a model may take this share of the memory that is free before its layers are streamed
 
 
 def to_be_streamed(asked: str, source: Source, *, device: str, growth: float = 1.0) -> bool:
