@@ -76,7 +76,7 @@ SUBJECTS = {
         ASSETS / "data/wikitext-2/valid.txt",
         ASSETS / "data/wikitext-2/test.txt",
         ("--samples", "8", "--length", "512", "--eval-windows", "2"),
-        ("--ratio", "0.125", "--parts", "mlp"),
+        ("--ratio", "0.25", "--parts", "mlp"),
     ),
 }
 SETTINGS = ("--portable", "--dtype", "float32")
