@@ -93,9 +93,9 @@ class Folder:
     def claimed(self, key: str) -> Iterator[bool]:
         """Whether a cell is this process's to run; several may work on one recipe."""
         with ExitStack() as stack:
-            mine = True
             try:
                 stack.enter_context(files.locked(self.cache / f"{key}.lock", "a cell of another process"))
+                mine = True
             except TrisectError:
                 mine = False
             yield mine
@@ -254,11 +254,8 @@ def page(recipe: Recipe, models: Sequence[ModelOutcome]) -> str:
 
 def _table(recipe: Recipe, model: ModelOutcome, failures: Sequence[CellOutcome]) -> str:
     """A line for each cell, the dense model first, then ratio by ratio."""
-    values: dict[str, Any] = {}  # column -> its number for an outcome, or None: less is better
-    for number, text in enumerate(model.model.evaluations):
-        values[text.name] = lambda outcome, number=number: outcome.perplexity(number)
-    for task in dict.fromkeys(name for outcome in model.outcomes for name in outcome.accuracies()):
-        values[task] = lambda outcome, task=task: -outcome.accuracies()[task] if task in outcome.accuracies() else None
+    texts = [text.name for text in model.model.evaluations]
+    tasks = list(dict.fromkeys(task for outcome in model.outcomes for task in outcome.accuracies()))
     lines = []
     for outcome in sorted(model.outcomes, key=lambda outcome: outcome.cell.ratio):
         cell, receipt = outcome.cell, outcome.receipt
@@ -266,16 +263,23 @@ def _table(recipe: Recipe, model: ModelOutcome, failures: Sequence[CellOutcome])
         if recipe.kv:
             line.append("-" if receipt is None else f"{receipt.kv_bytes_per_token:,}")
         rivals = [other for other in model.outcomes if outcome.competes_with(other)]
-        for number, value in enumerate(values.values()):
-            own = value(outcome)
-            said = "-" if own is None else f"{-own:.4f}"
-            if number < len(model.model.evaluations):
-                said = _perplexity(own, None if outcome is model.dense else model.increase(outcome, number))
-            known = [rank for rival in rivals if (rank := value(rival)) is not None]
-            line.append(f"**{said}**" if len(known) > 1 and own == min(known) else said)
+        for number in range(len(texts)):
+            own = outcome.perplexity(number)
+            increase = None if outcome is model.dense else model.increase(outcome, number)
+            known = [value for rival in rivals if (value := rival.perplexity(number)) is not None]
+            line.append(_bold(_perplexity(own, increase), len(known) > 1 and own == min(known)))
+        for task in tasks:
+            score = outcome.accuracies().get(task)
+            scores = [rival.accuracies()[task] for rival in rivals if task in rival.accuracies()]
+            said = "-" if score is None else f"{score:.4f}"
+            line.append(_bold(said, len(scores) > 1 and score == max(scores)))
         lines.append(line)
-    head = ["method", "ratio", "removed", *(["KV bytes per token"] if recipe.kv else []), *values]
+    head = ["method", "ratio", "removed", *(["KV bytes per token"] if recipe.kv else []), *texts, *tasks]
     return markdown(head, lines).rstrip()
+
+
+def _bold(text: str, best: bool) -> str:
+    return f"**{text}**" if best else text
 
 
 def _removed(outcome: CellOutcome, failures: Sequence[CellOutcome]) -> str:

@@ -22,21 +22,13 @@ AUTO_SIZES = (128, 64, 32, 16, 8)
 """Group sizes that `auto` tries for a layer, in this order."""
 
 
-def _library(backend: str) -> tuple[Any, Any]:
-    """The function that quantises, and its settings."""
-    if backend == "hqq":
-        from hqq.core.quantize import BaseQuantizeConfig, Quantizer
-
-        return Quantizer.quantize, BaseQuantizeConfig
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    return quantize_, Int8WeightOnlyConfig
-
-
 def require(backend: str) -> None:
     """Refuse before the work, if the library is not installed."""
     try:
-        _library(backend)
+        if backend == "hqq":
+            import hqq.core.quantize  # noqa: F401
+        else:
+            import torchao.quantization  # noqa: F401
     except ImportError as error:
         raise TrisectError(
             f"Quantising with {backend} needs packages that are not installed ({error}); "
@@ -46,9 +38,10 @@ def require(backend: str) -> None:
 
 def hqq_levels(weight: Tensor, *, bits: int, group_size: int) -> tuple[Levels, Packing]:
     """HQQ with its own defaults, groups along the inputs; weight is (out, in)."""
-    quantize, config = _library("hqq")
-    settings = config(nbits=bits, group_size=group_size, axis=1)["weight_quant_params"]
-    values, meta = quantize(weight.float(), **settings, bitpack=False, device=str(weight.device))
+    from hqq.core.quantize import BaseQuantizeConfig, Quantizer
+
+    settings = BaseQuantizeConfig(nbits=bits, group_size=group_size, axis=1)["weight_quant_params"]
+    values, meta = Quantizer.quantize(weight.float(), **settings, bitpack=False, device=str(weight.device))
     out, groups = len(weight), weight.shape[1] // group_size
     scale, zero = (meta[name].view(out, groups) for name in ("scale", "zero"))
     # HQQ keeps scales and zeros in 16 bits; far from zero, a group of almost equal weights can exceed them.
@@ -59,11 +52,12 @@ def hqq_levels(weight: Tensor, *, bits: int, group_size: int) -> tuple[Levels, P
 
 def torchao_levels(weight: Tensor) -> tuple[Levels, Packing]:
     """torchao's int8 weights: symmetric, one float32 scale per output; weight is (out, in)."""
-    quantize, config = _library("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
     linear = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
     linear.weight = nn.Parameter(weight.float(), requires_grad=False)
     # Its settings for torch.compile are for the whole process, which is not ours to configure.
-    quantize(linear, config(set_inductor_config=False))
+    quantize_(linear, Int8WeightOnlyConfig(set_inductor_config=False))
     held: Any = linear.weight
     values = (held.qdata.to(torch.int16) + 128).to(torch.uint8)
     packing = Packing(bits=8, group_size=weight.shape[1], scales="float32", symmetric=True)
@@ -161,9 +155,11 @@ def quantize_model(
 def quantized_linear(old: nn.Module, config: QuantizeConfig, group_size: int) -> QuantizedLinear:
     """One linear module, nn.Linear or GPT-2's Conv1D, in fewer bits."""
     weight: Tensor = weight_of(old).T.contiguous()  # (out, in), also for GPT-2's transposed layers
-    hqq, bias = config.backend == "hqq", bias_of(old)
-    how = hqq_levels(weight, bits=config.bits, group_size=group_size) if hqq else torchao_levels(weight)
-    levels, packing = how
+    bias = bias_of(old)
+    if config.backend == "hqq":
+        levels, packing = hqq_levels(weight, bits=config.bits, group_size=group_size)
+    else:
+        levels, packing = torchao_levels(weight)
     with torch.device("meta"):
         new = QuantizedLinear(weight.shape[1], len(weight), packing, bias=bias is not None)
     new.fill(levels, bias)

@@ -35,7 +35,7 @@ def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title
 
 
 def loss_map(run: Run) -> list[HeatMap]:
-    """Share of each local objective that is lost, as the solvers predicted it; like others, none where unknown."""
+    """Share of each local objective that is lost, as the solvers predicted it; no figure where nothing is known."""
     rows: dict[str, list[float | None]] = {}
     for loss in run.compression.losses:
         if loss.share is not None and loss.layer < len(run.after.layers):
