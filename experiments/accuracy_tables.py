@@ -221,7 +221,8 @@ def finetune_figure(plot: Plot) -> None:
         if row["name"] in TUNED_ON_C4:
             for part in row["held_out"]:
                 was, now = part["before"], part["after"]
-                label = f"{row['removed']:.1%}: {Path(was['data']).stem.partition('-')[0]}"
+                text = next(name for name in ("wikitext-2", "c4", "alpaca") if name in was["data"])
+                label = f"{row['removed']:.1%}: {text}"
                 falls[label] = 100 * (1 - now["perplexity"] / was["perplexity"])
     plot.bars(falls)
     plot.label("SmolLM2-135M tuned on C4", "fall of perplexity (%) by share removed and text", "", legend=False)

@@ -38,10 +38,10 @@ Progress = Callable[[int, int], None]
 
 
 class Stopped(KeyboardInterrupt):
-    """Tuning was interrupted between two steps; the same command goes on from there."""
+    """Tuning was interrupted between two steps; the same command resumes there."""
 
     def __init__(self, step: int, total: int, state: Path | None):
-        kept = "" if state is None else f"; the run is in {state}. The same command goes on from there"
+        kept = "" if state is None else f"; the run is in {state}. The same command resumes there"
         super().__init__(f"Stopped after step {step} of {total}{kept}.")
         self.step, self.total, self.state = step, total, state
 
@@ -64,7 +64,7 @@ def finetune(
     save_every: int = 50,
     progress: Progress = lambda done, total: None,
 ) -> Tuned:
-    """Tune a model in place, compressed or dense. A run whose file `state` is there goes on from it.
+    """Tune a model in place, compressed or dense. Resumes from the file `state` where there is one.
 
     Torch's own random numbers are the same afterwards as before. An interruption leaves the model adapted.
     """
