@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trisect.solve.lowrank import InputWeight, LowRank, diagonal_weight, gram_weight, low_rank
+from trisect.solve.lowrank import LowRank, factor, low_rank
 
 few = settings(deadline=None, max_examples=40)
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 9))
@@ -20,15 +20,15 @@ def error(W: Tensor, product: Tensor, root: Tensor) -> float:
     return (root @ (W - product)).square().sum().item()
 
 
-def weights(kind: str, seed: int, inputs: int) -> tuple[InputWeight | None, Tensor]:
+def weights(kind: str, seed: int, inputs: int) -> tuple[Tensor | None, Tensor]:
     """A weight, and the same as a plain matrix L."""
     if kind == "none":
         return None, torch.eye(inputs, dtype=torch.float64)
     if kind == "diagonal":
         scale = draw(seed, inputs).abs()
-        return diagonal_weight(scale), scale.diag()
+        return scale, scale.diag()
     X = draw(seed, 3 * inputs, inputs) / (3 * inputs) ** 0.5
-    return gram_weight(X.mT @ X), X
+    return factor(X.mT @ X).root, X
 
 
 @pytest.mark.parametrize("kind", ["none", "diagonal", "gram"])
@@ -60,7 +60,7 @@ def test_grams_of_few_tokens_work_and_full_rank_gives_the_map_back(
     shape: tuple[int, int], seed: int, tokens: int, data: st.DataObject
 ) -> None:
     W, X = draw(seed, *shape), draw(seed + 1, tokens, shape[0]) / tokens**0.5
-    weight = gram_weight(X.mT @ X)
+    weight = factor(X.mT @ X).root
     rank = data.draw(st.integers(1, min(shape)))
     best = low_rank(W, rank, weight)
     assert best.A.isfinite().all()
@@ -73,15 +73,15 @@ def test_grams_of_few_tokens_work_and_full_rank_gives_the_map_back(
 def test_ranks_to_spare_go_to_what_no_token_has_shown() -> None:
     W = draw(0, 8, 6)
     X = draw(1, 2, 8)  # two tokens, so that rank 2 is enough for them
-    best = low_rank(W, 4, gram_weight(X.mT @ X))
+    best = low_rank(W, 4, factor(X.mT @ X).root)
     torch.testing.assert_close(X @ best.A @ best.B, X @ W)
-    two = low_rank(W, 2, gram_weight(X.mT @ X))
+    two = low_rank(W, 2, factor(X.mT @ X).root)
     rest = torch.linalg.svdvals(W - two.A @ two.B)
     assert (W - best.A @ best.B).square().sum().item() == pytest.approx(rest[2:].square().sum().item())
 
 
-@pytest.mark.parametrize("weight", [gram_weight(torch.zeros(5, 5)), diagonal_weight(torch.zeros(5))])
-def test_a_silent_input_leaves_the_plain_svd(weight: InputWeight) -> None:
+@pytest.mark.parametrize("weight", [factor(torch.zeros(5, 5)).root, torch.zeros(5)])
+def test_a_silent_input_leaves_the_plain_svd(weight: Tensor) -> None:
     W = draw(0, 5, 4)
     silent, plain = low_rank(W, 2, weight), low_rank(W, 2)
     torch.testing.assert_close(silent.A @ silent.B, plain.A @ plain.B)
@@ -99,7 +99,7 @@ def test_a_map_of_zeros_stays_one() -> None:
 def test_both_sides_have_the_same_norm_and_survive_half_precision(size: float) -> None:
     W = size * draw(0, 12, 9)
     X = draw(1, 60, 12) * torch.logspace(0, -5, 12, dtype=torch.float64)
-    best: LowRank = low_rank(W, 7, gram_weight(X.mT @ X))
+    best: LowRank = low_rank(W, 7, factor(X.mT @ X).root)
     torch.testing.assert_close(best.A.norm(dim=0), best.B.norm(dim=1))
     product = best.A.half().double() @ best.B.half().double()
     torch.testing.assert_close(product, best.A @ best.B, rtol=0, atol=4e-3 * size)
@@ -107,7 +107,7 @@ def test_both_sides_have_the_same_norm_and_survive_half_precision(size: float) -
 
 def test_wider_is_never_worse_and_narrower_is_a_slice() -> None:
     W, X = draw(0, 10, 8), draw(1, 40, 10)
-    weight = gram_weight(X.mT @ X)
+    weight = factor(X.mT @ X).root
     found = [low_rank(W, rank, weight) for rank in range(1, 9)]
     for narrow, wide in zip(found, found[1:], strict=False):
         assert wide.loss <= narrow.loss

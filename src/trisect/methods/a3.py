@@ -67,7 +67,8 @@ def unrotated(part: QK, C_q: Tensor, C_k: Tensor) -> Basis | Channels:
 def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, of: str = "a") -> Shrunk:
     """One value basis per value head, each query head's output rows mapped along.    [math.md OV-1, OV-2]"""
     refuse_shared_output(part)
-    C = ov_moment(part, moments, of=of)  # (k, d, d)
+    # C_a of each value head; shared ones, and those of `of` "v", before attention weights them; "W": with R = I.
+    C = weight_moment(part.W_v, part.b_v) if of == "W" else need(moments, of if part.group == 1 else "v")  # (k, d, d)
     W_o = part.W_o.to(SOLVE_DTYPE)
     M = (W_o @ W_o.mT).unflatten(0, (-1, part.group)).sum(dim=1)  # (h, d, d) -> (k, d, d)
     basis: Basis | Channels = shared_basis(C, M)
@@ -97,7 +98,7 @@ def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -
     # the KV cache.
     refuse_shared_output(part)
     if part.W_g is not None:
-        return Shrunk.untouched(part, "OV left whole: a gate stands in front of W_o")
+        return Shrunk(part=part, loss=0.0, total=0.0, note="OV left whole: a gate stands in front of W_o")
     if part.group != 1:
         raise TrisectError(
             "a3-ov-overall needs one value head per query head (MHA); this layer shares each value head "
@@ -141,13 +142,6 @@ def qk_moments(part: QK, moments: Moments, *, by_weight: str = "") -> tuple[Tens
     return sum_groups(C_q, part.group), C_k
 
 
-def ov_moment(part: OV, moments: Moments, *, of: str = "a") -> Tensor:
-    """C_a of each value head; shared ones, and those of `of` "v", before attention weights them; "W": with R = I."""
-    if of == "W":
-        return weight_moment(part.W_v, part.b_v)
-    return need(moments, of if part.group == 1 else "v")
-
-
 def renormalise(
     part: QK, solution: Shrunk, kept: Tensor, rest: Basis | Channels, moments: Moments, options: Options
 ) -> Shrunk:
@@ -171,7 +165,7 @@ def renormalise(
     if error > options.qk_norm_tolerance:
         limit = f"qk_norm_tolerance {options.qk_norm_tolerance:.1%}"
         note = f"QK left whole: its norm would be off by {error:.1%} ({limit})"
-        return Shrunk.untouched(part, note, solution.total)
+        return Shrunk(part=part, loss=0.0, total=solution.total, note=note)
     return replace(solution, part=replace(solution.part, **norms), note=f"norm corrected, off by {error:.1%}")
 
 

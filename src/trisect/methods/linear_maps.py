@@ -18,12 +18,12 @@ from torch.nn.functional import pad
 from trisect.methods.fold import like
 from trisect.methods.method import LinearMethod, MaskMethod, Options, Solver, need, reads
 from trisect.records.parts import INPUTS, Factored, Linear, Masked, Moments
-from trisect.solve.lowrank import SOLVE_DTYPE, InputWeight, diagonal_weight, gram_weight, low_rank
+from trisect.solve.lowrank import SOLVE_DTYPE, factor, low_rank
 from trisect.solve.ridge import Regression, ridge
 
 ASVD_ALPHA = 0.5  # the exponent of ASVD's paper
 REFIT_RIDGE = 1e-6  # above the rounding of Grams whose batches are summed in float32; far below what moves a loss
-Weigh = Callable[[Tensor], InputWeight]  # what errors count by, from a moment of the inputs
+Weigh = Callable[[Tensor], Tensor]  # L, (in,), from a moment of the inputs
 GROUP = 4  # heads that share a latent, where their number allows: the group size of Palu's paper
 
 
@@ -51,17 +51,25 @@ def kept_per_output(inputs: int, outputs: int, heads: int, ratio: float) -> int:
 def solve_weighted(
     part: Linear, moments: Moments, width: int, options: Options, *, moment: str = "", weigh: Weigh | None = None
 ) -> Factored:
-    """The truncated SVD of L W, L undone again; L is what `weigh` makes of a moment, or I.  [math.md L-2, L-3]"""
-    weight = None if weigh is None else weigh(need(moments, _filled(moment, part.name)))
-    best = low_rank(part.W, width, weight)
-    return _factored(part, best.A, best.B.unsqueeze(0), loss=best.loss, total=best.total, clipped=best.clipped)
+    """The truncated SVD of L W, L undone again; of a Gram, L is a root.               [math.md L-2, L-3]"""
+    # The root comes from an eigendecomposition, which is SVD-LLM V2's own choice. Any other root, SVD-LLM's Cholesky
+    # factor among them, gives the same product where it exists.
+    L, clipped = None, 0.0
+    if weigh is not None:
+        L = weigh(need(moments, _filled(moment, part.name)))
+    elif moment:
+        root = factor(need(moments, _filled(moment, part.name)))
+        L, clipped = root.root, root.clipped
+    best = low_rank(part.W, width, L)
+    return _factored(part, best.A, best.B.unsqueeze(0), loss=best.loss, total=best.total, clipped=clipped)
 
 
 def solve_sequential(part: Linear, moments: Moments, width: int, options: Options) -> Factored:
     """SVD-LLM, then B again by least squares on what the layers cut so far really feed.     [math.md L-5]"""
     # The refit pulls towards the B it starts from, so that directions the narrow stream never shows keep it.
     source = INPUTS[part.name]
-    best = low_rank(part.W, width, gram_weight(need(moments, f"{source}_gram")))
+    root = factor(need(moments, f"{source}_gram"))
+    best = low_rank(part.W, width, root.root)
     W = part.W.to(SOLVE_DTYPE)
     gram = need(moments, f"narrow_{source}_gram").to(SOLVE_DTYPE)  # (in, in)
     target = gram @ W
@@ -69,17 +77,17 @@ def solve_sequential(part: Linear, moments: Moments, width: int, options: Option
     B = ridge(problem.mapped(best.A), best.B, REFIT_RIDGE)
     error = W - best.A @ B
     loss = max(0.0, (error * (gram @ error)).sum().item())
-    return _factored(part, best.A, B.unsqueeze(0), loss=loss, total=problem.energy.item(), clipped=best.clipped)
+    return _factored(part, best.A, B.unsqueeze(0), loss=loss, total=problem.energy.item(), clipped=root.clipped)
 
 
 def solve_group_heads(part: Linear, moments: Moments, width: int, options: Options) -> Factored:
     """A whitened SVD for each group of heads by itself.                                     [math.md L-6]"""
-    weight = gram_weight(need(moments, "x_gram"))
+    root = factor(need(moments, "x_gram"))
     W = part.W.unflatten(-1, (head_groups(part.heads), -1)).movedim(1, 0)  # (in, out) -> (g, in, s d)
-    best = [low_rank(columns, width, weight) for columns in W]
+    best = [low_rank(columns, width, root.root) for columns in W]
     A, B = torch.cat([group.A for group in best], dim=1), torch.stack([group.B for group in best])
     loss, total = sum(group.loss for group in best), sum(group.total for group in best)
-    return replace(_factored(part, A, B, loss=loss, total=total, clipped=weight.clipped), cached=True)
+    return replace(_factored(part, A, B, loss=loss, total=total, clipped=root.clipped), cached=True)
 
 
 def _factored(part: Linear, A: Tensor, B: Tensor, **outcome: Any) -> Factored:
@@ -143,24 +151,17 @@ FWSVD = _svd(
     "fwsvd",
     "Baseline: SVD with rows weighted by Fisher information.",
     "{map}_fisher",
-    lambda fisher: diagonal_weight(fisher.sqrt()),  # of all weights behind an input
+    torch.sqrt,  # of the information of all weights behind an input
 )
 ASVD = _svd(
     "asvd",
     "Baseline: SVD with inputs scaled by their mean magnitude, ranks by sensitivity.",
     "{input}_abs",
-    lambda magnitude: diagonal_weight(magnitude.pow(ASVD_ALPHA)),
+    lambda magnitude: magnitude.pow(ASVD_ALPHA),
     search="sensitivity",
     allocate="search",
 )
-# The root of the Gram comes from an eigendecomposition, which is SVD-LLM V2's own choice. Any other root, SVD-LLM's
-# Cholesky factor among them, gives the same product where it exists.
-SVD_LLM = _svd(
-    "svd-llm",
-    "Baseline: SVD of whitened linear maps, the optimum for each of them alone.",
-    "{input}_gram",
-    gram_weight,
-)
+SVD_LLM = _svd("svd-llm", "Baseline: SVD of whitened linear maps, the optimum for each of them alone.", "{input}_gram")
 SVD_LLM_SEQUENTIAL = _svd(
     "svd-llm-sequential",
     "Baseline: SVD-LLM with its closed-form update on the narrow model's inputs.",

@@ -118,7 +118,7 @@ def solve(method: Method, component: str, part: Part, moments: Moments, *, width
         # Ranks and kept weights go up to different numbers; the solvers know at which nothing is lost.
         return method.solvers[component](part, moments, width, options)
     if width == part.width and not (method.streams == "narrow" and moments):
-        return Shrunk.untouched(part, "full width")
+        return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
     if width > part.width:
         raise TrisectError(
             f"{component} has width {part.width} and cannot be widened to {width}; plan a smaller width."

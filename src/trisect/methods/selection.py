@@ -50,13 +50,14 @@ def channel_sizes(W: Tensor, b: Tensor | None, norm: Tensor | None, x: Tensor | 
 def solve_clover_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
     """A3's QK solver with R = I; a norm's denominator takes statistics, and here are none.    [math.md L-7]"""
     if part.norm_q is not None:
-        return Shrunk.untouched(part, "QK left whole: clover reads no statistics that could correct its norm")
+        note = "QK left whole: clover reads no statistics that could correct its norm"
+        return Shrunk(part=part, loss=0.0, total=0.0, note=note)
     return a3.solve_qk(part, moments, width, options, by_weight="qk")
 
 
 def leave(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
     """A layer without experts, between others that have some, stays as it is."""
-    return Shrunk.untouched(part, "one MLP: there is nothing to drop")
+    return Shrunk(part=part, loss=0.0, total=0.0, note="one MLP: there is nothing to drop")
 
 
 def _selection(name: str, summary: str, *, qk: str = "", mlp: str = "", **how: Any) -> ComponentMethod:

@@ -177,11 +177,6 @@ class Shrunk(Outcome):
 
     part: Part
 
-    @classmethod
-    def untouched(cls, part: Part, note: str, total: float = 0.0) -> "Shrunk":
-        """The component as it is, and why."""
-        return cls(part=part, loss=0.0, total=total, note=note)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Factored(Outcome):

@@ -157,18 +157,6 @@ LARGE = 256  # matrices with both sides at least this long are solved through th
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputWeight:
-    """What an error counts by the input it meets."""
-
-    root: Tensor  # L: (in,) for a diagonal, (in, in) otherwise
-    clipped: float = 0.0  # share of input directions below the numerical floor: errors there count nothing
-
-    def times(self, W: Tensor) -> Tensor:
-        """L W."""
-        return self.root.unsqueeze(-1) * W if self.root.ndim == 1 else self.root @ W
-
-
-@dataclass(frozen=True, kw_only=True)
 class LowRank:
     """One linear map as two, each pair of column and row with the norm shared evenly between them."""
 
@@ -176,26 +164,16 @@ class LowRank:
     B: Tensor  # (r, out)
     loss: float  # |L (W - A B)|^2, exactly: the squared singular values left out
     total: float
-    clipped: float
 
 
-def diagonal_weight(scale: Tensor) -> InputWeight:
-    """L = diag(scale), of an (in,) vector without negative entries; zeros are allowed."""
-    return InputWeight(root=scale.to(SOLVE_DTYPE))
-
-
-def gram_weight(gram: Tensor) -> InputWeight:
-    """L with L^T L = gram, (in, in), which may be singular.                                 [math.md N-1]"""
-    found = factor(gram)
-    return InputWeight(root=found.root, clipped=found.clipped)
-
-
-def low_rank(W: Tensor, rank: int, weight: InputWeight | None = None) -> LowRank:
-    """Rank-r factors of W (in, out); without a weight, the plain truncated SVD.             [math.md L-2]"""
+def low_rank(W: Tensor, rank: int, L: Tensor | None = None) -> LowRank:
+    """Rank-r factors of W (in, out); L is (in, in), (in,) for a diagonal, None for the identity.   [math.md L-2]"""
     # With L W = U S V^T the papers write A B = L^-1 U_r S_r V_r^T. The same product is W V_r V_r^T, which needs
     # no inverse of L and so exists for every L.
     W = W.to(SOLVE_DTYPE)
-    seen = W if weight is None else weight.times(W)
+    seen = W
+    if L is not None:
+        seen = L.to(SOLVE_DTYPE).unsqueeze(-1) * W if L.ndim == 1 else L @ W
     values, Vh, audible = _right_singular(seen)
     rank = min(rank, len(values))
     found_rank = min(rank, audible)
@@ -210,13 +188,7 @@ def low_rank(W: Tensor, rank: int, weight: InputWeight | None = None) -> LowRank
     size = A.norm(dim=0)
     scale = torch.where(size > 0, size, 1.0).sqrt()
     A, B, energy = A / scale, scale.unsqueeze(-1) * B, values.square()
-    return LowRank(
-        A=A,
-        B=B,
-        loss=energy[rank:].sum().item(),
-        total=energy.sum().item(),
-        clipped=0.0 if weight is None else weight.clipped,
-    )
+    return LowRank(A=A, B=B, loss=energy[rank:].sum().item(), total=energy.sum().item())
 
 
 def _right_singular(M: Tensor) -> tuple[Tensor, Tensor, int]:
