@@ -44,7 +44,7 @@ def test_component_costs_and_the_fixed_rest_are_the_whole_budget(layer, unit, ne
     after = getattr(budget_of(model_shape(layer, narrow, other=7)), FIELDS[unit])
     first = sum(costs.full(0, part) for part in COMPONENTS)
     second = sum(costs.of(1, part, width) for part, width in zip(COMPONENTS, new, strict=True))
-    assert first + second + costs.fixed(0) + costs.fixed(1) + costs.outside() == after
+    assert first + second + costs.fixed(0) + costs.fixed(1) + (7 if unit == "params" else 0) == after
     assert costs.whole() == getattr(budget_of(costs.shape), FIELDS[unit])
 
 

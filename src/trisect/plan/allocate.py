@@ -194,10 +194,10 @@ def search_planner(problem: Problem, curves: Curves) -> Planner:
         widths = dict(width for choice in spend(items, budget=budget) for width in choice.widths)
         # Single components a step wider or narrower, until less than one of their steps is left.
         here = [_choice(problem, curves, key, width) for key, width in widths.items()]
-        steps = []
-        for key, choice in zip(widths, here, strict=True):
-            others = [other for other in single[key] if other.width != choice.width]
-            steps.append(sorted([choice, *others], key=lambda choice: choice.width))
+        steps = [
+            sorted({choice, *single[key]}, key=lambda choice: choice.width)
+            for key, choice in zip(widths, here, strict=True)
+        ]
         last = settled(steps, here, budget=budget, at_least=problem.at_least)
         return problem.plan({key: choice.width for key, choice in zip(widths, last, strict=True)})
 
@@ -402,10 +402,8 @@ def _largest_share(problem: Problem, groups: Sequence[Group], budget: int) -> li
     for _ in range(BISECTIONS):
         middle = (fitting + beyond) / 2
         steps = [round(group.steps_at(middle)) for group in groups]
-        if problem.fits(sum(map(Group.cost, groups, steps)), budget):
-            fitting = middle
-        else:
-            beyond = middle
+        fits = problem.fits(sum(map(Group.cost, groups, steps)), budget)
+        fitting, beyond = (middle, beyond) if fits else (fitting, middle)
     return [round(group.steps_at(fitting)) for group in groups]
 
 

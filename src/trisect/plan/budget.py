@@ -76,9 +76,7 @@ class Flops:
 
 def budget_of(shape: ModelShape) -> Budget:
     """Count a model."""
-    components = {
-        component: sum(matrix_parameters(layer, component) for layer in shape.layers) for component in COMPONENTS
-    }
+    components = {part: sum(matrix_parameters(layer, part) for layer in shape.layers) for part in COMPONENTS}
     linear = sum(components.values())
     biases = sum(bias_parameters(layer) for layer in shape.layers)
     cached = sum(cached_channels(layer) for layer in shape.layers)
@@ -230,8 +228,7 @@ class LatencyTable:
 
     def nanoseconds(self, layer: LayerShape, component: str, width: int) -> int:
         """Rounded up, so that a plan within its budget is within it in seconds too."""
-        # Below the narrowest width measured the time stays what it was there: nothing narrower was seen to
-        # be faster.
+        # Below the narrowest width measured the time stays: nothing narrower was seen to be faster.
         key = key_of(component, layer.d_model, layer.heads, layer.kv_heads)
         points = self.seconds.get(key)
         if points is None or width > max(points):
@@ -275,8 +272,7 @@ def read_latency(path: str | Path) -> LatencyTable:
 
 def key_of(component: str, d_model: int, heads: int, kv_heads: int) -> ShapeKey:
     """What decides a component's matrix shapes beside its width."""
-    headless = component in HEADLESS
-    return (component, d_model, 0, 0) if headless else (component, d_model, heads, kv_heads)
+    return (component, d_model, 0, 0) if component in HEADLESS else (component, d_model, heads, kv_heads)
 
 
 FIELDS = {
@@ -314,15 +310,12 @@ class Costs:
         bare = self.shape.layers[layer].with_widths(qk=0, pairs=0, vo=0, mlp=0)
         return _total(bare, self.unit, self.shape.bytes_per_element)
 
-    def outside(self) -> int:
-        """What the whole model costs beside its layers."""
-        return self.shape.other_parameters if self.unit == "params" else 0
-
     def whole(self) -> int:
-        """The whole model."""
+        """The whole model, with what it has beside its layers."""
         layers = range(len(self.shape.layers))
         parts = sum(self.full(layer, part) for layer in layers for part in COMPONENTS)
-        return parts + sum(self.fixed(layer) for layer in layers) + self.outside()
+        outside = self.shape.other_parameters if self.unit == "params" else 0
+        return parts + sum(self.fixed(layer) for layer in layers) + outside
 
 
 @lru_cache(maxsize=4096)

@@ -168,10 +168,7 @@ def smallest_within(
             trials.append(known)
             if rise < math.inf and 0 < expected(budget) < math.inf:
                 scale = max(rise, NEGLIGIBLE * bound) / expected(budget)
-        if known.inside:
-            inside = budget
-        else:
-            outside = budget
+        inside, outside = (budget, outside) if known.inside else (inside, budget)
     return _best(trials), trials
 
 
@@ -194,13 +191,12 @@ def predicted_within(problem: Problem, planner: Planner, curves: Curves) -> Plan
 
 def _aimed(expected: Callable[[int], float], target: float, outside: int, inside: int) -> int:
     """The smallest budget in between that is expected to lose no more than the target."""
-    low, high = outside, inside
     for _ in range(12):
-        middle = (low + high) // 2
-        if middle in (low, high):
+        middle = (outside + inside) // 2
+        if middle in (outside, inside):
             break
-        low, high = (low, middle) if expected(middle) <= target else (middle, high)
-    return high
+        outside, inside = (outside, middle) if expected(middle) <= target else (middle, inside)
+    return inside
 
 
 def _best(trials: list[Trial]) -> Trial:

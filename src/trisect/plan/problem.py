@@ -66,11 +66,6 @@ def grid_of(layer: LayerShape, component: str, *, align: int | None) -> Grid:
     return Grid(width=width, step=step, minimum=min(step, width), nearest=True)
 
 
-def pairs_at(layer: LayerShape, *, qk: int) -> int:
-    """Rotation pairs in a head narrowed to `qk`: exact with full RoPE, at most with partial."""
-    return min(layer.pairs, qk // 2)
-
-
 Key = tuple[int, str]  # layer and component
 
 
@@ -126,8 +121,8 @@ class Problem:
         layers = list(map(widths_of, self.shape.layers))
         for (layer, part), width in widths.items():
             layers[layer] = replace(layers[layer], **{WIDTH_FIELDS[part]: width})
-            if part == "qk":
-                layers[layer] = replace(layers[layer], pairs=pairs_at(self.shape.layers[layer], qk=width))
+            if part == "qk":  # exact with full RoPE, at most with partial
+                layers[layer] = replace(layers[layer], pairs=min(layers[layer].pairs, width // 2))
         plan = Plan(layers=tuple(layers), method=self.config.method, ratio=0.0, align=self.config.align)
         if isinstance(self.config.goal, Share) and self.config.goal.budget == "params":
             return replace(plan, ratio=self.config.goal.removed)
@@ -137,23 +132,23 @@ class Problem:
 
     def check_reach(self, least: int, *, curved: bool) -> None:
         """Refuse a budget below `least`, the cost of the narrowest widths, and a size the model has."""
-        goal = self.config.goal
-        if self.budget >= self.full and isinstance(goal, Limit):
+        goal, limit = self.config.goal, isinstance(self.config.goal, Limit)
+        if self.budget >= self.full and limit:
             raise TrisectError(f"The model already fits {goal}: it has {self.full + self.fixed:,}; ask for less.")
         if least <= self.budget:
             return
         if least == self.full:
             raise TrisectError(f"The model is too narrow to be cut at all{self._on_grid()}.")
         why = "the measured curves, the grid and the floor" if curved else "the grid and the floor"
-        if isinstance(self.config.goal, Limit):
+        if limit:
             raise TrisectError(
-                f"{self.config.goal} cannot be reached: with these parts and layers, {why} leave "
+                f"{goal} cannot be reached: with these parts and layers, {why} leave "
                 f"{least + self.fixed:,}; ask for that much or more."
             )
         hundredths = 100 * (self.full - least) // (self.full + self.fixed)
         finer = "" if self.config.align is None or self.tied else ", or --align none"
         raise TrisectError(
-            f"{str(self.config.goal).capitalize()} is out of reach: with these parts and layers, {why} "
+            f"{str(goal).capitalize()} is out of reach: with these parts and layers, {why} "
             f"reach {hundredths / 100:.2f}; ask for less{', or --allocate uniform' if curved else finer}."
         )
 

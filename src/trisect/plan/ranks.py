@@ -52,9 +52,8 @@ def loss_ratios(losses: Mapping[Key, float], ratio: float) -> dict[Key, float]:
     `losses` are Frobenius norms over all calibration tokens at the common ratio (`truncation_loss`). The mean
     over each type is `ratio`.
     """
-    types = sorted({name for _, name in losses})
     ratios: dict[Key, float] = {}
-    for kind in types:
+    for kind in {name for _, name in losses}:
         weights = {key: 1 / math.log(max(loss, SMALLEST_LOSS)) for key, loss in losses.items() if key[1] == kind}
         ratios |= spread(weights, mean=ratio, most=max(MOST_REMOVED, ratio))
     return {key: ratios[key] for key in losses}
@@ -105,9 +104,8 @@ def sensitivity_ranks(
         shares = dict.fromkeys(sizes, 1.0)
         for key, share in cuts[harmful:]:
             shares[key] = min(shares[key], share)
-        return {
-            key: min(sizes[key][:2]) if share >= 1 else rule(*sizes[key], 1 - share) for key, share in shares.items()
-        }
+        whole = {key: min(sizes[key][:2]) for key in shares}
+        return {key: whole[key] if share >= 1 else rule(*sizes[key], 1 - share) for key, share in shares.items()}
 
     low, high = 0, len(cuts)  # forbidding more never makes a model smaller, so bisection finds the most
     while low < high:

@@ -10,7 +10,6 @@ LINEARS = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
 INPUTS = {"q": "x", "k": "x", "v": "x", "o": "a", "gate": "up", "up": "up", "down": "down"}
 """Linear map -> its input's name in the moments: x attention, a heads' outputs, up MLP, down neurons."""
 
-
 STRICT = {"strict": True, "extra": "forbid"}
 """How pydantic reads a record from a file: no text for a number, nothing besides its fields."""
 WIDTH_FIELDS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
