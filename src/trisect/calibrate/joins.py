@@ -33,8 +33,8 @@ class Join:
             return output + gap / self.scale
         assert self.gain is not None
         weight = self.norm[0]
-        heard = weight.abs() >= QUIET * weight.abs().max()
-        share = torch.where(heard, 1 / torch.where(heard, self.scale * weight, 1.0), 0.0)
+        live = weight.abs() >= QUIET * weight.abs().max()
+        share = torch.where(live, 1 / torch.where(live, self.scale * weight, 1.0), 0.0)
         return (output + gap * share * self._size(output)) * self.gain
 
     def weight(self, output: Tensor) -> Tensor | float:

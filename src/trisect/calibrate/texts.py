@@ -37,8 +37,9 @@ def usual_length(model: Any) -> int:
 
 def usual_windows(model: Any, *, length: int) -> int:
     """256 windows on a GPU; on a CPU as many as keep its work within bounds."""
-    on_cpu = windows_on_cpu(sum(parameter.numel() for parameter in model.parameters()), length=length)
-    return MOST if next(model.parameters()).device.type == "cuda" else on_cpu
+    if next(model.parameters()).device.type == "cuda":
+        return MOST
+    return windows_on_cpu(sum(parameter.numel() for parameter in model.parameters()), length=length)
 
 
 def windows_on_cpu(parameters: int, *, length: int) -> int:
@@ -109,7 +110,7 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
     source = asked.source or distributed.broadcast("+".join(known)) or stopgap
     mixture = parse_mixture(source)
     names, counts = [part.source for part in mixture], share_out(mixture, samples=wanted, name=source)
-    contents, streams = [], []
+    streams, from_text = [], []
     for index, name in enumerate(names):
         content = known.get(name)
         if name == SYNTHETIC:
@@ -121,8 +122,8 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
         ids = tokenize(content, tokenizer, source=name) if isinstance(content, str) else content
         if asked.samples is None:
             counts[index] = min(counts[index], room(ids, length=length, whole=has_two_parts(name)))
-        contents.append(content)
         streams.append(ids)
+        from_text.append(isinstance(content, str))
     tests = [0] * len(counts)
     if isinstance(config.goal, Increase):  # a quarter of all windows, at least one
         shares = [count / sum(counts) for count in counts]
@@ -140,7 +141,7 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
             test=tests[index],
             bos=bos_of(tokenizer),
         )
-        texts.append(Text(source=name, split=split, is_text=isinstance(contents[index], str)))
+        texts.append(Text(source=name, split=split, is_text=from_text[index]))
     return Prepared(
         calibration=replace(asked, source=source, samples=sum(counts), length=length),
         tokens=tokens_from_tensor(_mixed([text.split for text in texts], seed=asked.seed), source),
@@ -187,9 +188,8 @@ def held_out_texts(
 
     With `other`, also of a text that took no part in the calibration.
     """
-    length = prepared.calibration.length
+    length, found, notes = prepared.calibration.length, [], []
     assert length is not None
-    found, notes = [], []
     texts = {text.source: text for text in prepared.texts}
     for text in texts.values():
         try:

@@ -31,6 +31,7 @@ from trisect.support import distributed, files
 
 NO_TEXT = "none"  # as the text to evaluate on: measure nothing
 FITTED = "windows calibrated on"
+Pair = tuple[Perplexity, Perplexity]  # before and after
 
 
 def _silent(line: str) -> None:
@@ -66,8 +67,8 @@ class Result(flow.Compressed):
     tokenizer: Any
     before: ModelShape
     after: ModelShape
-    perplexities: list[tuple[Perplexity, Perplexity]]  # before and after, on one text after the other
-    fitted: tuple[Perplexity, Perplexity] | None  # the same on windows that were calibrated on
+    perplexities: list[Pair]  # on one text after the other
+    fitted: Pair | None  # on windows that were calibrated on
 
 
 def carry_out(job: Job) -> Result:
@@ -82,8 +83,10 @@ def carry_out(job: Job) -> Result:
         with _work_folder(job) as work:
             result = _compress_in_memory(job, work)
             if job.out is not None and distributed.is_rank_zero():
-                streamed = work is not None and hasattr(result.model, "layer_store")
-                layers = sorted(work.glob("layer-*")) if work is not None and streamed else None
+                shards = work is not None and hasattr(
+                    result.model, "layer_store"
+                )  # finished layers of a streamed model
+                layers = sorted(work.glob("layer-*")) if work is not None and shards else None
                 checkpoint.save_model(result.model, result.tokenizer, job.out, receipt=result.receipt, layers=layers)
             distributed.barrier()
     return result
@@ -170,7 +173,7 @@ def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], w
     else:
         found = flow.compress_within(loaded.model, job.config, **given)
     pairs = list(zip(was, measure(found.model, "after"), strict=True))
-    return _result(job, loaded, found, before, pairs[: len(pairs) - fitted], pairs[-1] if fitted else None)
+    return _result(job, loaded, found, before, pairs, fitted=fitted)
 
 
 def _drop_layers(job: Job, model: Any) -> None:
@@ -190,32 +193,26 @@ def _drop_layers(job: Job, model: Any) -> None:
 
 
 def _result(
-    job: Job,
-    loaded: Loaded,
-    found: flow.Compressed,
-    before: ModelShape,
-    perplexities: list[tuple[Perplexity, Perplexity]],
-    fitted: tuple[Perplexity, Perplexity] | None,
+    job: Job, loaded: Loaded, found: flow.Compressed, before: ModelShape, pairs: list[Pair], *, fitted: bool
 ) -> Result:
     """The one receipt: in `model.receipt`, in receipt.json and in the file of --json."""
     after = shape_of(found.model)
-    pairs = [*perplexities, *([] if fitted is None else [fitted])]
     rows = [{"before": asdict(was), "after": asdict(now)} for was, now in pairs]
-    measured = rows[: len(perplexities)]
+    texts = len(pairs) - fitted
     known: dict[str, Any] = {
         "source": loaded.name or None,
         "model": loaded.name or None,
         "source_bytes": loaded.num_bytes,
         "out": None if job.out is None else str(job.out),
         **sizes(before, after),
-        "perplexity": measured[0] if measured else None,
-        "perplexities": measured or None,
-        "fitted": None if fitted is None else rows[-1],
+        "perplexity": rows[0] if texts else None,
+        "perplexities": rows[:texts] or None,
+        "fitted": rows[-1] if fitted else None,
     }
     receipt = {**found.receipt, **{name: value for name, value in known.items() if value is not None}}
     found.model.receipt = receipt
-    facts = {**vars(found), "receipt": receipt, "before": before, "after": after, "perplexities": perplexities}
-    return Result(tokenizer=loaded.tokenizer, fitted=fitted, **facts)
+    facts = {**vars(found), "receipt": receipt, "before": before, "after": after, "perplexities": pairs[:texts]}
+    return Result(tokenizer=loaded.tokenizer, fitted=pairs[-1] if fitted else None, **facts)
 
 
 def sizes(before: ModelShape, after: ModelShape) -> dict[str, Any]:
@@ -248,13 +245,8 @@ def plan_before_work(job: Job) -> Planned:
     plan = flow.plan_from_shape(shape, config, known)
     after, outcome = apply_plan(shape, plan), outlook(shape, config, plan)
     rise = None if known is None else known.rise(shape, plan)
-    facts = {
-        **sizes(before, after),
-        "plan": plan.to_dict(),
-        "allocate": config.allocate,
-        "budget": outcome.counts(),
-        "predicted_rise": rise,
-    }
+    facts = {**sizes(before, after), "plan": plan.to_dict(), "allocate": config.allocate}
+    facts |= {"budget": outcome.counts(), "predicted_rise": rise}
     allowed = "" if outcome.allowed is None else f", {outcome.allowed:,} asked for"
     lines = [f"{UNITS[outcome.unit]}: {outcome.planned:,} planned{allowed}, {outcome.before:,} before"]
     if rise is not None:

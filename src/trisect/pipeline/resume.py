@@ -1,7 +1,6 @@
-"""Finished layers of a run, one durable file each, so that a run that dies goes on where it stopped.
+"""Finished layers of a run, one durable file each, so that a run that dies resumes where it stopped.
 
-Hidden states are not kept: a run that goes on carries them through the finished layers again, which is a
-forward pass and no solving.
+Hidden states are not kept: they are carried through the finished layers again, a forward pass and no solving.
 """
 
 import json
@@ -54,7 +53,7 @@ class Ledger:
             old |= {name: value for name, value in entry.items() if value != ""}
 
     def settle(self, plan: Plan) -> None:
-        """The widths are decided: a run that goes on does not measure anything for them again."""
+        """The widths are decided: a run that resumes does not measure anything for them again."""
         if self.folder is not None and distributed.is_rank_zero():
             manifest = _read_manifest(self.folder)
             files.write_json(self.folder / MANIFEST, {**manifest, "plan": plan.to_dict()})
