@@ -15,7 +15,7 @@ from command_line import read, run
 from tiny_models import CONFIGS, character_tokenizer, logits, shake, tiny, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_model, rounding, steps_of
 from trisect import CompressConfig, api
-from trisect.calibrate.influence import layer_influence, least_influential
+from trisect.calibrate.replay import layer_influence, least_influential
 from trisect.errors import TrisectError
 from trisect.models import family_for, layer_views
 from trisect.models.depth import check_droppable, drop_layers

@@ -4,6 +4,7 @@ Every layer is called exactly as the stock model calls it (masks, positions, rot
 the stock model runs while its layers temporarily record their arguments.
 """
 
+import math
 import os
 import tempfile
 import weakref
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
-from trisect.models.view import LayerView
+from trisect.models import LayerView, layer_views, looking
 from trisect.support import distributed
 from trisect.support.clock import stage
 
@@ -306,3 +307,43 @@ def answering(model: Any, views: list[LayerView], states: Tensor) -> Iterator[No
     finally:
         if store is not None:
             store.present_now = present
+
+
+# How much each layer changes the hidden states, and which layers a model misses least.          [math.md A-7]
+
+
+@torch.no_grad()
+def layer_influence(
+    model: nn.Module,
+    ids: Tensor,
+    *,
+    batch_size: int | None = None,
+    place: str = "auto",
+    progress: Progress | None = None,
+) -> list[float]:
+    """1 - E cos(h_in, h_out) of every layer over the tokens of windows (n, t), in one pass."""
+    found: list[float] = []
+    views = layer_views(model)
+    with looking.training_flags_kept(model):
+        model.eval()
+        stream = Stream.embed(model, views, in_batches(ids, batch_size=batch_size).batches, place=place)
+        batches = len(stream.hidden)
+        for view in views:
+            total = torch.zeros((), dtype=torch.float64, device=stream.hidden[0].device)
+            for number, states in enumerate(stream.hidden):
+                output = stream.through(view, number, states)
+                total += torch.cosine_similarity(states.float(), output.float(), dim=-1).sum(dtype=torch.float64)
+                stream.hidden[number] = output
+                if progress is not None:
+                    progress("influence", view.index * batches + number + 1, len(views) * batches)
+            found.append(1 - float(total) / ids.numel())
+            if math.isnan(found[-1]):
+                raise TrisectError(f"The hidden states after layer {view.index} hold NaN or inf; try --dtype float32.")
+    return found
+
+
+def least_influential(influence: Sequence[float], count: int) -> list[int]:
+    """The layers to drop, in order; ties go to the first, and the two ends only where nothing else is left."""
+    ends = (0, len(influence) - 1)
+    ranked = sorted(range(len(influence)), key=lambda layer: (layer in ends, influence[layer], layer))
+    return sorted(ranked[:count])

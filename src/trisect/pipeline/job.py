@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from trisect.calibrate import Progress, influence, read_info
-from trisect.calibrate.replay import TOKENS_PER_BATCH
+from trisect.calibrate import Progress, read_info, replay
 from trisect.calibrate.texts import Prepared, held_out_texts, prepare, usual_length
 from trisect.config import CompressConfig, Increase
 from trisect.data import Tokens, load_tokens, tokens_from_tensor
@@ -182,9 +181,9 @@ def _drop_layers(job: Job, model: Any) -> None:
     looking.check_tokens(model, job.tokens.ids)
     how = job.config.calibration.how_to_run
     # Every process has all windows and comes to the same; rank 0 decides where rounding does.
-    changes = influence.layer_influence(model, job.tokens.ids, progress=job.progress, **how)
+    changes = replay.layer_influence(model, job.tokens.ids, progress=job.progress, **how)
     changes = distributed.broadcast(changes)
-    dropped = influence.least_influential(changes, job.config.drop_layers)
+    dropped = replay.least_influential(changes, job.config.drop_layers)
     depth.drop_layers(model, dropped)
     found = ", ".join(f"{layer} ({changes[layer]:.4f})" for layer in dropped)
     others = [value for layer, value in enumerate(changes[:-1]) if layer not in (0, *dropped)]
@@ -339,7 +338,7 @@ def _evaluations(job: Job, loaded: Loaded, prepared: Prepared | None) -> list[To
 def _with_smaller_batches(job: Job, error: Exception) -> Job:
     calibration = job.config.calibration
     assert calibration.length is not None
-    size = calibration.batch_size or max(1, TOKENS_PER_BATCH // calibration.length)
+    size = calibration.batch_size or max(1, replay.TOKENS_PER_BATCH // calibration.length)
     if distributed.world_size() > 1:
         # The other processes are in the middle of the same step: starting over is for all of them.
         raise TrisectError(

@@ -84,23 +84,19 @@ class Run:
         if self.method.streams == "narrow":  # widths that stay are refitted, too
             chosen = self.config.layers is None or layer in self.config.layers
             cut = tuple(c for c in now.components if chosen and c in self.config.parts)
-        refits = (
-            experts.REFITS
-            if experts.REFITS[0] in self.method.solvers and experts.REFITS[0] not in self.options.without
-            else ()
-        )
+        first = experts.REFITS[0]
+        refits = experts.REFITS if first in self.method.solvers and first not in self.options.without else ()
         return (*(c for c in cut if c != "mlp"), *drops, *(("mlp", *refits) if "mlp" in cut else ()))
 
     def width(self, view: LayerView, component: str) -> int:
         """The width that a component is to have; experts that are left share what dropped ones leave."""
         assert self.plan is not None
-        if experts.STEPS.get(component, component) != "mlp" or view.experts is None:
-            return self.plan.width(view.index, experts.STEPS.get(component, component))
-        width, before = self.plan.width(view.index, "mlp"), self.shape.layers[view.index]
-        if component == experts.EXPERTS or not view.experts.dropped:
+        part, before = experts.STEPS.get(component, component), self.shape.layers[view.index]
+        width = self.plan.width(view.index, part)
+        if part != "mlp" or component == experts.EXPERTS or view.experts is None or not view.experts.dropped:
             return width
-        neurons = width * before.experts
-        return problem.grid_of(before, "mlp", align=self.plan.align).up(-(-neurons // view.experts.count))
+        grid = problem.grid_of(before, "mlp", align=self.plan.align)
+        return grid.up(-(-width * before.experts // view.experts.count))
 
 
 @dataclass(kw_only=True)
@@ -126,11 +122,11 @@ class Step:
 
     def entry(self) -> dict[str, Any]:
         """The step as it stands in a receipt."""
-        outcome = {name: getattr(self.solution, name) for name in ("loss", "total", "clipped", "note")}
-        spectrum = self.solution.spectrum
-        seen = {} if spectrum is None else {"spectrum": spectrum.to_dict()}
         component = "mlp" if self.component in experts.REFITS else self.component
-        return {"layer": self.layer, "component": component, "width": self.width, **outcome, **seen}
+        entry = {"layer": self.layer, "component": component, "width": self.width}
+        entry |= {name: getattr(self.solution, name) for name in ("loss", "total", "clipped", "note")}
+        spectrum = self.solution.spectrum
+        return entry if spectrum is None else {**entry, "spectrum": spectrum.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True)
