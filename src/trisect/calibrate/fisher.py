@@ -128,10 +128,9 @@ def fisher_information(
             loss.backward()
             for view, total in zip(views, sums, strict=True):
                 for name in view.linears():
-                    gradient = view.gradient(name)
+                    gradient, key = view.gradient(name), f"{name}_fisher"
                     assert gradient is not None
-                    key, rows = f"{name}_fisher", gradient.double().square().sum(dim=1)  # (in, out) -> (in,)
-                    total[key] = total[key] + rows if key in total else rows
+                    total[key] = total.get(key, 0.0) + gradient.double().square().sum(dim=1)  # (in, out) -> (in,)
             model.zero_grad(set_to_none=True)
             if progress is not None:
                 progress("fisher", number + 1, len(ids))

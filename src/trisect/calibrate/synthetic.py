@@ -37,21 +37,16 @@ def write_synthetic(
     # (docs/runtime.md): load it again to compress it.
     check_output(out)
     config = replace(config, length=config.length or usual_length(model))
-    settings = {"fingerprint": fingerprint(model), "dtype": str(next(model.parameters()).dtype)}
-    settings |= asdict(config)
+    first = next(model.parameters())
+    settings = {"fingerprint": fingerprint(model), "dtype": str(first.dtype), **asdict(config)}
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
-    device = next(model.parameters()).device
-    with distributed.unfinished(out, pieces="texts-*") as folder, clock.timing(device) as times:
+    with distributed.unfinished(out, pieces="texts-*") as folder, clock.timing(first.device) as times:
         writer = Writer(model, tokenizer, config)
         with clock.stage("write"):
             written = "".join(_pieces(writer, folder, key, progress))
         text = "".join(written.splitlines(keepends=True)[: config.samples])
-        receipt = build_receipt(
-            {"verb": "sample", "model": name, **settings},
-            seed=config.seed,
-            token_hash=hashlib.sha256(text.encode()).hexdigest(),
-            timings=times.seconds(),
-        )
+        recipe, token_hash = {"verb": "sample", "model": name, **settings}, hashlib.sha256(text.encode()).hexdigest()
+        receipt = build_receipt(recipe, seed=config.seed, token_hash=token_hash, timings=times.seconds())
         files.write_json(receipt_beside(out), receipt)
         files.atomic_write_text(out, text)
     return receipt
@@ -89,9 +84,8 @@ def _pieces(writer: "Writer", folder: Path, key: str, progress: Progress | None)
             raise KeyboardInterrupt(kept if number else "") from error
         except torch.OutOfMemoryError as error:
             raise TrisectError(
-                f"{writer.batch} texts of {writer.length} tokens at once do not fit into the memory "
-                f"of {writer.decoder.device}; give a smaller --batch-size than {writer.batch}, or --dtype "
-                "bfloat16."
+                f"{writer.batch} texts of {writer.length} tokens at once do not fit into the memory of "
+                f"{writer.decoder.device}; give a smaller --batch-size than {writer.batch}, or --dtype bfloat16."
             ) from error
         if texts:
             files.atomic_write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -111,10 +111,8 @@ def share_rates(layers: Sequence[tuple[QK, Moments]], width: int, options: Optio
 def choose_pairs(part: QK, moments: Moments, keep: int, options: Options) -> Pairs:
     """Pairs from all sampled queries, with the ridge that did best on the held-out ones.     [math.md E-2]"""
     group = part.group if options.rope_scope == "head" else part.W_q.shape[0]
-    fit, held = (
-        need(moments, name).unflatten(0, (-1, group))  # (h, 2P, 2P) -> (k, g, 2P, 2P)
-        for name in ("scores", "scores_held")
-    )
+    # (h, 2P, 2P) -> (k, g, 2P, 2P)
+    fit, held = (need(moments, name).unflatten(0, (-1, group)) for name in ("scores", "scores_held"))
     quadrature = part.norm_q is None  # a norm between projection and rotation lets only real factors through
     errors = {
         ridge: eliminate_pairs(fit, keep, ridge=ridge, quadrature=quadrature).error(held).sum().item()

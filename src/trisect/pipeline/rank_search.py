@@ -150,13 +150,11 @@ def _ratio(method: LinearMethod, config: CompressConfig) -> float:
             f"{method.name} gives linear maps ranks and leaves every width as it is, so there is nothing for "
             "a floor to hold; leave --floor out."
         )
-    ratio, budget = config.ratio, config.goal.budget
-    if ratio is None or (budget == "kv" and not method.cached):
-        raise TrisectError(f"{method.name} works on single linear maps, whose goal is a ratio; use e.g. --ratio 0.25.")
-    if budget not in ("params", "kv"):
+    ratio, counted = config.ratio, ("params", "kv") if method.cached else ("params",)
+    if ratio is None or config.goal.budget not in counted:
         raise TrisectError(
-            f"The ratio of {method.name} is of {'the KV cache' if method.cached else 'weights'}, not of "
-            f"{budget}; leave --budget out."
+            f"{method.name} works on single linear maps, whose goal is a ratio of "
+            f"{'the KV cache' if method.cached else 'their weights'}; use e.g. --ratio 0.25, and no --budget."
         )
     if method.ratio is not None and ratio != method.ratio:
         raise TrisectError(

@@ -46,11 +46,11 @@ class Ledger:
     def note(self, entry: dict[str, Any]) -> None:
         """What a step left; a later step of the same component has the last word on its loss."""
         entries = self.losses.setdefault(entry["layer"], [])
-        earlier = [old for old in entries if old["component"] == entry["component"]]
-        if not earlier:
-            entries.append(entry)
-        for old in earlier:
-            old |= {name: value for name, value in entry.items() if value != ""}
+        for old in entries:
+            if old["component"] == entry["component"]:
+                old |= {name: value for name, value in entry.items() if value != ""}
+                return
+        entries.append(entry)
 
     def settle(self, plan: Plan) -> None:
         """The widths are decided: a run that resumes does not measure anything for them again."""
