@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from trisect.calibrate.replay import Progress, States, Stream, answering, in_batches
 from trisect.calibrate.streams import wide
 from trisect.errors import TrisectError
-from trisect.models.streamed import refuse_streamed, walk
-from trisect.models.view import LayerView
+from trisect.models import LayerView, streamed
 from trisect.support.clock import stage
 
 BLOCK = 16  # tokens whose products with a change are added up before they are squared
@@ -34,13 +33,13 @@ class DrawnAnswers:
         """The dense model's states in front of the layer whose turn it is."""
         self._generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
         onward, inputs = self.stream.copy(), []
-        for view in walk(model):
+        for view in streamed.walk(model):
             inputs.append(onward.hidden.copy())
             onward.advance(view)
         self.loss, gradients = self._draw(views, onward.hidden)
         """Mean loss of the text itself, in nats per predicted token."""
         self._at: dict[int, list[States]] = {}
-        for view in walk(model, backwards=True):
+        for view in streamed.walk(model, backwards=True):
             self._at[view.index] = gradients
             if view.index:
                 gradients = self._in_front(view, onward, inputs.pop(), gradients)
@@ -113,7 +112,7 @@ def fisher_information(
 ) -> list[dict[str, Tensor]]:
     """Per layer NAME_fisher (in,): squared gradients summed over the outputs."""
     # One window is one sample, as in FWSVD: the gradient of its mean loss is squared, then averaged.
-    refuse_streamed(model, "A backward pass, which this method's Fisher information takes,")
+    streamed.refuse_streamed(model, "A backward pass, which this method's Fisher information takes,")
     sums: list[dict[str, Tensor]] = [{} for _ in views]
     device = next(model.parameters()).device
     with _differentiating(model, views):

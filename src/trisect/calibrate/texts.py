@@ -12,10 +12,8 @@ from torch import Tensor
 from trisect.calibrate import Progress
 from trisect.config import CompressConfig, Increase
 from trisect.config.settings import CalibrationConfig
-from trisect.data import Tokens, tokens_from_tensor
+from trisect.data import Tokens, load, read, tokens_from_tensor
 from trisect.data.catalogue import BUILTIN, DEFAULT_MIXTURE, OTHER_TEXTS, STOPGAP, SYNTHETIC, parse_mixture
-from trisect.data.load import bos_of, count_windows, decoded_bytes, has_two_parts, read_source, share_out, tokenize
-from trisect.data.read import can_be_read
 from trisect.data.tokens import TEST_SHARE, WindowSplit, room, split_windows, started, windows
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import stated_contexts
@@ -57,7 +55,7 @@ class Text:
 
     @property
     def name(self) -> str:
-        return self.source if has_two_parts(self.source) else Path(self.source).name
+        return self.source if load.has_two_parts(self.source) else Path(self.source).name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +107,7 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
     stopgap = BUILTIN if hasattr(model, "layer_store") else STOPGAP
     source = asked.source or distributed.broadcast("+".join(known)) or stopgap
     mixture = parse_mixture(source)
-    names, counts = [part.source for part in mixture], share_out(mixture, samples=wanted, name=source)
+    names, counts = [part.source for part in mixture], load.share_out(mixture, samples=wanted, name=source)
     streams, from_text = [], []
     for index, name in enumerate(names):
         content = known.get(name)
@@ -118,16 +116,16 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
                 counts[index] = min(counts[index], max(FEWEST, SYNTHETIC_ON_CPU // length))
             content = _synthetic(model, tokenizer, counts[index], length, asked.seed, progress)
         if content is None:
-            content = read_source(name, split="calibration", tokenizer=tokenizer)
-        ids = tokenize(content, tokenizer, source=name) if isinstance(content, str) else content
+            content = load.read_source(name, split="calibration", tokenizer=tokenizer)
+        ids = load.tokenize(content, tokenizer, source=name) if isinstance(content, str) else content
         if asked.samples is None:
-            counts[index] = min(counts[index], room(ids, length=length, whole=has_two_parts(name)))
+            counts[index] = min(counts[index], room(ids, length=length, whole=load.has_two_parts(name)))
         streams.append(ids)
         from_text.append(isinstance(content, str))
     tests = [0] * len(counts)
     if isinstance(config.goal, Increase):  # a quarter of all windows, at least one
         shares = [count / sum(counts) for count in counts]
-        tests = count_windows(shares, samples=max(1, sum(counts) // TEST_SHARE))
+        tests = load.count_windows(shares, samples=max(1, sum(counts) // TEST_SHARE))
     texts = []
     for index, name in enumerate(names):
         split = split_windows(
@@ -137,9 +135,9 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
             sampling=asked.sampling,
             seed=asked.seed + index,  # so that a source named twice gives other windows the second time
             source=name,
-            whole=has_two_parts(name),
+            whole=load.has_two_parts(name),
             test=tests[index],
-            bos=bos_of(tokenizer),
+            bos=load.bos_of(tokenizer),
         )
         texts.append(Text(source=name, split=split, is_text=from_text[index]))
     return Prepared(
@@ -155,9 +153,9 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
 def _default_contents() -> tuple[dict[str, str | Tensor], tuple[str, ...]]:
     """The texts of the default mixture that can be read, and what was wrong with the others."""
     found, notes = {}, []
-    for name in filter(can_be_read, DEFAULT_MIXTURE):
+    for name in filter(read.can_be_read, DEFAULT_MIXTURE):
         try:
-            found[name] = read_source(name, split="calibration")
+            found[name] = load.read_source(name, split="calibration")
         except TrisectError as error:
             notes.append(f"{name} is left out. {error}")
     return found, tuple(notes)
@@ -193,7 +191,7 @@ def held_out_texts(
     texts = {text.source: text for text in prepared.texts}
     for text in texts.values():
         try:
-            if has_two_parts(text.source):
+            if load.has_two_parts(text.source):
                 ids = _evaluation_windows(text.source, tokenizer, count=count, length=length)
             else:
                 ids = text.split.held_out(count, length=length)
@@ -205,7 +203,7 @@ def held_out_texts(
         else:
             notes.append(f"{text.name} {TOO_SHORT}.")
     others = [name for name in OTHER_TEXTS if name not in texts] if other and tokenizer is not None else []
-    for name in (name for name in others if name == BUILTIN or can_be_read(name)):
+    for name in (name for name in others if name == BUILTIN or read.can_be_read(name)):
         with suppress(TrisectError):  # the first that can be read is enough
             found.append(_named(name, _evaluation_windows(name, tokenizer, count=count, length=length), tokenizer))
             break
@@ -214,14 +212,14 @@ def held_out_texts(
 
 def _evaluation_windows(name: str, tokenizer: Any, *, count: int, length: int) -> Tensor:
     """The first windows of a known text's evaluation part, as many as there are up to `count`."""
-    content = read_source(name, split="evaluation")
+    content = load.read_source(name, split="evaluation")
     assert isinstance(content, str)
-    ids, bos = tokenize(content, tokenizer, source=name), bos_of(tokenizer)
+    ids, bos = load.tokenize(content, tokenizer, source=name), load.bos_of(tokenizer)
     length -= bos is not None
     found = max(1, min(count, len(ids) // length))
     return started(windows(ids, samples=found, length=length, sampling="first", seed=0, source=name), bos)
 
 
 def _named(name: str, ids: Tensor, tokenizer: Any) -> Tokens:
-    text_bytes = None if tokenizer is None else decoded_bytes(ids, tokenizer)
+    text_bytes = None if tokenizer is None else load.decoded_bytes(ids, tokenizer)
     return tokens_from_tensor(ids, name, text_bytes=text_bytes)

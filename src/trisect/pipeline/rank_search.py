@@ -18,7 +18,6 @@ from trisect.methods.method import LinearMethod, options_of, solve
 from trisect.models import LayerView, fingerprint, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
 from trisect.plan import Plan, budget, chosen_layers, ranks
-from trisect.plan.ranks import Key, Size
 from trisect.records.parts import COMPONENTS, Factored
 from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
 from trisect.support import checks, distributed
@@ -35,8 +34,8 @@ class Sensitivity(BaseModel, strict=True):
 
 
 def read_sensitivities(
-    path: Path, made_of: Mapping[str, str], needed: Mapping[Key, Size]
-) -> dict[Key, dict[float, float]]:
+    path: Path, made_of: Mapping[str, str], needed: Mapping[ranks.Key, ranks.Size]
+) -> dict[ranks.Key, dict[float, float]]:
     """What the file has of the maps needed; refused if it was measured on anything else."""
     data, curves = checks.read_table(path, Sensitivity, "sensitivities", what="sensitivities")
     for name, value in made_of.items():
@@ -64,7 +63,7 @@ class Problem:
     method: LinearMethod
     config: CompressConfig
     ratio: float
-    sizes: dict[Key, Size]
+    sizes: dict[ranks.Key, ranks.Size]
     model: Any
     tokens: Tokens | None
     progress: Progress | None
@@ -76,7 +75,7 @@ class Problem:
         size = self.config.calibration.batch_size
         return collect(self.model, self.ids, lambda layer: names, batch_size=size, progress=self.progress)
 
-    def ranks(self, ratios: Mapping[Key, float] | None = None) -> dict[Key, int]:
+    def ranks(self, ratios: Mapping[ranks.Key, float] | None = None) -> dict[ranks.Key, int]:
         """The ranks at a ratio for each linear map, or at the common one, on the grid."""
         ratios = ratios or dict.fromkeys(self.sizes, self.ratio)
         return ranks.ranks_at(self.sizes, self.method.rank, ratios, None if self.method.masks else self.config.align)
@@ -111,7 +110,7 @@ def linear_plan(
             f"{method.name} takes linear maps one by one, and the experts of a layer are one tensor: use "
             "--parts qk,ov, or a method that narrows experts, --method a3+."
         )
-    sizes: dict[Key, Size] = {}
+    sizes: dict[ranks.Key, ranks.Size] = {}
     for index in chosen_layers(config.layers, num_layers=len(shape.layers)):
         layer = shape.layers[index]
         for name in maps_of(method, layer, config.parts):
@@ -164,7 +163,7 @@ def _ratio(method: LinearMethod, config: CompressConfig) -> float:
     return ratio
 
 
-def _search(method: LinearMethod, config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
+def _search(method: LinearMethod, config: CompressConfig) -> Callable[[Problem], dict[ranks.Key, int]]:
     if config.allocate in (None, "uniform"):
         return Problem.ranks
     if config.allocate == "balanced":
@@ -174,10 +173,10 @@ def _search(method: LinearMethod, config: CompressConfig) -> Callable[[Problem],
     return SEARCHES[method.search]
 
 
-def _by_loss(problem: Problem) -> dict[Key, int]:
+def _by_loss(problem: Problem) -> dict[ranks.Key, int]:
     """SVD-LLM v2: what each map would lose at the common rank decides its ratio."""
     common, options = problem.ranks(), options_of(problem.config)
-    losses: dict[Key, float] = {}
+    losses: dict[ranks.Key, float] = {}
     for view, statistics in problem.statistics():
         for key in (key for key in problem.sizes if key[0] == view.index):
             part = view.linear(key[1])
@@ -186,7 +185,7 @@ def _by_loss(problem: Problem) -> dict[Key, int]:
     return problem.ranks(ranks.loss_ratios(losses, problem.ratio))
 
 
-def _by_fisher(problem: Problem) -> dict[Key, int]:
+def _by_fisher(problem: Problem) -> dict[ranks.Key, int]:
     """Palu: ranks in proportion to each map's Fisher information."""
     views = layer_views(problem.model, own=True)
     found = fisher_information(problem.model, views, problem.ids, progress=problem.progress)
@@ -194,7 +193,7 @@ def _by_fisher(problem: Problem) -> dict[Key, int]:
     return problem.ranks(ranks.fisher_ratios(fisher, problem.ratio))
 
 
-def _by_sensitivity(problem: Problem) -> dict[Key, int]:
+def _by_sensitivity(problem: Problem) -> dict[ranks.Key, int]:
     """ASVD: the perplexity with each map alone cut, at a few shares, on a few calibration windows."""
     path, ids = problem.kept, problem.ids
     made_of = {"fingerprint": fingerprint(problem.model), "token_hash": content_hash(ids)}
@@ -208,12 +207,12 @@ def _by_sensitivity(problem: Problem) -> dict[Key, int]:
     return ranks.sensitivity_ranks(curves, problem.sizes, problem.method.rank, problem.ratio)
 
 
-def _sensitivities(problem: Problem) -> dict[Key, dict[float, float]]:
+def _sensitivities(problem: Problem) -> dict[ranks.Key, dict[float, float]]:
     ids, method = problem.ids, problem.method
     few = max(1, min(TEST_WINDOWS, TEST_TOKENS // ids.shape[1]))
     views = layer_views(problem.model, own=True)
     held_out = HeldOutLoss(problem.model, views, ids[:few], batch_size=problem.config.calibration.batch_size)
-    curves: dict[Key, dict[float, float]] = {}
+    curves: dict[ranks.Key, dict[float, float]] = {}
     for view, statistics in replace(problem, progress=None).statistics():
         for key in (key for key in problem.sizes if key[0] == view.index):
             name, part = key[1], view.linear(key[1])
@@ -237,14 +236,14 @@ def leading(solution: Factored, width: int) -> Factored:
     return replace(solution, A=solution.A[:, :width], B=solution.B[:, :width])
 
 
-SEARCHES: dict[str, Callable[[Problem], dict[Key, int]]] = {
+SEARCHES: dict[str, Callable[[Problem], dict[ranks.Key, int]]] = {
     "loss": _by_loss,
     "fisher": _by_fisher,
     "sensitivity": _by_sensitivity,
 }
 
 
-def _entries(problem: Problem, widths: dict[Key, int], index: int) -> tuple[LinearShape, ...]:
+def _entries(problem: Problem, widths: dict[ranks.Key, int], index: int) -> tuple[LinearShape, ...]:
     method, found = problem.method, []
     for name, rank in ((name, rank) for (layer, name), rank in widths.items() if layer == index):
         inputs, outputs, heads = problem.sizes[index, name]

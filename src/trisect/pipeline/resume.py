@@ -20,9 +20,7 @@ from trisect.models import LayerView, fingerprint
 from trisect.models.streamed import LayerStore, constant
 from trisect.plan import Plan
 from trisect.records.shapes import LayerShape, LinearShape
-from trisect.support import distributed, files
-from trisect.support.checks import read_record
-from trisect.support.clock import stage
+from trisect.support import checks, clock, distributed, files
 from trisect.support.receipt import package_version
 
 MANIFEST = "manifest.json"
@@ -62,7 +60,7 @@ class Ledger:
     def keep(self, view: LayerView) -> None:
         """The layer is finished."""
         if self.folder is not None:
-            with stage("write"):
+            with clock.stage("write"):
                 if distributed.is_rank_zero():
                     self._write(view)
                 distributed.barrier()
@@ -85,7 +83,7 @@ class Ledger:
     def restore(self, view: LayerView) -> None:
         """Make the layer what the earlier run made of it."""
         record = self._path("record", view, "json")
-        about = read_record(record, what="record of a layer", instead="add --fresh to start anew")
+        about = checks.read_record(record, what="record of a layer", instead="add --fresh to start anew")
         try:
             linears = tuple(LinearShape(**linear) for linear in about["shape"].pop("linears"))
             shape, self.losses[view.index] = LayerShape(**about["shape"], linears=linears), list(about["losses"])
@@ -152,7 +150,7 @@ def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path 
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    return read_record(folder / MANIFEST, what="manifest of a run", instead="add --fresh to start anew")
+    return checks.read_record(folder / MANIFEST, what="manifest of a run", instead="add --fresh to start anew")
 
 
 def _prefix(view: LayerView) -> str:

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trisect.calibrate import Progress, Stream, TwoStreams, collect, fisher_information, linearised, streams, texts
+from trisect.calibrate import Progress, collect, fisher_information, linearised, replay, store, streams, texts
 from trisect.calibrate.moments import Accumulator, recording
-from trisect.calibrate.replay import in_batches
-from trisect.calibrate.store import MomentsInfo, load_moments, save_moments
 from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.methods import experts, get_method
 from trisect.methods.method import ComponentMethod, Method
-from trisect.models import LayerView, fingerprint, layer_views, looking
-from trisect.models.streamed import walk
+from trisect.models import LayerView, fingerprint, layer_views, looking, streamed
 from trisect.records.parts import LINEARS, Slots
 
 if TYPE_CHECKING:
@@ -83,8 +80,8 @@ class Stored(Statistics):
     def layers(self) -> Iterator[LayerView]:
         run = self.run
         assert run.moments is not None
-        stored = load_moments(run.moments, fingerprint=fingerprint(run.model), layers=run.shape.layers)
-        for view, (_, statistics) in zip(walk(run.model), stored, strict=True):
+        stored = store.load_moments(run.moments, fingerprint=fingerprint(run.model), layers=run.shape.layers)
+        for view, (_, statistics) in zip(streamed.walk(run.model), stored, strict=True):
             device = next(view.layer.parameters()).device
             self.current = {name: value.to(device) for name, value in statistics.items()}
             yield view
@@ -97,10 +94,10 @@ class Sequential(Statistics):
         run = self.run
         assert run.tokens is not None
         calibration, views = run.config.calibration, layer_views(run.model, own=True)
-        windows = in_batches(run.tokens.ids, batch_size=calibration.batch_size, split=True)
-        dense = Stream.embed(run.model, views, windows.batches, place=calibration.states, copies=3)
+        windows = replay.in_batches(run.tokens.ids, batch_size=calibration.batch_size, split=True)
+        dense = replay.Stream.embed(run.model, views, windows.batches, place=calibration.states, copies=3)
         self.narrow = dense.copy()
-        for view in walk(run.model):
+        for view in streamed.walk(run.model):
             names = self.reads(view.index)
             with recording(view, Accumulator(names, shared=windows.shared)) as whole:
                 dense.advance(view, progress=run.progress)
@@ -129,8 +126,8 @@ class Repaired(Statistics):
         refitted = [x for number, x in enumerate(run.shape.layers) if experts.REFITS[0] in run.components(number)]
         more = max((linearised.sets_of_states(layer, every) for layer in refitted), default=0)
         ids, how = run.tokens.ids, run.how_to_run
-        self.streams = TwoStreams(run.model, views, ids, seed=run.config.seed, split=True, more=more, **how)
-        for view in walk(run.model):
+        self.streams = streams.TwoStreams(run.model, views, ids, seed=run.config.seed, split=True, more=more, **how)
+        for view in streamed.walk(run.model):
             narrowed = "qk" in run.components(view.index) and self._width(view) != view.shape().qk
             names = run.method.slot_reads if narrowed and view.index not in run.ledger.finished else frozenset()
             self.current = self.streams.begin(view, names, progress=run.progress)
@@ -183,8 +180,8 @@ def shared_rotation(run: "Run") -> Any:
             "layers, or --rope-scope layer."
         )
     ids = run.tokens.ids[:SHARING_WINDOWS]
-    both = TwoStreams(run.model, views, ids, seed=run.config.seed, **run.how_to_run)
-    layers = [(view, both.begin(view, method.slot_reads)) for view in walk(run.model)]
+    both = streams.TwoStreams(run.model, views, ids, seed=run.config.seed, **run.how_to_run)
+    layers = [(view, both.begin(view, method.slot_reads)) for view in streamed.walk(run.model)]
     with_pairs = [(view.part("qk"), found) for view, found in layers if "qk" in view.components]
     return method.share(with_pairs, widths.pop(), run.options)
 
@@ -206,7 +203,7 @@ def calibrate(
     tokenizer: Any = None,
     tokens: Tokens | None = None,
     progress: Progress | None = None,
-) -> MomentsInfo:
+) -> store.MomentsInfo:
     """Collect every moment a method reads and write them to one file."""
     method = get_method(config.method)
     refuse_stored_moments(method)
@@ -220,12 +217,12 @@ def calibrate(
         )
     found = collect(model, tokens.ids, lambda layer: names, progress=progress, **config.calibration.how_to_run)
     layers = {view.index: statistics for view, statistics in found}
-    info = MomentsInfo(
+    info = store.MomentsInfo(
         fingerprint=fingerprint(model),
         num_layers=len(layers),
         token_hash=tokens.hash,
         source=tokens.source,
         num_tokens=tokens.ids.numel(),
     )
-    save_moments(out, layers, info)
+    store.save_moments(out, layers, info)
     return info
