@@ -62,7 +62,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("models", {"source": "tiny"}, "models must be a valid list, not"),
         ("evaluation", [], "evaluation must be a list with at least one entry"),
         ("evaluation.0.windows", 0, "windows must be greater than or equal to 1, not 0"),
-        ("calibration", {"samples": 4}, "calibration[0].config: the key source is missing"),
+        ("calibration", {"samples": 4}, "calibration[0].source is missing"),
         ("assets", "../data", "write ${VARIABLE:-FOLDER}"),
         ("kv", "yes please", "kv must be a valid boolean, not 'yes please'"),
     ],

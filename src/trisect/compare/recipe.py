@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 
 from trisect.config import CalibrationConfig, CompressConfig, goals, read_mapping
-from trisect.config.settings import setting_names
+from trisect.config.settings import as_mixture, setting_names
 from trisect.errors import TrisectError, check_names
 from trisect.methods import get_method
 from trisect.support.checks import shown, validated
@@ -73,38 +74,39 @@ Several = Annotated[list[Item], Field(min_length=1), AfterValidator(_each_once)]
 class Entry(BaseModel):
     """A mapping in a recipe: unknown keys are refused by name, and values are not converted."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
     short: ClassVar[str] = ""  # the key that a value by itself stands for
-    gathered: ClassVar[tuple[str, tuple[str, ...]]] = ("", ())  # a field, and the keys whose values it takes together
+    settings: ClassVar[tuple[str, ...]] = ()  # keys besides the fields, found in `model_extra`
 
     @model_validator(mode="before")
     @classmethod
     def _keys(cls, data: Any) -> Any:
         if cls.short and isinstance(data, str | list):
             data = {cls.short: data}
-        field, keys = cls.gathered
-        own = [entry.alias or name for name, entry in cls.model_fields.items() if name != field]
-        known = [*own, *keys]
+        known = [*(field.alias or name for name, field in cls.model_fields.items()), *cls.settings]
         if not isinstance(data, Mapping):
             raise TrisectError(f"a mapping with some of {', '.join(known)} is needed, not {shown(data)}.")
         check_names("key", map(str, data), known)
-        taken = {key: value for key, value in data.items() if key in own}
-        return taken | ({field: {key: data[key] for key in keys if key in data}} if field else {})
-
-
-def _calibration(given: Mapping[str, Any]) -> CalibrationConfig:
-    if given.get("source") is None:
-        raise TrisectError("the key source is missing; name a text file or a data set (`trisect ls data`).")
-    return CalibrationConfig.from_dict({**CALIBRATION, **given})
+        return data
 
 
 class CalibrationEntry(Entry):
     """A named set of calibration tokens."""
 
-    gathered = ("config", tuple(setting_names(CalibrationConfig)))
+    settings = tuple(setting_names(CalibrationConfig))
 
-    config: Annotated[CalibrationConfig, BeforeValidator(_calibration)]
-    name: Text = Field(default_factory=lambda given: given["config"].source)
+    source: Annotated[Text, BeforeValidator(as_mixture)]
+    name: Text = Field(default_factory=lambda given: given["source"])
+
+    @cached_property
+    def config(self) -> CalibrationConfig:
+        """All settings of this set."""
+        return CalibrationConfig.from_dict({**CALIBRATION, **(self.model_extra or {}), "source": self.source})
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        self.config  # noqa: B018, refused now or never
+        return self
 
 
 class EvaluationEntry(Entry):
@@ -148,18 +150,17 @@ class ModelEntry(Entry):
 class MethodEntry(Entry):
     """A method with its settings, the ratios it is asked for, and the models it is tried on."""
 
-    gathered = ("settings", SETTINGS)
+    settings = SETTINGS  # the recipe's defaults among them
 
     name: Text
     label: Text
-    settings: dict[str, Any]  # fields of CompressConfig, the recipe's defaults among them
     ratios: Annotated[Several[float], AsList]
     models: Annotated[list[Text], AsList] | None = None  # names of the models it is tried on; None means all
 
     def config(self, *, ratio: float, calibration: CalibrationConfig) -> CompressConfig:
         """The configuration of one cell."""
         cell = {"method": self.name, "ratio": ratio, "calibration": calibration}
-        return CompressConfig.from_dict(self.settings | cell)
+        return CompressConfig.from_dict((self.model_extra or {}) | cell)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -180,14 +181,13 @@ class MethodEntry(Entry):
 class Recipe(Entry):
     """Everything that a comparison runs and shows."""
 
-    gathered = ("settings", (*SETTINGS, "ratios", "calibration", "evaluation"))
+    settings = (*SETTINGS, "ratios", "calibration", "evaluation")  # of entries that do not say it themselves
 
     name: Annotated[Text, AfterValidator(_folder_name)]
     title: Line = Field(default_factory=lambda given: given["name"])
     note: Line = ""
     models: Several[ModelEntry]
     methods: list[MethodEntry] = Field(min_length=1)
-    settings: dict[str, Any]  # what entries have where they do not say it themselves
     tasks: TaskEntry | None = None
     kv: bool = False  # show KV bytes per token
     assets: Annotated[tuple[str, str] | None, BeforeValidator(_assets)] = None
