@@ -1,9 +1,8 @@
-"""The verbs. To add one, write `commands/VERB.py` with a function `run` that is marked with `@verb`.
+"""The verbs. To add one, write `commands/VERB.py` with a function `run` and the decorator `@verb(PANEL)`.
 
-The mark says where help lists the verb; its docstring is the help text and, below, examples.
-Every verb gets --config, --quiet and --verbose from here. A parameter of `run` whose type is a record of settings
-stands for the record's options (`_options.py`). Files that start with an underscore hold what several verbs share.
-Heavy imports (torch, transformers) belong inside functions: `trisect --help` must be fast.
+Its docstring is the help text and, below, examples. Every verb gets --config, --quiet and --verbose from here. A
+parameter of `run` whose type is a record becomes the record's options (`_options.py`). Heavy imports (torch,
+transformers) belong inside functions: `trisect --help` must be fast.
 """
 
 import importlib
@@ -36,7 +35,7 @@ class Interrupted(Exception):
 
 
 def command_of(run: Callable[..., None]) -> Callable[..., None]:
-    """A verb's `run` with the options that all verbs share, and those of the records it asks for."""
+    """typer's command for a verb: `run` with the options of its records and those that all verbs share."""
     own = signature(run).parameters
     records = {name: entry.annotation for name, entry in own.items() if entry.annotation in RECORDS}
 
@@ -69,21 +68,21 @@ def command_of(run: Callable[..., None]) -> Callable[..., None]:
 
 @cache
 def verbs() -> dict[str, Verb]:
-    """The verbs by name; what a newcomer needs first comes first."""
+    """The verbs by name, in the order of the panels of help."""
     for entry in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"trisect.commands.{entry.name}")
     return dict(sorted(VERBS.items(), key=lambda entry: (PANELS.index(entry[1].panel), entry[0])))
 
 
 def build_app() -> typer.Typer:
-    """One verb per module of `trisect.commands`: its name is the verb, `run` its function."""
+    """typer's app with all verbs."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.callback()(_root)
     for name, verb in verbs().items():
         # One paragraph each: typer joins the lines of a paragraph.
         examples = "\n\n".join(f"{purpose}:\n\n  {line}" for purpose, line in verb.examples)
-        add = app.command(name=name, epilog=f"Examples\n\n{examples}", rich_help_panel=verb.panel)
-        add(command_of(verb.run))
+        about: Any = {"epilog": f"Examples\n\n{examples}", "rich_help_panel": verb.panel}
+        app.command(name=name, **about)(command_of(verb.run))
     return app
 
 

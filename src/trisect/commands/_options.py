@@ -89,11 +89,11 @@ class LoadOptions:
 
 SOURCE = "calibration"  # what the calibration record's `source` is called on the command line
 RECORDS = (CompressConfig, CalibrationConfig, SampleConfig, QuantizeConfig, TuneConfig, LoadOptions)
-"""A parameter of one of these types in a verb's `run` stands for the options that make the record."""
+"""A parameter of one of these types in a verb's `run` becomes the options that make the record."""
 
 
 def expanded(parameter: Parameter) -> list[Parameter]:
-    """The options that a parameter of `run` stands for: itself, or one for each setting of its record."""
+    """The options for a parameter of `run`: itself, or one for each setting of its record."""
     kind = parameter.annotation
     if kind is LoadOptions:
         found = [parameter.replace(name=e.name, annotation=e.type, default=e.default) for e in fields(kind)]
@@ -147,7 +147,7 @@ def _setting(name: str, about: dict[str, Any]) -> Parameter:
 
 
 def _completed(parameter: Parameter) -> Parameter:
-    """A flag by its name alone, without a --no-; other options with the names that a shell may complete."""
+    """The option with its names for typer: flags without a --no-, others with what a shell completes."""
     kind, declared = get_args(parameter.annotation)
     declared, name = copy(declared), parameter.name
     if name == "out":
@@ -212,7 +212,7 @@ def _check_texts(names: str | list[str]) -> None:
 
 
 def _check_file(path: Path) -> None:
-    if not Path(path).is_file():
+    if not path.is_file():
         raise TrisectError(f"There is no file {path}; give one that exists.")
 
 
@@ -325,11 +325,10 @@ def _as_typed(where: str, parameter: Any, value: Any) -> Any:
         if not isinstance(value, bool):
             raise TrisectError(f"{where} is true or false, not {checks.shown(value)}.")
         return value
-    if takes_many(parameter):
-        return [_word(where, parameter, entry) for entry in (value if isinstance(value, list) else [value])]
-    if "LIST" in (parameter.metavar or "") and isinstance(value, list):
-        return ",".join(_word(where, parameter, entry) for entry in value)
-    return _word(where, parameter, value)
+    many = takes_many(parameter)
+    several = isinstance(value, list) and (many or "LIST" in (parameter.metavar or ""))
+    words = [_word(where, parameter, entry) for entry in (value if several else [value])]
+    return words if many else ",".join(words)
 
 
 def _word(where: str, parameter: Any, value: Any) -> str:

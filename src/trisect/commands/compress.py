@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trisect.pipeline.job import Result
 
 WORTH_MORE = 0.05  # share of the perplexity that more text could take away, below which nothing is said
-UNREMARKABLE = ("full width", "folded")  # notes that a receipt keeps but nobody needs to read layer by layer
+UNREMARKABLE = ("full width", "folded")  # notes that are kept in the receipt, but not printed layer by layer
 
 
 @verb("Compress")
@@ -116,7 +116,7 @@ def _rise(row: dict[str, Any]) -> float:
 
 
 def show_result(result: "Result") -> None:
-    """Print the final table, the trials under a bound, and what the solver wants the user to know."""
+    """Print the final table, the trials under a bound, and the solver's notes."""
     from trisect.bundle import weights_size
     from trisect.models import zeros_of
     from trisect.plan import budget_of

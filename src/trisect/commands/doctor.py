@@ -64,7 +64,7 @@ def run(json: Json = None) -> None:
 
 
 def check_python() -> Iterator[Finding]:
-    """The interpreter, against what the package asks for."""
+    """The interpreter, against what the package requires."""
     from packaging.specifiers import SpecifierSet
 
     found, wanted = platform.python_version(), SpecifierSet(next(iter(_metadata("Requires-Python")), ""))

@@ -90,10 +90,9 @@ def _show_scores(results: Any) -> None:
     limited = "" if results.limit is None else f" (--limit {results.limit})"
     rows = []
     for score in results.scores:
-        # lm-eval's `metric,filter` for people: the filter `none` says nothing.
-        metric = score.metric.removesuffix(",none").replace(",", ", ")
-        asked = str(score.shots), f"{score.questions} of {score.available}"
-        rows.append((score.task, metric, *asked, score.value, score.stderr))
+        metric = score.metric.removesuffix(",none").replace(",", ", ")  # of lm-eval's `metric,filter`
+        counts = str(score.shots), f"{score.questions} of {score.available}"
+        rows.append((score.task, metric, *counts, score.value, score.stderr))
     rows.append(("average", "", "", "", results.average, results.average_stderr))
     shown = [(*row[:4], f"{row[4]:.4f}", "" if row[5] is None else f"+-{row[5]:.4f}") for row in rows]
     screen.say_table(("task", "metric"), shown, right=("shots", f"questions{limited}", "score", "error"))

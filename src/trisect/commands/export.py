@@ -1,4 +1,4 @@
-"""`trisect export`: a compressed model as files for software without trisect; `trisect push`: on the hub."""
+"""`trisect export`: files for software without trisect; `push`: to the hub; `serve`: an OpenAI-compatible server."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -103,3 +103,23 @@ def push(
     from trisect.export import upload
 
     screen.say(f"Uploaded to {upload(folder, repo, private=not public)}")
+
+
+@verb("Use")
+def serve(
+    model: Annotated[str, argument("Compressed folder, stock folder, or hub id.", "MODEL")],
+    extra: Annotated[list[str] | None, argument("Options of the server itself, behind --.", "[-- OPTION...]")] = None,
+) -> None:
+    """Start vLLM's OpenAI server for a model, or transformers' own where vLLM is not installed.
+
+    Serve a compressed folder: trisect serve small
+    On another port, two GPUs: trisect serve small -- --port 9000 --tensor-parallel-size 2
+    """
+    from trisect.serve import server
+
+    if model.startswith((".", "/", "~")) and not (Path(model).expanduser() / "config.json").exists():
+        raise TrisectError(f"{model} is no model folder: it has no config.json.")
+    command = server.server_command(model, extra or ())
+    name = command[2].split(".")[0] if command[1] == "-m" else "transformers serve"
+    screen.say(f"starting {name}; once it answers:", server.request_line(model, extra or ()))
+    server.serve(command)

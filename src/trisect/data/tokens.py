@@ -12,7 +12,7 @@ from trisect.errors import TrisectError, check_names
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Windows of token ids and where they come from. The hash stands for the ids in comparisons."""
+    """Windows of token ids and where they come from; compared by their hash."""
 
     ids: Tensor = field(compare=False)  # (n, length) int64, on the CPU
     source: str  # what a person would call it: a name, a path, a mixture

@@ -1,4 +1,4 @@
-"""JSON and YAML that anybody may have written: read within limits, plain data out, or a clear error."""
+"""Untrusted JSON and YAML: read within limits, plain data out, or a clear error."""
 
 import json
 import math

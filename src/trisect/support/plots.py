@@ -57,7 +57,7 @@ class Series:
     label: str
     points: Sequence[Point]
     line: bool = True
-    guide: bool = False  # a line to compare with, that is nobody's data: dashed, without marks
+    guide: bool = False  # a line to compare with, not data: dashed, without marks
     depth: float | None = None  # from 0 to 1 for one of many layers: its colour goes by depth
 
 

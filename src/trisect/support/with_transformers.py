@@ -1,7 +1,6 @@
-"""Compressed checkpoints are made known to transformers when it is imported, not when trisect is.
+"""Register compressed checkpoints with transformers when it is imported, and keep it from printing.
 
-Both orders work: `import trisect` before transformers waits for it, after it registers at once. While it loads or
-saves, transformers is kept off the screen, and its settings are left as they were.
+`import trisect` before transformers waits for it; after it, it registers at once.
 """
 
 import logging
@@ -25,10 +24,10 @@ def register_with_transformers() -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Finds what the other finders find, and acts when one of those modules has been executed."""
+    """Finds what the other finders find, and calls `_act` when one of those modules has been executed."""
 
-    sparing = False  # in a command of ours, which asks transformers for no optional library, nor for every family
-    depth = 0  # modules of ours about models that are being imported, one inside the other: not to be imported again
+    sparing = False  # in a command of ours, which needs no optional library of transformers, nor every family
+    depth = 0  # modules of `trisect.models` that are being imported, one inside the other
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -60,7 +59,7 @@ OPTIONAL = ("is_hqq_available", "is_torchao_available", "is_scipy_available")
 
 
 def spare_imports() -> None:
-    """For the rest of this process; a compressed model's own family is registered when its config is read."""
+    """Import less for the rest of this process; a compressed model's family is registered when its config is read."""
     _Watch.sparing = True
 
 
@@ -88,7 +87,7 @@ def quiet_transformers() -> Iterator[None]:
     level, bars, loud = logging.get_verbosity(), logging.is_progress_bar_enabled(), gguf.tqdm
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # The one bar that asks nobody: its tqdm is not the one that the switch above governs.
+    # The switch above does not reach this bar's tqdm.
     gguf.tqdm = lambda entries, **_: entries
     try:
         yield
