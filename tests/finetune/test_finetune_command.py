@@ -124,7 +124,7 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(
     assert run("finetune", files / "small", *arguments) == 130
     said = capsys.readouterr().err
     assert "Stopped after step 3 of 5" in said
-    assert "The same command goes on" in said
+    assert "The same command resumes" in said
     assert [p.name for p in tmp_path.iterdir()] == ["out.tuning.safetensors"]
     monkeypatch.setattr(Training, "take_step", take_step)
     assert run("finetune", files / "small", *arguments, "--rank", 3) == 2
