@@ -34,8 +34,7 @@ TINY = {"hidden_size": 64, "intermediate_size": 640, "num_hidden_layers": 2, "nu
 TINY |= {"head_dim": 80, "vocab_size": 50}
 PRODUCTS = ("qkv", "o", "gate-up", "down")
 KINDS = {
-    "attention": ("attend_kernel", "merge_kernel", "attend_one", "flash", "fmha"),
-    "rotate and write": ("write_kernel", "rotate_write"),
+    "attention": ("attend_kernel", "attend_one", "flash", "fmha"),
     "gate": ("gate_kernel", "gate_split", "silu"),
     "norm": ("norm",),
     "angles": ("sgemm",),
@@ -92,8 +91,14 @@ def watched(step: Any, *, device: str) -> list[Kernel]:
     if not cuda:
         return [Kernel(e.name, e.self_cpu_time_total) for e in profiler.events() if e.self_cpu_time_total > 0]
     events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    events = sorted(events, key=lambda event: event.time_range.start)
-    return [Kernel(e.name, e.time_range.elapsed_us()) for e in events if not e.name.startswith("Mem")]
+    kernels: list[Kernel] = []
+    end = 0.0
+    for e in sorted(events, key=lambda event: event.time_range.end):
+        if not e.name.startswith("Mem"):
+            # A kernel that is launched early waits for the one before it: what counts is by how much it ends later.
+            kernels.append(Kernel(e.name, e.time_range.end - max(e.time_range.start, end)))
+            end = e.time_range.end
+    return kernels
 
 
 def bytes_of(model: Any, *, batch: int, context: int) -> dict[str, int]:
