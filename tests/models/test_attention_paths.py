@@ -7,6 +7,7 @@ attention; the rules of torch's kernels as a table.
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,6 +185,24 @@ def test_flash_attention_is_given_one_width_even_where_values_are_wider(
     model.config._attn_implementation = "flash_attention_2"
     torch.testing.assert_close(model(ids, attention_mask=mask).logits, expected, **CLOSE)
     assert seen == [(16, 16, 16)] * 3
+
+
+@pytest.mark.parametrize("part", ["qk", "ov"])
+def test_sglang_is_given_the_width_of_its_cache(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its function wants rows as wide as RadixAttention's heads, and puts out such rows (SGLang 0.5.23)."""
+
+    def radix(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **kwargs: Any) -> Any:
+        assert {x.shape[-1] for x in (q, k, v)} == {kwargs["attention_instances"][module.layer_idx].head_dim}
+        return eager(module, q, k, v, mask, **kwargs)[0].flatten(2).squeeze(0), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sglang", radix)
+    model, ids = unequal("llama-gqa", part), tokens(1, 6)
+    mask = torch.full((6, 6), torch.finfo(torch.float32).min).triu(1)[None, None]
+    expected = model(ids).logits
+    model.config._attn_implementation = "sglang"
+    instances = {layer: SimpleNamespace(head_dim=16) for layer in range(3)}
+    found = model(ids, attention_mask=mask, attention_instances=instances).logits
+    torch.testing.assert_close(found, expected, **CLOSE)
 
 
 @pytest.fixture

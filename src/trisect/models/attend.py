@@ -18,7 +18,7 @@ def function_name(asked: str, *, device: torch.device, capped: bool = False) -> 
     """The name of the attention function to use: transformers' own, or ours where that one is slow or wrong."""
     if asked == "sdpa" and capped:
         return "eager"  # torch's fused attention cannot bound its scores
-    ours = "vllm" if asked == "vllm" else "flash" if "flash" in asked else "sdpa" if asked == "sdpa" else None
+    ours = "flash" if "flash" in asked else asked if asked in ("vllm", "sglang", "sdpa") else None
     plain = ours is None or (ours == "sdpa" and device.type not in ("cpu", "cuda"))
     return asked if plain else f"trisect_{ours}"
 
@@ -48,7 +48,15 @@ def _vllm(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: An
     return out.view(1, -1, q.shape[1], layer.head_size_v)[..., :vo], None
 
 
-for _name, _function in (("sdpa", _sdpa), ("flash", _flash), ("vllm", _vllm)):
+def _sglang(module: Any, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Attended:
+    """The same in SGLang, whose cache has the dense width in every layer."""
+    width, vo = kwargs["attention_instances"][module.layer_idx].head_dim, v.shape[-1]
+    wide = [padded(x, width) for x in (q, k, v)]
+    out, _ = ALL_ATTENTION_FUNCTIONS["sglang"](module, *wide, *args, **kwargs)
+    return out.view(1, -1, q.shape[1], width)[..., :vo], None
+
+
+for _name, _function in (("sdpa", _sdpa), ("flash", _flash), ("vllm", _vllm), ("sglang", _sglang)):
     ALL_ATTENTION_FUNCTIONS.register(f"trisect_{_name}", _function)
 
 

@@ -76,6 +76,7 @@ class Engine:
             )
         os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # by that one token
         settings: dict[str, Any] = {"dtype": dtype or "auto", "max_model_len": length + 1}
+        settings["enforce_eager"] = True  # compiling takes longer than the windows do
         import vllm
         from vllm import LLM  # also finds out what machine this is, by names of packages
 
