@@ -15,7 +15,7 @@ from tokenizers import Regex, pre_tokenizers
 from tiny_models import tiny, tokens
 from trisect.errors import TrisectError
 from trisect.export import check, export_gguf
-from trisect.export.gguf import halved, interleaved
+from trisect.export.gguf import interleaved
 from trisect.export.vocabulary import SPLITS, vocabulary_of
 from trisect.models import layer_views, load_model
 
@@ -30,7 +30,6 @@ def test_channels_go_as_the_llama_cpp_converter_has_them() -> None:
     weight = torch.arange(4 * 6 * 3).reshape(4 * 6, 3)
     theirs = weight.numpy().reshape(4, 2, 3, 3).swapaxes(1, 2).reshape(24, 3)
     assert torch.equal(interleaved(weight, 4), torch.from_numpy(theirs.copy()))
-    assert torch.equal(halved(interleaved(weight, 4), 4), weight)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """A GGUF file for llama.cpp, written tensor by tensor and read back before it gets its name."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.export.architectures import ARCHITECTURES, WIDTHS, Architecture, check_computed, known_architecture
-from trisect.export.check import Exported, check_in_llama_cpp, check_same, difference, probe
+from trisect.export.architectures import WIDTHS, check_computed, known_architecture
+from trisect.export.check import Exported, check_in_llama_cpp, difference, probe
 from trisect.export.hf import built, check_stock, padding_notes, stock_config
-from trisect.export.rotation import SAME, listed_rope, stock_factors
-from trisect.export.stock import Stock, check_exportable, plain_config, stock_weights
+from trisect.export.rotation import SAME, stock_factors
+from trisect.export.stock import Stock, check_exportable, stock_weights
 from trisect.export.vocabulary import split_digits, vocabulary_of
 from trisect.models import family_for
 from trisect.support.files import check_disk_space, check_writable, new_file
@@ -67,28 +68,21 @@ def export_gguf(
     stock = stock_weights(model, baked=not known.pattern)
     check_computed(config, stock, listed=rotation_factors(config, stock) is not None)
     architecture = "deci" if needs_deci(config, stock) else known.name
-    expected = probe(model)
-    apart = check_stock(stock_config(config, stock), stock, expected)
-    offset = family_for(config).norm_offset
-    # Norms are written with the offset; rounded now as that rounds them, they come back as they are.
-    tensors = {k: t + offset - offset if k.split(".")[-2].endswith("norm") else t for k, t in stock.tensors.items()}
-    stock = replace(stock, tensors=parted(tensors, interleaved=_interleaved(config)))
+    expected, plain = probe(model), stock_config(config, stock)
+    apart = check_stock(plain, stock, expected)
     check_disk_space(path, int(1.1 * sum(4 * t.numel() for t in stock.tensors.values())))
-    with new_file(path) as partial:
-        writer = gguf.GGUFWriter(partial, architecture)
+    makers = file_tensors(config, stock)
+    kinds = {name: _kind_of(name, make().shape, kind) for name, make in makers.items()}
+    with new_file(path) as unnamed:
+        writer = gguf.GGUFWriter(unnamed, architecture)
         for name, value in (_facts(config, stock, receipt or {}, kind) | vocabulary).items():
             getattr(writer, f"add_{name}")(value)
-        kept = _write_tensors(writer, config, stock, kind)
-        said, tensors = read_file(partial, names_of(config, stock), offset=offset)
-        check_tensors(tensors, stock.tensors, kind)
-        # A GGUF file knows no sliding window, and is for texts inside one; the check is not.
-        said |= {"max_position_embeddings": config.max_position_embeddings}
-        said = {key: value for key, value in said.items() if key != "rope_parameters" or not known.pattern}
-        found = probe(built(plain_config(config, said), joined(tensors, interleaved=_interleaved(config))))
-        if kind == "f32":
-            check_same(found, expected, "What was written")
+        _write_tensors(writer, makers, kinds)
+        check_written(unnamed, makers, kinds)
+        rounding = None if kind == "f32" else difference(probe(built(plain, _rounded(config, stock, kinds))), expected)
         with _turning_as_llama_cpp(model):
-            nats = check_in_llama_cpp(partial, model, kind, longest=_longest(config), mixture=bool(stock.mixtures))
+            nats = check_in_llama_cpp(unnamed, model, kind, longest=_longest(config), mixture=bool(stock.mixtures))
+    kept = list(kinds.values()).count("f16") if kind == "q8_0" else 0
     return Exported(
         path=path,
         architecture=architecture,
@@ -96,7 +90,7 @@ def export_gguf(
         mlp_widths=stock.mlp_widths,
         dtype=kind,
         difference=apart,
-        rounding=None if kind == "f32" else difference(found, expected),
+        rounding=rounding,
         llama_cpp=nats,
         notes=(*_notes(config, stock, kept), *notes),
     )
@@ -210,53 +204,87 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
     return tuple(note for note, true in notes.items() if true)
 
 
-def names_of(config: Any, stock: Stock) -> dict[str, str]:
-    """Name in the checkpoint -> llama.cpp's name, in the order in which tensors are written."""
+def file_tensors(config: Any, stock: Stock) -> dict[str, Callable[[], Tensor]]:
+    """llama.cpp's name -> what makes the tensor, in the order in which they are written."""
+    factors = rotation_factors(config, stock)
+    tensors = parted(stock.tensors, interleaved=_interleaved(config))
+    makers: dict[str, Callable[[], Tensor]] = {} if factors is None else {FACTORS: partial(Tensor, factors)}
+    theirs = names_of(config, tensors, mixture=bool(stock.mixtures))
+    return makers | {theirs[name]: partial(_native, name, tensors[name], config, stock) for name in theirs}
+
+
+def names_of(config: Any, names: Iterable[str], *, mixture: bool) -> dict[str, str]:
+    """Name in the checkpoint -> llama.cpp's name."""
     # Llama's names are those of these two, which have every tensor that it has or could have.
     own = next(arch for arch, title in gguf.MODEL_ARCH_NAMES.items() if title == known_architecture(config).name)
-    both = own == gguf.MODEL_ARCH.LLAMA or (stock.mixtures and not known_architecture(config).numbers)
+    both = own == gguf.MODEL_ARCH.LLAMA or (mixture and not known_architecture(config).numbers)
     kinds = (gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.QWEN2MOE) if both else (own, own)
     tables = [gguf.get_tensor_name_map(kind, config.num_hidden_layers) for kind in kinds]
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    names = {}
-    for name in (name for name in stock.tensors if name not in tied):
+    found = {}
+    for name in (name for name in names if name not in tied):
         usual = name.replace("block_sparse_moe", "mlp")
-        found = [table.get_name(usual, try_suffixes=(".weight", ".bias")) for table in tables]
-        theirs = str(found[0] or found[1])
-        names[name] = theirs if theirs.endswith((".weight", ".bias")) else f"{theirs}.weight"
-    return names
+        known = [table.get_name(usual, try_suffixes=(".weight", ".bias")) for table in tables]
+        theirs = str(known[0] or known[1])
+        found[name] = theirs if theirs.endswith((".weight", ".bias")) else f"{theirs}.weight"
+    return found
 
 
-def _write_tensors(writer: Any, config: Any, stock: Stock, kind: str) -> int:
-    """Write all weights, none made before its turn; how many stay f16 where q8_0 was asked for."""
-    factors = rotation_factors(config, stock)
-    kinds = {} if factors is None else {FACTORS: "f32"}
-    ours = {theirs: name for name, theirs in names_of(config, stock).items()}
+def _kind_of(theirs: str, shape: Sequence[int], kind: str) -> str:
+    """How a tensor is held where `kind` was asked for."""
+    if theirs == FACTORS or len(shape) == 1 or ROUTER in theirs or theirs.endswith(".bias"):
+        return "f32"
+    return "f16" if kind == "q8_0" and shape[-1] % BLOCK else kind
 
-    def native(theirs: str) -> Tensor:
-        if theirs == FACTORS:
-            return Tensor(factors)
-        return _native(ours[theirs], stock.tensors[ours[theirs]], config, stock)
 
-    for theirs in ours:
-        shape = tuple(native(theirs).shape)
-        fits = kind != "q8_0" or shape[-1] % BLOCK == 0
-        exact = len(shape) == 1 or ROUTER in theirs or theirs.endswith(".bias")
-        kinds[theirs] = "f32" if exact else kind if fits else "f16"
-    for theirs, chosen in kinds.items():  # all are listed before the first is written
-        shape, dtype = tuple(native(theirs).shape), np.dtype(KINDS[chosen].dtype)
-        if chosen == "q8_0":
-            shape = gguf.quant_shape_to_byte_shape(shape, KINDS[chosen].ggml)
-        size = int(np.prod(shape)) * dtype.itemsize
-        writer.add_tensor_info(theirs, shape, dtype, size, raw_dtype=KINDS[chosen].ggml)
+def _write_tensors(writer: Any, makers: dict[str, Callable[[], Tensor]], kinds: dict[str, str]) -> None:
+    """Write all weights, none made before its turn."""
+    for name, make in makers.items():  # all are listed before the first is written
+        shape, held = tuple(make().shape), KINDS[kinds[name]]
+        if kinds[name] == "q8_0":
+            shape = gguf.quant_shape_to_byte_shape(shape, held.ggml)
+        size = int(np.prod(shape)) * np.dtype(held.dtype).itemsize
+        writer.add_tensor_info(name, shape, np.dtype(held.dtype), size, raw_dtype=held.ggml)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for theirs, chosen in kinds.items():
-        array = native(theirs).contiguous().float().cpu().numpy()
-        writer.write_tensor_data(gguf.quants.quantize(array, KINDS[chosen].ggml))
+    for name, make in makers.items():
+        writer.write_tensor_data(gguf.quants.quantize(_array(make()), KINDS[kinds[name]].ggml))
     writer.close()
-    return list(kinds.values()).count("f16") if kind == "q8_0" else 0
+
+
+def _array(x: Tensor) -> Any:
+    return x.contiguous().float().cpu().numpy()
+
+
+def check_written(path: Path, makers: dict[str, Callable[[], Tensor]], kinds: dict[str, str]) -> None:
+    """Refuse a file whose weights, read back, are not the ones that were to be written."""
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    if odd := sorted(set(found) ^ set(makers)):
+        raise TrisectError(f"The GGUF file misses or invents {odd[0]}; nothing was written. Please report it.")
+    for name, make in makers.items():
+        array, kind = _array(make()), kinds[name]
+        back = gguf.quants.dequantize(found[name].data, found[name].tensor_type)
+        error = float(np.linalg.norm(back - array)) / max(float(np.linalg.norm(array)), 1e-30)
+        if not error <= KINDS[kind].loss:
+            raise TrisectError(
+                f"{name} came back from the GGUF file with an error of {error:.2g}, where {kind} explains "
+                f"{KINDS[kind].loss:g}; nothing was written. Try --dtype f32, and please report it."
+            )
+
+
+def _rounded(config: Any, stock: Stock, kinds: dict[str, str]) -> dict[str, Tensor]:
+    """The stock weights as the file holds them."""
+    turned, mixture, found = _interleaved(config), bool(stock.mixtures), {}
+    for name, tensor in stock.tensors.items():
+        across = turned and tensor.ndim == 3
+        x = tensor.mT if across else tensor
+        theirs = names_of(config, parted({name: tensor}, interleaved=turned), mixture=mixture)
+        ggml = KINDS[kinds[next(iter(theirs.values()))]].ggml if theirs else KINDS["f32"].ggml
+        rows = _array(pad(x, (0, -x.shape[-1] % BLOCK)))  # blocks start with the row, so zeros behind it change none
+        back = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(rows, ggml), ggml))[..., : x.shape[-1]]
+        found[name] = back.mT.contiguous() if across else back
+    return found
 
 
 def rotation_factors(config: Any, stock: Stock) -> list[float] | None:
@@ -314,106 +342,6 @@ def parted(tensors: dict[str, Tensor], *, interleaved: bool = False) -> dict[str
     return found
 
 
-def joined(tensors: dict[str, Tensor], *, interleaved: bool = False) -> dict[str, Tensor]:
-    """Undo `parted`."""
-    found: dict[str, Tensor] = {}
-    for name, x in tensors.items():
-        prefix, _, last = name.rpartition("experts.")
-        ending = next((ours for ours, theirs in EXPERTS.items() if prefix and last.endswith(f"_proj{theirs}")), None)
-        if ending is None or last.startswith("up_proj"):
-            found |= {} if ending else {name: x}
-            continue
-        which = last.partition("_proj")[0]
-        if which == "gate":
-            both = (x, tensors[name.replace("experts.gate_proj", "experts.up_proj")])
-            x, which = torch.stack(both, dim=2).flatten(1, 2) if interleaved else torch.cat(both, dim=1), "gate_up"
-        found[f"{prefix}experts.{which}{ending}"] = x.mT.contiguous() if interleaved and x.ndim == 3 else x
-    return found
-
-
 def interleaved(x: Tensor, heads: int) -> Tensor:
     """Rows (heads 2n, ...): from [firsts | seconds] of each head to adjacent pairs, as llama.cpp has them."""
     return x.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def halved(x: Tensor, heads: int) -> Tensor:
-    """Undo `interleaved`."""
-    return x.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def read_file(path: Path, names: dict[str, str], *, offset: float = 0.0) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the file says, in a config's words, and its tensors in float32, MLPs padded to one width."""
-    # `names` are those of a checkpoint, with llama.cpp's; the checkpoint's norms hold their weights less `offset`.
-    reader = gguf.GGUFReader(path)
-    said = _said(reader)
-    arrays = {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
-    found = {name: torch.from_numpy(np.array(array, dtype=np.float32)) for name, array in arrays.items()}
-    base = said["rope_parameters"]["rope_theta"]
-    if FACTORS in found:
-        factors = found.pop(FACTORS).tolist()
-        said["rope_parameters"] = listed_rope(factors, base, said["max_position_embeddings"])
-    said["tie_word_embeddings"] = "output.weight" not in found
-    heads = {"attn_q": said["num_attention_heads"], "attn_k": said["num_key_value_heads"]}
-    if any(each.halved for each in _named_in(reader)):
-        heads = {}
-    ours = {theirs: name for name, theirs in names.items()}
-    tensors = {}
-    for name, tensor in found.items():
-        kind, more = name.split(".")[-2], said["intermediate_size"]
-        if kind.endswith("norm"):
-            tensor = tensor - offset
-        elif kind in heads:
-            tensor = halved(tensor, heads[kind])
-        elif kind in ("ffn_up", "ffn_gate"):
-            tensor = pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, more - tensor.shape[0]))
-        elif kind == "ffn_down" and tensor.ndim > 1:
-            tensor = pad(tensor, (0, more - tensor.shape[1]))
-        tensors[ours.get(name, name)] = tensor
-    if said["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    return said, tensors
-
-
-def _named_in(reader: Any) -> list[Architecture]:
-    """What llama.cpp computes under the name that a file has; nothing for deci."""
-    name = reader.fields["general.architecture"].contents()
-    return [each for each in ARCHITECTURES.values() if each.name == name]
-
-
-def _said(reader: Any) -> dict[str, Any]:
-    """What a file says, in a config's words."""
-    arch = reader.fields["general.architecture"].contents()
-    width = next((each.width for each in _named_in(reader)), None)
-    widths = WIDTHS if width is None else {"intermediate_size": width}
-
-    def value(key: str) -> Any:
-        """One number; the largest of a list with one for every layer."""
-        found = reader.fields[f"{arch}.{key}"].contents()
-        return max(found) if isinstance(found, list) else found
-
-    return {
-        "vocab_size": value("vocab_size"),
-        "max_position_embeddings": value("context_length"),
-        "hidden_size": value("embedding_length"),
-        "num_hidden_layers": value("block_count"),
-        **{ours: value(theirs) for ours, theirs in widths.items() if f"{arch}.{theirs}" in reader.fields},
-        "num_attention_heads": value("attention.head_count"),
-        "num_key_value_heads": value("attention.head_count_kv"),
-        "head_dim": value("attention.key_length"),
-        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": value("rope.freq_base")},
-    }
-
-
-def check_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], kind: str) -> None:
-    """Refuse a file whose weights are not the ones that were to be written."""
-    if set(found) != set(expected):
-        odd = sorted(set(found) ^ set(expected))
-        raise TrisectError(f"The GGUF file misses or invents {odd[0]}; nothing was written. Please report it.")
-    for name, tensor in expected.items():
-        error = float((found[name] - tensor).norm() / tensor.norm().clamp(min=1e-30))
-        if not error <= KINDS[kind].loss:
-            raise TrisectError(
-                f"{name} came back from the GGUF file with an error of {error:.2g}, where {kind} explains "
-                f"{KINDS[kind].loss:g}; nothing was written. Try --dtype f32, and please report it."
-            )
