@@ -1,16 +1,22 @@
-"""A stock export through llm-compressor: python experiments/quantise_export.py STOCK OUT SCHEME TEXT.
+"""A stock export through llm-compressor, and what that costs in vLLM.
 
-Needs `pip install llmcompressor` in an environment of its own. SCHEME is FP8_DYNAMIC (no text is read), W8A8 or W4A16;
-TEXT is a file like what the model is for. The output is in the compressed-tensors format, which vLLM serves.
+    python experiments/quantise_export.py quantise STOCK OUT SCHEME TEXT   # where llmcompressor is installed
+    python experiments/quantise_export.py measure TEXT FOLDER...           # where vLLM and trisect are
+
+SCHEME is FP8_DYNAMIC (no text is read), W8A8 or W4A16; TEXT is a file like what the model is for. The output is in the
+compressed-tensors format, which vLLM serves. Measured rows go to experiments/results/quantise-export.json.
 """
 
+import json
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 WINDOWS, LENGTH = 64, 256
 
 
-def main(stock: str, out: str, scheme: str, text: str) -> None:
+def quantise(stock: str, out: str, scheme: str, text: str) -> None:
     import torch
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from datasets import Dataset
@@ -37,5 +43,18 @@ def main(stock: str, out: str, scheme: str, text: str) -> None:
     tokenizer.save_pretrained(out)
 
 
+def measure(text: str, *folders: str) -> None:
+    """Perplexity of each folder by vLLM, all in bfloat16, which each scheme runs in on a CPU."""
+    from tables import keep_row
+
+    for folder in folders:
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            how = ["--data", text, "--length", "256", "--windows", "64", "--dtype", "bfloat16", "--backend", "vllm"]
+            subprocess.run([sys.executable, "-m", "trisect", "eval", folder, *how, "--json", file.name], check=True)
+            found = json.loads(Path(file.name).read_text(encoding="utf-8"))
+        size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+        keep_row("quantise-export.json", {"name": Path(folder).name, "bytes": size, **found})
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"quantise": quantise, "measure": measure}[sys.argv[1]](*sys.argv[2:])
