@@ -29,7 +29,6 @@ from trisect.models.families import FAMILIES, PREFIX
 from trisect.models.rotary import rotation_of, stored_rates
 from trisect.pipeline.rank_search import linear_plan
 from trisect.plan import apply_plan, budget_of, compare, plan_for
-from trisect.plan.problem import pairs_at
 from trisect.records.shapes import LayerShape, ModelShape, widths_of
 
 SHAPES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("shapes.json").read_text("utf-8"))
@@ -169,7 +168,7 @@ def shape_of_widths(dense: ModelShape, text: str) -> ModelShape:
             )
         if layer.pairs and 2 * layer.pairs == layer.qk and qk % 2:
             raise TrisectError(f"A rotated head has an even width, not {qk}; try {qk - 1}/{vo}/{mlp}.")
-    layers = [x.with_widths(qk=qk, pairs=pairs_at(x, qk=qk), vo=vo, mlp=mlp) for x in dense.layers]
+    layers = [x.with_widths(qk=qk, pairs=min(x.pairs, qk // 2), vo=vo, mlp=mlp) for x in dense.layers]
     return replace(dense, layers=tuple(layers))
 
 

@@ -1,6 +1,6 @@
 """Speed of narrow models: rows of `trisect bench`, of short prompts, and of the rotary kernel."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from figures import Plot
@@ -48,13 +48,13 @@ def bench_table(bench: str) -> str:
 
 def speed() -> str:
     """What narrow and factored models gain on one GPU."""
-    header = ["run", "model", "removed", "tokens/s", "speed-up", "limit", "over dense in our runtime", "peak GB"]
+    header = ["run", "model", "removed", "tokens/s", "over dense in our runtime", "limit", "of limit"]
     cut = [row for row in summary_rows() if row["case"]["asked"]]
     lines = []
     for row in sorted(cut, key=lambda row: (row["case"]["new"], row["case"]["batch"], row["case"]["asked"])):
-        model, _, run, removed, rate, _, gain, limit, over, _, _, peak = _line(row)
-        lines.append([f"{row['case']['phase']} {run}", model, removed, rate, gain, limit, over, peak])
-    return sourced(table(header, lines), read(f"{GPU}.json")["receipts"], COMMANDS[GPU])
+        model, _, run, removed, rate, _, over, limit, share, stock, _, _, peak = _line(row)
+        lines.append([f"{row['case']['phase']} {run}", model, removed, rate, over, limit, share, stock, peak])
+    return sourced(table([*header, "over stock", "peak GB"], lines), read(f"{GPU}.json")["receipts"], COMMANDS[GPU])
 
 
 def _table(rows: Sequence[Entry]) -> str:
@@ -65,17 +65,18 @@ def _table(rows: Sequence[Entry]) -> str:
         "removed",
         "tokens/s",
         "p50 ms",
-        "speed-up",
-        "limit",
         "over dense in our runtime",
+        "limit",
+        "of limit",
+        "over stock",
     ]
     return table([*header, "weights GB", "cache GB", "peak GB"], [_line(row) for row in rows])
 
 
 def _line(row: Entry) -> list[str]:
     case = row["case"]
-    dense = case["kind"] == "dense"
-    stock, owned = row.get("against_dense"), row.get("against_owned")
+    stock, owned = ({} if case["kind"] == "dense" else row.get(f"against_{kind}") or {} for kind in ("dense", "owned"))
+    limit = (owned or stock).get("limit")
     return [
         _model(row),
         case["widths"] + (" folded" if case["folded"] else ""),
@@ -83,9 +84,10 @@ def _line(row: Entry) -> list[str]:
         f"{row['removed']:.1%}",
         f"{row['tokens_per_second']:,.0f}",
         f"{1000 * row['times']['p50']:.3g}",
-        "" if dense or not stock else f"{stock['speedup']:.2f}x",
-        "" if dense or not stock else f"{stock['limit']:.2f}x",
-        "" if dense or not owned else f"{owned['speedup']:.2f}x",
+        f"{owned['speedup']:.2f}x" if owned else "",
+        f"{limit:.2f}x" if limit else "",
+        f"{owned['share_of_limit']:.2f}" if owned else "",
+        f"{stock['speedup']:.2f}x" if stock else "",
         f"{row['parameter_bytes'] / GIGA:.2f}",
         f"{row['cache_bytes'] / GIGA:.2f}",
         "" if row["peak_memory"] is None else f"{row['peak_memory'] / GIGA:.2f}",
@@ -145,6 +147,58 @@ def short_prompts() -> str:
     return sourced(table(header, lines), [file], command)
 
 
+def profile_rows() -> dict[str, dict[str, Entry]]:
+    """Decoding steps of one text kernel by kernel, by model and state."""
+    file, found = read("decode-profile.json"), {}
+    for name in sorted(set(file["before"]["rows"]) | set(file["after"]["rows"])):
+        if name.endswith("batch 1"):
+            model = (
+                name.removesuffix(" batch 1").replace(" owned", ", dense in our runtime").replace(" trisect", " at")
+            )
+            found[model] = {s: file[s]["rows"][name] for s in ("before", "after") if name in file[s]["rows"]}
+    return found
+
+
+def decode_profile() -> str:
+    """A step against the bytes that it must move, before and after layers of five launches."""
+    file, lines = read("decode-profile.json"), []
+    for model, states in profile_rows().items():
+        cells = []
+        for state in ("before", "after"):
+            row = states.get(state)
+            share = row and row["floor_micros"] / row["step_micros"]
+            launches = row and sum(kernel["launches"] for kernel in row["kernels"].values())
+            cells += [f"{row['step_micros']:,.0f}", f"{share:.2f}", f"{launches:.0f}"] if row else [""] * 3
+        lines.append([model, f"{states['after']['floor_micros']:,.0f}", *cells])
+    header = ["model", "byte limit us", "before us", "of limit", "launches", "after us", "of limit", "launches"]
+    command = "python benchmarks/decode_profile.py"
+    return sourced(table(header, lines), [file["before"]["receipt"], file["after"]["receipt"]], command)
+
+
+def profile_figure(plot: Plot) -> None:
+    """Microseconds of a step by what its kernels do, beside what their bytes would take."""
+    bandwidth = max(read("decode-profile.json")["after"]["ceilings"][name] for name in ("copy_bytes", "read_bytes"))
+    stages = ["qkv", "o", "gate-up", "down", "head", "attention", "other kernels", "between kernels"]
+    rows: list[tuple[str, dict[str, float]]] = []
+    for model, states in profile_rows().items():
+        if "before" in states:
+            short = model.rpartition("-")[2].replace(", dense in our runtime", " dense")
+            for state, row in states.items():
+                rows.append((f"{short}, {state}", _by_stage(row, stages, lambda kernel: kernel["micros"])))
+            limit = _by_stage(states["after"], stages, lambda kernel: 1e6 * kernel["bytes"] / bandwidth)
+            rows.append((f"{short}, bytes", limit | {"between kernels": 0.0}))
+    plot.stacked(rows, stages)
+    plot.label("One decoding step of one text, H200", "microseconds", "")
+
+
+def _by_stage(row: Entry, stages: Sequence[str], size: Callable[[Entry], float]) -> dict[str, float]:
+    found = {"between kernels": max(0.0, row["between_micros"])}
+    for label, kernel in row["kernels"].items():
+        stage = label if label in stages else "attention" if label == "rotate and write" else "other kernels"
+        found[stage] = found.get(stage, 0.0) + size(kernel)
+    return found
+
+
 def rotary() -> str:
     """The rotary kernel beside plain operations and a compiler."""
     file = read("rotary.json")
@@ -171,6 +225,8 @@ TABLES = {
     "headline-machines": headline,
     "short-prompts": short_prompts,
     "rotary": rotary,
+    "decode-profile": decode_profile,
     **{bench: partial(bench_table, bench) for bench in COMMANDS},
 }
 FIGURES = {f"speed-{phase}": partial(speed_figure, phase) for phase in ("prefill", "decode")}
+FIGURES["decode-kernels"] = profile_figure
