@@ -120,3 +120,14 @@ def test_a_hidden_state_that_somebody_replaced_is_normed_anew(one_row: list[Tens
     with using(decode="kernel"):
         assert_same_text(model, Decoder(model, batch=1, max_length=12).generate(ids, 3), expected)
     hook.remove()
+
+
+def test_what_is_carried_for_one_norm_is_of_no_use_to_another(one_row: list[Tensor]) -> None:
+    """Somebody may have taken a layer out since they were fused."""
+    model, ids = tiny("llama-gqa", attention="sdpa"), tokens(1, 6)
+    with using(decode="kernel"):
+        decoder = Decoder(model, batch=1, max_length=12)
+        expected = decoder.generate(ids, 3)
+        model.model.layers[0].behind = (model.model.norm,)
+        assert decoder.generate(ids, 3).equal(expected)
+    assert one_row

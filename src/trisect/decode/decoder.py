@@ -98,8 +98,8 @@ class Clock:
         """Slots that attention looks at; those not written yet are behind the mask."""
         self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         """Zeros between launches: of programs that share work, the last one to come finishes it."""
-        self.carried: Any = (None, None)
-        """What the last layer put out, and what it knows of it for the next one's norm."""
+        self.carried: Any = (None, None, None)
+        """What the last layer put out, the norm that comes next, and what that one needs to know of it."""
 
 
 class LiveLayer(StaticLayer):

@@ -42,8 +42,8 @@ class FusedLayer(nn.Module):
             return super().forward(hidden_states, *args, **kwargs)
         attention, clock = self.self_attn, self.self_attn.live.clock
         first, second, hidden = self.input_layernorm, self.post_attention_layernorm, hidden_states.squeeze(1)
-        before, carried = clock.carried
-        if before is hidden_states:
+        before, norm, carried = clock.carried
+        if before is hidden_states and norm is first:
             x, squares = carried
         else:
             x, squares = normed(hidden, first.weight, eps_of(first)), None
@@ -52,15 +52,12 @@ class FusedLayer(nn.Module):
         heads = attention.decoded(y.unsqueeze(1), kwargs.get("position_embeddings"), kwargs.get("position_ids"))
         hidden, (x, squares) = product(heads.squeeze(1), *o, residual=hidden, gain=second.weight)
         y, _ = product(x, *gate_up, squares=squares, eps=eps_of(second), gate=True)
-        hidden, carried = product(y, *down, residual=hidden, gain=self._next_gain(hidden))
+        kind = hidden.device, hidden.dtype
+        norm = next((norm for norm in self.behind if (norm.weight.device, norm.weight.dtype) == kind), None)
+        hidden, carried = product(y, *down, residual=hidden, gain=None if norm is None else norm.weight)
         out = hidden.unsqueeze(1)
-        clock.carried = (None if carried is None else out), carried
+        clock.carried = out, norm, carried
         return out
-
-    def _next_gain(self, x: Tensor) -> Tensor | None:
-        """What the next layer's norm multiplies with, if it is there and on the same device."""
-        gains = [norm.weight for norm in self.behind]
-        return next((gain for gain in gains if gain.device == x.device and gain.dtype == x.dtype), None)
 
     def _matrices(self, x: Tensor, cache: Any) -> tuple[Matrix, ...] | None:
         """Those of qkv, o, gate and up, and down; None where the layer has to run as it is."""
