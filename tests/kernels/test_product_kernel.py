@@ -1,5 +1,6 @@
 """The product of one row with a matrix, with what happens before and behind it: the formulas in float64."""
 
+import copy
 from types import ModuleType
 from typing import Any
 
@@ -128,6 +129,9 @@ def test_what_is_carried_for_one_norm_is_of_no_use_to_another(one_row: list[Tens
     with using(decode="kernel"):
         decoder = Decoder(model, batch=1, max_length=12)
         expected = decoder.generate(ids, 3)
-        model.model.layers[0].behind = (model.model.norm,)
+        other = copy.deepcopy(model.model.norm)
+        torch.nn.init.normal_(other.weight, generator=torch.Generator().manual_seed(0))
+        for each in model.model.layers[:-1]:
+            each.behind = (other,)
         assert decoder.generate(ids, 3).equal(expected)
     assert one_row
