@@ -34,7 +34,8 @@ TINY = {"hidden_size": 64, "intermediate_size": 640, "num_hidden_layers": 2, "nu
 TINY |= {"head_dim": 80, "vocab_size": 50}
 PRODUCTS = ("qkv", "o", "gate-up", "down")
 KINDS = {
-    "attention": ("attend_kernel", "attend_one", "flash", "fmha"),
+    "attention": ("attend_kernel", "merge_kernel", "attend_one", "flash", "fmha"),
+    "rotate and write": ("write_kernel", "rotate_write"),
     "gate": ("gate_kernel", "gate_split", "silu"),
     "norm": ("norm",),
     "angles": ("sgemm",),

@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from narrow_models import narrow
 from tiny_models import left_padded, tiny, tokens
 from tolerances import assert_same_text
-from trisect.decode import Decoder, layer
+from trisect.decode import Decoder
 from trisect.decode.prepare import FusedNorm, fuse_norm
 from trisect.kernels import rotate_qk, using
 from trisect.kernels.gate import gated, plain_gated
@@ -92,72 +92,21 @@ def test_the_operators_keep_the_rules_of_torch_on_a_gpu() -> None:
         (1, 40, 128, torch.float16),
     ],
 )
+@pytest.mark.parametrize("thin", [False, True])
 def test_attention_over_the_live_slots_equals_softmax_written_out(
-    dtype: torch.dtype, group: int, qk: int, vo: int
+    dtype: torch.dtype, group: int, qk: int, vo: int, thin: bool
 ) -> None:
     from trisect.kernels.triton_decode import Tiles, launch_attend
 
-    p = problem(length=1, kv_heads=3, group=group, pairs=qk // 2, dtype=dtype, first=700, device="cuda")
-    _, keys, values = (x.cuda() for x in cached(2, 3, group, qk, vo, 700, dtype))
-    v, counters = (
-        torch.randn(2, 1, 3, vo, device="cuda", dtype=dtype),
-        torch.zeros(6, dtype=torch.int32, device="cuda"),
-    )
-    q, k = answer(p)
-    for slot, window, splits in ((0, None, 16), (513, None, 1), (698, 100, 16), (699, None, 16)):
-        start, place = torch.tensor([0, min(3, slot)], device="cuda"), torch.tensor([slot], device="cuda")
+    q, keys, values = (x.cuda() for x in cached(2, 3, group, qk, vo, 700, dtype))
+    for stop, window, splits in ((0, None, 16), (513, None, 1), (698, 100, 16), (699, None, 16)):
+        start = torch.tensor([0, min(3, stop)], device="cuda")
+        expected = written_out(q, keys, values, start, stop, window)
         found = launch_attend(
-            p.q, p.k, v, keys, values, start, place, *p.flat(), counters, pairs=p.pairs, adjacent=False,
-            scale=SCALE, window=window, tiles=Tiles(block=64, splits=splits),
+            q, keys, values, start, torch.tensor([stop], device="cuda"),
+            scale=SCALE, window=window, tiles=Tiles(block=64, splits=splits, thin=thin),
         )  # fmt: skip
-        torch.testing.assert_close(keys[:, :, slot].double(), k[:, 0], rtol=2e-2, atol=2e-2)
-        assert values[:, :, slot].equal(v[:, 0])
-        assert not counters.any()
-        expected = written_out(q.transpose(1, 2), keys, values, start, slot, window)
         torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize(("width", "depth"), [(4096, 5632), (5760, 5120), (130, 1000)])
-@pytest.mark.parametrize("gate", [False, True])
-def test_a_product_of_one_row_norms_gates_and_adds(width: int, depth: int, gate: bool) -> None:
-    from trisect.kernels.triton_product import launch
-
-    g: Any = {"dtype": torch.bfloat16, "device": "cuda"}
-    x, weight = torch.randn(1, depth, **g), 0.02 * torch.randn(2 * width if gate else width, depth, **g)
-    residual, gain = torch.randn(1, width, **g), torch.rand(width, **g)
-    squares = x.float().view(-1, 8).square().sum(dim=1)
-    for _ in range(3):  # each begins while the one before it runs
-        found, carried = launch(x, weight, squares=squares, eps=1e-5, gate=gate, residual=residual, gain=gain)
-    y = (x.double() / x.double().square().mean().sqrt()) @ weight.double().T
-    y = torch.nn.functional.silu(y[:, :width]) * y[:, width:] if gate else y
-    y = y + residual.double()
-    assert carried is not None
-    assert (found - y).norm() < 4e-3 * y.norm()
-    torch.testing.assert_close(carried.scaled, (found.float() * gain.float()).bfloat16())
-    torch.testing.assert_close(carried.squares.sum(), found.float().square().sum())
-
-
-@pytest.mark.parametrize("mode", ["eager", "graphs"])
-def test_fused_layers_make_the_logits_of_plain_ones(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = tiny("llama-gqa", dtype=torch.bfloat16, attention="sdpa").cuda(), tokens(1, 8).cuda()
-    launched, kept = [], []
-    product = layer.product
-    monkeypatch.setattr(layer, "product", lambda *given, **named: launched.append(0) or product(*given, **named))
-
-    def pick(logits: Tensor) -> Tensor:
-        kept.append(logits.clone())  # in a graph, where every replay puts them
-        return torch.full_like(logits[:, 0], 7, dtype=torch.int64)
-
-    last = []
-    for choice in ("auto", "plain"):
-        with using(product=choice):  # type: ignore[arg-type]
-            decoder = Decoder(model, batch=1, max_length=16, mode=mode, pick=pick)
-            decoder.prefill(ids)
-            for _ in range(4):
-                decoder.step()
-        last.append(kept[-1].float())
-        assert launched
-    torch.testing.assert_close(last[0], last[1], rtol=3e-2, atol=3e-2)
 
 
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]

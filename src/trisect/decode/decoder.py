@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, StaticLayer
 
-from trisect.decode.layer import fuse_layers
 from trisect.decode.prepare import compile_layers, prepare_for_inference
 from trisect.errors import TrisectError, unknown_name
 from trisect.kernels import wants_decode_kernel
@@ -81,10 +80,6 @@ def padded_after_end(new: Tensor, eos: int, pad: int) -> Tensor:
     return new.masked_fill(behind, pad)[:, :longest]
 
 
-COUNTERS = 4096
-"""More than any kernel has shared pieces of work: those are for GPUs that have fewer pieces than places."""
-
-
 class Clock:
     """Where all layers of a cache write next: tensors for captured graphs to read, integers to choose one."""
 
@@ -96,10 +91,6 @@ class Clock:
         """Tokens of the prompt while it is being read, 0 afterwards."""
         self.live = 0
         """Slots that attention looks at; those not written yet are behind the mask."""
-        self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-        """Zeros between launches: of programs that share work, the last one to come finishes it."""
-        self.carried: Any = (None, None, None)
-        """What the last layer put out, the norm that comes next, and what that one needs to know of it."""
 
 
 class LiveLayer(StaticLayer):
@@ -197,7 +188,6 @@ class Decoder:
                 )
         if prepare:
             prepare_for_inference(model)
-            fuse_layers(self._views)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.cache = LiveCache(len(self._views), max_length, self.device)
         for view, layer in zip(self._views, self.cache.layers, strict=True):

@@ -62,7 +62,7 @@ def register(
 Choice = Literal["auto", "kernel", "plain"]
 CHOICES = get_args(Choice)
 
-_chosen: dict[str, Choice] = {"rotary": "auto", "decode": "auto", "gate": "auto", "norm": "auto", "product": "auto"}
+_chosen: dict[str, Choice] = {"rotary": "auto", "decode": "auto", "gate": "auto", "norm": "auto"}
 
 
 @cache

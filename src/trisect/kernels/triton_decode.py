@@ -1,9 +1,6 @@
-# Kernels have no types of Python: their arguments are pointers and numbers on the device.
-# mypy: disable-error-code="no-untyped-def, assignment"
-"""Attention of one new token per text: heads are turned, keys and values go into the cache, all in one launch.
+"""One launch between projections and attention at decode: queries turned, keys and values into the cache.
 
-One program has one text, one key head with the queries that share it, and a share of the slots. The first of
-them also has the new token, which it takes from registers. The last one to come adds all shares up.
+One program has one text and one key head with the queries that share it.
 """
 
 from typing import NamedTuple
@@ -12,10 +9,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trisect.kernels.triton_product import early
-from trisect.kernels.triton_rotary import INDEXED, MULTIPROCESSORS, RATES, SHARED, rotation
+from trisect.kernels.triton_rotary import INDEXED, MULTIPROCESSORS, RATES, SHARED, turn, turning
+
+# Kernels have no types of Python: their arguments are pointers and numbers on the device.
+# mypy: disable-error-code=no-untyped-def
 
 
 class Tiles(NamedTuple):
@@ -25,247 +23,129 @@ class Tiles(NamedTuple):
     splits: int
     warps: int = 4
     stages: int = 3
+    thin: bool = False
+    """Multiply and add on plain cores where a key head has one query; else it is padded for tensor cores."""
 
 
 @triton.jit
 def attend_kernel(
-    q, k, v, keys, values, start, slot, cos, sin, index, rates, positions,
-    out, parts, peaks, sums, counters,
+    q, keys, values, start, stop, out, peaks, sums,
     scale, window,
-    q_b, q_h, k_b, k_h, v_b, v_h, keys_b, keys_h, keys_s, values_b, values_h, values_s, a_b,
+    q_b, q_h, keys_b, keys_h, keys_s, values_b, values_h, values_s,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr,
-    QK: tl.constexpr, QK_1: tl.constexpr, QK_2: tl.constexpr,
-    VO: tl.constexpr, VO_1: tl.constexpr, VO_2: tl.constexpr,
-    PAIRS: tl.constexpr, ADJACENT: tl.constexpr, ANGLES: tl.constexpr,
+    QK: tl.constexpr, QK_PAD: tl.constexpr, VO: tl.constexpr, VO_PAD: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, HAS_START: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     pair, split = tl.program_id(0), tl.program_id(1)
-    text, head = (pair // KV_HEADS).to(tl.int64), (pair % KV_HEADS).to(tl.int64)
-    end = tl.load(slot).to(tl.int32)  # the new token's slot
-    begin = tl.maximum(end + 1 - window, 0)
+    text, head = pair // KV_HEADS, pair % KV_HEADS
+    end = tl.load(stop).to(tl.int32) + 1  # the slot of the newest token
+    begin = tl.maximum(end - window, 0)
     if HAS_START:
         begin = tl.maximum(begin, tl.load(start + text).to(tl.int32))
     share = tl.cdiv(tl.cdiv(end - begin, SPLITS), BLOCK) * BLOCK
     low = begin + split * share
     high = tl.minimum(low + share, end)
-    keys += text * keys_b + head * keys_h
-    values += text * values_b + head * values_h
-    if EARLY:
-        gdc_launch_dependents()
-        if AHEAD > 0:
-            early = tl.maximum(tl.minimum(low + tl.arange(0, AHEAD), high - 1), 0).to(tl.int64)
-            bring(keys + early * keys_s, 2 * QK)
-            bring(values + early * values_s, 2 * VO)
-        gdc_wait()
 
-    member = tl.arange(0, GROUP_PAD)
-    turns = text * a_b
-    q += text * q_b + head * GROUP * q_h
-    k, v = k + text * k_b + head * k_h, v + text * v_b + head * v_h
-    angles_1 = angles(cos, sin, index, rates, positions, head, turns, 0, QK_1, PAIRS, ADJACENT, ANGLES)
-    query_1 = turned(q, q_h, member, GROUP, angles_1, 0, QK, QK_1, PAIRS, ADJACENT)
-    if QK_2 > 0:
-        angles_2 = angles(cos, sin, index, rates, positions, head, turns, QK_1, QK_2, PAIRS, ADJACENT, ANGLES)
-        query_2 = turned(q, q_h, member, GROUP, angles_2, QK_1, QK, QK_2, PAIRS, ADJACENT)
+    member, channel, output = tl.arange(0, GROUP_PAD), tl.arange(0, QK_PAD), tl.arange(0, VO_PAD)
+    wanted = (member[:, None] < GROUP) & (channel[None, :] < QK)
+    q_at = text.to(tl.int64) * q_b + (head * GROUP + member[:, None]) * q_h + channel[None, :]
+    query = tl.load(q + q_at, mask=wanted, other=0.0)
+    keys += text.to(tl.int64) * keys_b + head.to(tl.int64) * keys_h
+    values += text.to(tl.int64) * values_b + head.to(tl.int64) * values_h
 
     peak = tl.full((GROUP_PAD,), float("-inf"), tl.float32)
-    total = tl.zeros((GROUP_PAD,), tl.float32)
-    mixed_1 = tl.zeros((GROUP_PAD, VO_1), tl.float32)
-    if VO_2 > 0:
-        mixed_2 = tl.zeros((GROUP_PAD, VO_2), tl.float32)
-    if split == 0:
-        one, place = tl.arange(0, 1), end.to(tl.int64)
-        key = turned(k, k_h, one, 1, angles_1, 0, QK, QK_1, PAIRS, ADJACENT)
-        put(key, keys + place * keys_s, 0, QK, QK_1)
-        peak = tl.sum(query_1.to(tl.float32) * key.to(tl.float32), axis=1)
-        if QK_2 > 0:
-            key_2 = turned(k, k_h, one, 1, angles_2, QK_1, QK, QK_2, PAIRS, ADJACENT)
-            put(key_2, keys + place * keys_s, QK_1, QK, QK_2)
-            peak += tl.sum(query_2.to(tl.float32) * key_2.to(tl.float32), axis=1)
-        peak *= scale
-        total += 1.0
-        value = part_of(v + tl.zeros((1,), tl.int32), 0, VO, VO_1)
-        put(value, values + place * values_s, 0, VO, VO_1)
-        mixed_1 += value.to(tl.float32)
-        if VO_2 > 0:
-            value_2 = part_of(v + tl.zeros((1,), tl.int32), VO_1, VO, VO_2)
-            put(value_2, values + place * values_s, VO_1, VO, VO_2)
-            mixed_2 += value_2.to(tl.float32)
-
+    total = tl.full((GROUP_PAD,), 0.0, tl.float32)
+    mixed = tl.full((GROUP_PAD, VO_PAD), 0.0, tl.float32)
     for first in tl.range(low, high, BLOCK, num_stages=STAGES):
-        near = first + tl.arange(0, BLOCK)
-        there = near < high
-        # Beyond the last slot whatever is there weighs nothing, but must be a number.
-        far = tl.minimum(near, high - 1).to(tl.int64)
-        score = tl.dot(query_1, tl.trans(part_of(keys + far * keys_s, 0, QK, QK_1)), input_precision="ieee")
-        if QK_2 > 0:
-            rest = part_of(keys + far * keys_s, QK_1, QK, QK_2)
-            score = tl.dot(query_2, tl.trans(rest), score, input_precision="ieee")
-        value = part_of(values + far * values_s, 0, VO, VO_1)
-        if VO_2 > 0:
-            value_2 = part_of(values + far * values_s, VO_1, VO, VO_2)
+        slot = first + tl.arange(0, BLOCK)
+        there = slot < high
+        key = tl.load(
+            keys + slot.to(tl.int64)[:, None] * keys_s + channel[None, :],
+            mask=there[:, None] & (channel[None, :] < QK), other=0.0,
+        )  # fmt: skip
+        value = tl.load(
+            values + slot.to(tl.int64)[:, None] * values_s + output[None, :],
+            mask=there[:, None] & (output[None, :] < VO), other=0.0,
+        )  # fmt: skip
+        if GROUP_PAD == 1:
+            score = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1)[None, :]
+        else:
+            score = tl.dot(query, tl.trans(key), input_precision="ieee")
         score = tl.where(there[None, :], score * scale, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, axis=1))
         weight = tl.exp(score - higher[:, None])
         shrink = tl.exp(peak - higher)
         total = total * shrink + tl.sum(weight, axis=1)
-        weight = weight.to(value.dtype)
-        mixed_1 = tl.dot(weight, value, mixed_1 * shrink[:, None], input_precision="ieee")
-        if VO_2 > 0:
-            mixed_2 = tl.dot(weight, value_2, mixed_2 * shrink[:, None], input_precision="ieee")
+        if GROUP_PAD == 1:
+            new = tl.sum(tl.trans(weight) * value.to(tl.float32), axis=0)[None, :]
+        else:
+            new = tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+        mixed = mixed * shrink[:, None] + new
         peak = higher
 
-    rows = pair.to(tl.int64) * GROUP + member
     real = member < GROUP
-    # A share without slots has a sum of 0 and weighs nothing below.
-    over = 1.0 / tl.where(total > 0, total, 1.0)[:, None]
-    target = out if SPLITS == 1 else parts
-    each = rows if SPLITS == 1 else rows * SPLITS + split
-    keep(mixed_1 * over, target, each, real, 0, VO, VO_1)
-    if VO_2 > 0:
-        keep(mixed_2 * over, target, each, real, VO_1, VO, VO_2)
+    row = (pair.to(tl.int64) * GROUP + member) * SPLITS + split
+    # A split without slots has a sum of 0 and weighs nothing below.
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    kept = real[:, None] & (output[None, :] < VO)
+    tl.store(out + row[:, None] * VO + output[None, :], mixed.to(out.dtype.element_ty), mask=kept)
     if SPLITS > 1:
-        tl.store(peaks + each, peak, mask=real)
-        tl.store(sums + each, total, mask=real)
-        tl.debug_barrier()
-        if tl.atomic_add(counters + pair, 1, sem="acq_rel") == SPLITS - 1:
-            tl.store(counters + pair, 0)
-            for one_member in tl.static_range(GROUP):
-                row = pair.to(tl.int64) * GROUP + one_member
-                merge(parts, peaks, sums, out, row, 0, VO, VO_1, SPLITS)
-                if VO_2 > 0:
-                    merge(parts, peaks, sums, out, row, VO_1, VO, VO_2, SPLITS)
+        tl.store(peaks + row, peak, mask=real)
+        tl.store(sums + row, total, mask=real)
 
 
 @triton.jit
-def angles(
-    cos, sin, index, rates, positions, head, row, FROM: tl.constexpr, WIDTH: tl.constexpr,
-    PAIRS: tl.constexpr, ADJACENT: tl.constexpr, ANGLES: tl.constexpr,
+def merge_kernel(
+    parts, peaks, sums, out,
+    VO: tl.constexpr, VO_PAD: tl.constexpr, SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Cosines and sines (1, channels) of the channels from FROM on: those of their pairs."""
-    channel = FROM + tl.arange(0, WIDTH)[None, :]
-    mask = channel < 2 * PAIRS
-    pair = channel // 2 if ADJACENT else tl.where(channel < PAIRS, channel, channel - PAIRS)
-    if ANGLES == 2:
-        bits = tl.load(rates + head * PAIRS + pair, mask=mask, other=0)
-        return rotation(tl.load(positions + row + tl.zeros_like(pair)), bits.to(tl.float32, bitcast=True))
-    if ANGLES == 1:
-        pair = tl.load(index + head * PAIRS + pair, mask=mask, other=0).to(tl.int32)
-    c, s = tl.load(cos + row + pair, mask=mask, other=0.0), tl.load(sin + row + pair, mask=mask, other=0.0)
-    return c.to(tl.float32), s.to(tl.float32)
-
-
-@triton.jit
-def turned(
-    source, stride, member, COUNT: tl.constexpr, by, FROM: tl.constexpr, LIMIT: tl.constexpr, WIDTH: tl.constexpr,
-    PAIRS: tl.constexpr, ADJACENT: tl.constexpr,
-):  # fmt: skip
-    """Heads (members, channels) turned, rounded once; channels behind the pairs as they are."""
-    channel = FROM + tl.arange(0, WIDTH)[None, :]
-    at = source + member[:, None] * stride
-    mask = (member[:, None] < COUNT) & (channel < LIMIT)
-    own = tl.load(at + channel, mask=mask, other=0.0)
-    if PAIRS == 0:
-        return own
-    leads = channel % 2 == 0 if ADJACENT else channel < PAIRS
-    step: tl.constexpr = 1 if ADJACENT else PAIRS
-    turns = mask & (channel < 2 * PAIRS)
-    other = tl.load(at + tl.where(leads, channel + step, channel - step), mask=turns, other=0.0).to(tl.float32)
-    c, s = by
-    result = tl.fma(own.to(tl.float32), c, tl.where(leads, -(other * s), other * s))
-    return tl.where(turns, result.to(own.dtype), own)
-
-
-@triton.jit
-def part_of(rows, FROM: tl.constexpr, LIMIT: tl.constexpr, WIDTH: tl.constexpr):
-    """Some channels of rows."""
-    channel = FROM + tl.arange(0, WIDTH)[None, :]
-    if FROM + WIDTH <= LIMIT:
-        return tl.load(rows[:, None] + channel)
-    else:
-        return tl.load(rows[:, None] + channel, mask=channel < LIMIT, other=0.0)
-
-
-@triton.jit
-def put(x, target, FROM: tl.constexpr, LIMIT: tl.constexpr, WIDTH: tl.constexpr):
-    """Write one row's channels."""
-    channel = FROM + tl.arange(0, WIDTH)[None, :]
-    tl.store(target + channel, x, mask=channel < LIMIT)
-
-
-@triton.jit
-def keep(x, target, rows, real, FROM: tl.constexpr, LIMIT: tl.constexpr, WIDTH: tl.constexpr):
-    """Write the channels of some rows of LIMIT."""
-    channel = FROM + tl.arange(0, WIDTH)[None, :]
-    at = target + rows[:, None] * LIMIT + channel
-    tl.store(at, x.to(target.dtype.element_ty), mask=real[:, None] & (channel < LIMIT))
-
-
-@triton.jit
-def merge(
-    parts, peaks, sums, out, row, FROM: tl.constexpr, LIMIT: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr
-):
-    """Some channels of one head: its shares, each weighed by its part of the softmax's denominator."""
-    share = row * SPLITS + tl.arange(0, SPLITS)
-    channel = FROM + tl.arange(0, WIDTH)[None, :]
-    at = parts + share[:, None] * LIMIT + channel
-    part = tl.load(at, mask=channel < LIMIT, other=0.0, cache_modifier=".cg")
-    peak = tl.load(peaks + share, cache_modifier=".cg")
-    total = tl.load(sums + share, cache_modifier=".cg")
-    weight = tl.where(total > 0, total * tl.exp(peak - tl.max(peak, axis=0)), 0.0)
-    mixed = tl.sum(part * (weight / tl.sum(weight, axis=0))[:, None], axis=0)[None, :]
-    tl.store(out + row * LIMIT + channel, mixed.to(out.dtype.element_ty), mask=channel < LIMIT)
-
-
-@triton.jit
-def bring(rows, BYTES: tl.constexpr):
-    """Bring rows into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; // $0", "=r,l,r",
-        [rows.to(tl.int64), tl.full((1,), BYTES, tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    """One text and query head: its splits, each weighed by its share of the softmax's denominator."""
+    head = tl.program_id(0).to(tl.int64)
+    split, channel = tl.arange(0, SPLITS_PAD), tl.arange(0, VO_PAD)
+    row = head * SPLITS + split
+    peak = tl.load(peaks + row, mask=split < SPLITS, other=float("-inf"))
+    total = tl.load(sums + row, mask=split < SPLITS, other=0.0)
+    weight = total * tl.exp(peak - tl.max(peak, axis=0))
+    weight = tl.where(total > 0, weight, 0.0)
+    weight = weight / tl.sum(weight, axis=0)
+    mask = (split[:, None] < SPLITS) & (channel[None, :] < VO)
+    part = tl.load(parts + row[:, None] * VO + channel[None, :], mask=mask, other=0.0)
+    mixed = tl.sum(part * weight[:, None], axis=0)
+    tl.store(out + head * VO + channel, mixed.to(out.dtype.element_ty), mask=channel < VO)
 
 
 def launch_attend(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, start: Tensor | None, slot: Tensor,
-    cos: Tensor | None, sin: Tensor | None, index: Tensor | None, rates: Tensor | None, positions: Tensor | None,
-    counters: Tensor,
-    *, pairs: int, adjacent: bool, scale: float, window: int | None, tiles: Tiles | None = None,
+    q: Tensor, keys: Tensor, values: Tensor, start: Tensor | None, stop: Tensor,
+    *, scale: float, window: int | None, tiles: Tiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """q (b, 1, h, qk) over a cache (b, k, length, ..) whose `slot` (1,) gets k (b, 1, k, qk) and v: (b, 1, h, vo)."""
-    # Slots from `start` (b,) up to and with `slot` count, of these the last `window`.
-    batch, _, heads, qk = q.shape
+    """q (b, h, 1, qk) over keys (b, k, length, qk) and values (b, k, length, vo): (b, 1, h, vo)."""
+    # Slots from `start` (b,) up to and with `stop` (1,) count, of these the last `window`.
+    batch, heads, _, qk = q.shape
     kv_heads, length, vo = values.shape[1:]
     group = heads // kv_heads
     tiles = tiles or chosen_tiles(batch * kv_heads, length)
     out = torch.empty(batch, 1, heads, vo, dtype=q.dtype, device=q.device)
-    shares = batch * heads * tiles.splits if tiles.splits > 1 else 0
-    space = torch.empty(shares * (vo + 2), dtype=torch.float32, device=q.device)
-    by = positions if rates is not None else cos
-    (qk_1, qk_2), (vo_1, vo_2) = in_powers(qk), in_powers(vo)
-    rows_fit = all(width * q.element_size() % 16 == 0 for width in (qk, vo))
+    split = tiles.splits > 1
+    rows = batch * heads * tiles.splits if split else 0
+    parts = torch.empty(rows * vo, dtype=torch.float32, device=q.device)
+    peaks, sums = torch.empty(2, rows, dtype=torch.float32, device=q.device)
     attend_kernel[(batch * kv_heads, tiles.splits)](
-        q, k, v, keys, values, slot if start is None else start, slot,
-        *(x if x is not None else q for x in (cos, sin, index, rates, positions)),
-        out, space[2 * shares :], space[:shares], space[shares : 2 * shares], counters,
+        q, keys, values, stop if start is None else start, stop, parts if split else out, peaks, sums,
         scale, length if window is None else window,
-        *(stride for x in (q, k, v) for stride in (x.stride(0), x.stride(2))),
-        *keys.stride()[:3], *values.stride()[:3], by.stride(0) if by is not None and by.shape[0] > 1 else 0,
-        KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)),
-        QK=qk, QK_1=qk_1, QK_2=qk_2, VO=vo, VO_1=vo_1, VO_2=vo_2, PAIRS=pairs, ADJACENT=adjacent,
-        ANGLES=RATES if rates is not None else SHARED if index is None else INDEXED,
+        q.stride(0), q.stride(1), *keys.stride()[:3], *values.stride()[:3],
+        KV_HEADS=kv_heads, GROUP=group,
+        GROUP_PAD=1 if tiles.thin and group == 1 else max(16, triton.next_power_of_2(group)),
+        # Products on tensor cores start at 16 channels.
+        QK=qk, QK_PAD=max(16, triton.next_power_of_2(qk)), VO=vo, VO_PAD=max(16, triton.next_power_of_2(vo)),
         SPLITS=tiles.splits, BLOCK=tiles.block, STAGES=tiles.stages, HAS_START=start is not None,
-        AHEAD=32 * tiles.warps if rows_fit else 0, num_warps=tiles.warps, **early(q),
+        num_warps=tiles.warps,
     )  # fmt: skip
+    if split:
+        merge_kernel[(batch * heads,)](
+            parts, peaks, sums, out, VO=vo, VO_PAD=triton.next_power_of_2(vo),
+            SPLITS=tiles.splits, SPLITS_PAD=triton.next_power_of_2(tiles.splits), num_warps=1,
+        )  # fmt: skip
     return out
-
-
-def in_powers(width: int) -> tuple[int, int]:
-    """Powers of two that hold a width, one or two: masked channels cost as much as real ones."""
-    most = max(16, triton.next_power_of_2(width))
-    rest = max(32, triton.next_power_of_2(max(width - most // 2, 1)))  # with 16, registers double
-    return (most, 0) if rest >= most // 2 else (most // 2, rest)
 
 
 def chosen_tiles(pairs: int, length: int) -> Tiles:
@@ -275,3 +155,55 @@ def chosen_tiles(pairs: int, length: int) -> Tiles:
     while splits * pairs < 2 * MULTIPROCESSORS and 2 * splits * 2 * block <= length:
         splits *= 2
     return Tiles(block=block, splits=splits)
+
+
+@triton.jit
+def write_kernel(
+    q, k, v, keys, values, slot, cos, sin, index, rates, positions,
+    q_b, k_b, v_b, keys_b, keys_h, keys_s, values_b, values_h, values_s, a_b,
+    q_h: tl.constexpr, k_h: tl.constexpr, v_h: tl.constexpr,
+    GROUP: tl.constexpr, PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr,
+    REST: tl.constexpr, REST_PAD: tl.constexpr, VO: tl.constexpr, VO_PAD: tl.constexpr,
+    ADJACENT: tl.constexpr, ANGLES: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    live = row >= 0
+    c, s = turning(cos, sin, index, rates, positions, head, row * a_b, live, PAIRS, PAIRS_PAD, False, ANGLES)
+    for member in tl.static_range(GROUP):
+        query = q + (head * GROUP + member) * q_h
+        # In place: channels beyond the pairs stay where they are.
+        turn(query, row * q_b, query, row * q_b, c, s, live, PAIRS, PAIRS_PAD, 0, 1, ADJACENT)
+    place = tl.load(slot).to(tl.int64)
+    kept = keys + head.to(tl.int64) * keys_h + place * keys_s
+    turn(k + head * k_h, row * k_b, kept, row * keys_b, c, s, live, PAIRS, PAIRS_PAD, REST, REST_PAD, ADJACENT)
+    channel = tl.arange(0, VO_PAD)
+    mask = live[:, None] & (channel[None, :] < VO)
+    value = tl.load(v + head * v_h + (row * v_b)[:, None] + channel[None, :], mask=mask, other=0.0)
+    kept = values + head.to(tl.int64) * values_h + place * values_s
+    tl.store(kept + (row * values_b)[:, None] + channel[None, :], value, mask=mask)
+
+
+def launch_write(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slot: Tensor,
+    cos: Tensor | None, sin: Tensor | None, index: Tensor | None,
+    rates: Tensor | None, positions: Tensor | None,
+    *, pairs: int, adjacent: bool,
+) -> None:  # fmt: skip
+    """Turn q (b, 1, h, qk); k (b, 1, k, qk) and v (b, 1, k, vo) go into slot `slot` of (b, k, length, ..)."""
+    batch, _, heads, width = q.shape
+    kv_heads, vo = v.shape[2:]
+    angles = positions if rates is not None else cos
+    assert angles is not None
+    rest = width - 2 * pairs
+    write_kernel[(batch, kv_heads)](
+        q, k, v, keys, values, slot,
+        *(x if x is not None else q for x in (cos, sin, index, rates, positions)),
+        q.stride(0), k.stride(0), v.stride(0), *keys.stride()[:3], *values.stride()[:3],
+        angles.stride(0) if angles.shape[0] > 1 else 0,
+        q.stride(2), k.stride(2), v.stride(2),
+        GROUP=heads // kv_heads, PAIRS=pairs, PAIRS_PAD=triton.next_power_of_2(pairs),
+        REST=rest, REST_PAD=triton.next_power_of_2(max(rest, 1)), VO=vo, VO_PAD=triton.next_power_of_2(vo),
+        ADJACENT=adjacent, ANGLES=RATES if rates is not None else SHARED if index is None else INDEXED,
+        num_warps=1,
+    )  # fmt: skip

@@ -90,6 +90,18 @@ def rotate_kernel(
 
 
 @triton.jit
+def turn(
+    source, source_row, target, target_row, c, s, live,
+    PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, REST: tl.constexpr, REST_PAD: tl.constexpr,
+    ADJACENT: tl.constexpr,
+):  # fmt: skip
+    """Rotate one head of each row; `REST` channels behind the pairs are copied, if there are any."""
+    x = read(source, source_row, live, PAIRS, PAIRS_PAD, ADJACENT)
+    passed(source, source_row, target, target_row, live, PAIRS, REST, REST_PAD)
+    write(x, target, target_row, c, s, live, PAIRS, PAIRS_PAD, ADJACENT)
+
+
+@triton.jit
 def read(source, row, live, PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, ADJACENT: tl.constexpr):
     """The channels that rotate, in the type they are stored in: one tile if adjacent, else two halves."""
     if ADJACENT:

@@ -195,22 +195,19 @@ class Attention(nn.Module):
             k, v = (columns.unflatten(-1, (self.layout.kv_heads, -1)) for columns in (keys, values))
         else:
             q, k, v = self.layout.split(self._columns(x))
-        q, k, v = self._shaped(q, k, v, latent)
+        q = clamped(q, self.clips_qk)
+        k = k if "k" in latent else clamped(k, self.clips_qk)
+        v = v if "v" in latent else clamped(v, self.clips_v)
+        norm = named(self, self.family.value_norm)
+        v = v if norm is None else norm(v)
+        if not self.norm_last:
+            q, k = self._normalise(q, k)
         if self.tap is not None:
             if not self.norm_last:
                 self.tap("q", self._canonical(q))
                 self.tap("k", self._canonical(self._as_heads("k", k.flatten(2), latent)))
             self.tap("v", self._as_heads("v", v.flatten(2), latent))
         return q, k, v, gate
-
-    def _shaped(self, q: Tensor, k: Tensor, v: Tensor, latent: Maps | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Heads as they came out of their projections, clamped and normalised."""
-        q = clamped(q, self.clips_qk)
-        k = k if latent and "k" in latent else clamped(k, self.clips_qk)
-        v = v if latent and "v" in latent else clamped(v, self.clips_v)
-        norm = named(self, self.family.value_norm)
-        v = v if norm is None else norm(v)
-        return (q, k, v) if self.norm_last else (*self._normalise(q, k), v)
 
     def _normalise(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (b, t, heads, qk) behind their norms, where they have any."""
@@ -265,20 +262,18 @@ class Attention(nn.Module):
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, table: Table | None, positions: Tensor | None) -> Tensor:
         """One new token per text (b, 1, heads, width): into the cache, and its attention (b, 1, h, vo)."""
-        live, clock, pairs = self.live, self.live.clock, self.layout.pairs
-        looked_up = table is not None and pairs and self.rotary_rates is None
-        angles = *(self._table(table) if looked_up else (None, None)), self.rotary_index, self.rotary_rates, positions
-        q = self._tempered(q, positions)  # a factor per token, before or behind the rotation
-        cache = live.keys, live.values, clock.start, clock.slot
-        how = pairs, self.family.rotary == "adjacent", float(self.score_scale), self.window
-        out: Tensor = torch.ops.trisect.attend_one(q, k, v, *cache, *angles, clock.counters, *how)
+        live, clock = self.live, self.live.clock
+        if self.layout.pairs:
+            cos, sin = (None, None) if table is None or self.rotary_rates is not None else self._table(table)
+            angles = cos, sin, self.rotary_index, self.rotary_rates, positions
+            how = self.layout.pairs, self.family.rotary == "adjacent"
+            torch.ops.trisect.rotate_write_(q, k, v, live.keys, live.values, clock.slot, *angles, *how)
+        else:
+            live.update(k.transpose(1, 2), v.transpose(1, 2))
+        q = self._tempered(q, positions).transpose(1, 2)
+        seen = live.keys, live.values, clock.start, clock.slot
+        out: Tensor = torch.ops.trisect.attend_one(q, *seen, float(self.score_scale), self.window)
         return out
-
-    def decoded(self, columns: Tensor, table: Any, positions: Tensor | None) -> Tensor:
-        """What the fused projection put out for one new token per text (b, 1, out): head outputs (b, 1, h * vo)."""
-        if table is not None:
-            table = whole_table(table, short=self.family.short_table)
-        return self._decode(*self._shaped(*self.layout.split([columns])), table, positions).flatten(2)
 
     def prepare(self) -> None:
         """Make ready for inference: q, k and v in one product where they are plain maps, rotated in place."""
