@@ -17,7 +17,6 @@ from trisect.cli import main
 from trisect.commands import build_app
 from trisect.commands._options import is_flag, takes_many
 from trisect.models import checkpoint
-from trisect.pipeline import job
 
 VERBS = typer.main.get_command(build_app()).commands  # type: ignore[attr-defined]
 PLAIN = ("inspect", "plan", "ls", "init", "compress", "quantize", "finetune", "calibrate", "export", "report", "eval")
@@ -46,7 +45,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(folder)
     prepared()
     with pytest.MonkeyPatch.context() as patch:
-        for owner in (models, job, checkpoint):  # this order: what the package gives is looked up in the last
+        for owner in (models, checkpoint):  # this order: what the package gives is looked up in the last
             patch.setattr(owner, "load_model", _unwanted)
         yield folder
     os.chdir(before)
