@@ -334,3 +334,13 @@ def test_a_plan_counts_without_the_layers(tmp_path: Path, capsys: pytest.Capture
     assert facts["before"]["parameters"] == model.num_parameters()
     assert facts["after"]["parameters"] == by_hand("llama-gqa", model, [1, 2]).num_parameters()
     assert re.search(r"decoder layers\W+5\W+3", capsys.readouterr().out)
+
+
+def test_a_ratio_beside_dropped_layers_says_that_it_counts_what_is_left(tmp_path: Path, capsys: Any) -> None:
+    saved(tmp_path, "llama-gqa")
+    words = ["--drop-layers", 2, "--ratio", 0.25, "--align", "none"]
+    assert run("plan", tmp_path / "dense", *words) == 0
+    planned = capsys.readouterr().out.splitlines()[0]
+    assert planned.startswith("2 of 5 layers dropped; of what is left asked to remove 25.0%, planned ")
+    assert run(*typed(tmp_path, tmp_path / "out", *words)) == 0
+    assert planned in capsys.readouterr().out.splitlines()

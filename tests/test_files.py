@@ -5,6 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,3 +121,9 @@ def test_too_little_space_is_refused(tmp_path: Path):
     files.check_disk_space(tmp_path / "not" / "yet", 1)
     with pytest.raises(TrisectError, match="GB are free"):
         files.check_disk_space(tmp_path, 1 << 70)
+
+
+def test_small_sizes_are_told_in_megabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=5_243_000))
+    with pytest.raises(TrisectError, match=r"needs 27\.4 MB, but only 5\.2 MB are free"):
+        files.check_disk_space(tmp_path, 27_410_000)

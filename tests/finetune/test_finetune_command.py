@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,3 +169,11 @@ def test_a_damaged_receipt_is_not_thrown_away(files: Path, tmp_path: Path, capsy
     (folder / "config.json").write_text("{}")
     assert run("finetune", folder, "--data", files / "alpaca.json", "-o", tmp_path / "out") == 2
     assert "receipt.json is not JSON" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_noticed_before_tuning(files: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(Training, "take_step", lambda *_: pytest.fail("it was tuned"))
+    assert run("finetune", files / "dense", "--data", files / "text.txt", "-o", tmp_path / "out", *FAST) == 2
+    assert "only 0.0 MB are free" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -2,13 +2,16 @@
 
 import builtins
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import transformers
 from quantize_models import TEXT, need_hqq, save_with_tokenizer
 
+from trisect import quantize
 from trisect.cli import main
 
 
@@ -115,3 +118,12 @@ def test_a_missing_library_is_named_before_a_model_is_loaded(
     options = ["--backend", backend, "--bits", "8"]
     assert main(["quantize", "no-such/model", "-o", str(tmp_path / "out"), *options]) == 2
     assert "pip install 'trisect[quantize]'" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_noticed_before_quantising(dense: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    need_hqq()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(quantize, "quantize_model", lambda *_, **__: pytest.fail("it was quantised"))
+    assert main(["quantize", dense, "-o", str(tmp_path / "out")]) == 2
+    assert "only 0.0 MB are free" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

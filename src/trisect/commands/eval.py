@@ -72,7 +72,7 @@ def run(
         with screen.progress() as report:
             how: Any = {"batch_size": batch_size, "progress": partial(report, "perplexity")}
             found = perplexity(loaded.model, tokens, **how, **by_engine[0])
-        size = f"{found.windows} windows of {found.length} tokens"
+        size = f"{found.windows} window{'s' * (found.windows > 1)} of {found.length} tokens"
         screen.say(f"perplexity {found.perplexity:.4f} on {found.data} ({size})")
         measured |= asdict(found)
     if requests:

@@ -37,12 +37,14 @@ def run(
     if find_spec("peft") is None:
         raise TrisectError("Tuning needs peft: pip install 'trisect[finetune]'.")
     from trisect.finetune import finetune, load_examples, training
+    from trisect.support.files import check_disk_space
     from trisect.support.receipt import read_receipt
 
     state, receipt = training.state_path(out), read_receipt(model)
     if fresh:
         state.unlink(missing_ok=True)
     loaded = screen.load(model, loading)
+    check_disk_space(out, loaded.num_bytes or 0)
     examples = load_examples(data, loaded.tokenizer, length=settings.length, loss=settings.loss)
     cut: dict[str, Any] = {"length": eval_length, "windows": eval_windows, "loss": settings.loss, "tuned_on": data}
     held_out = [training.load_held_out(source, loaded.tokenizer, **cut) for source in eval_data or []]

@@ -32,6 +32,7 @@ def run(
     from trisect.evaluate.perplexity import perplexity
     from trisect.models import fingerprint, save_model
     from trisect.quantize import count_bits, quantize_model, weights
+    from trisect.support.files import check_disk_space
     from trisect.support.receipt import build_receipt, read_receipt
 
     weights.require(settings.backend)
@@ -39,6 +40,9 @@ def run(
     room = length or usual_length(loaded.model)
     tokens = None if data is None else evaluation_tokens(data, loaded.tokenizer, windows=windows, length=room)
     was, bits = fingerprint(loaded.model), [count_bits(loaded.model)]
+    # Without scales and zeros, which are not known yet: saving counts them too.
+    saved = bits[0].decoder_bytes - bits[0].decoder_weights * settings.bits // 8
+    check_disk_space(out, bits[0].model_bytes - saved)
     with screen.progress() as report:
 
         def measured(when: str) -> list[Any]:

@@ -271,8 +271,8 @@ class CompressConfig:
     )
     drop_layers: int = option(
         0,
-        "Before all else, drop so many decoder layers: those that change the hidden states least. Alone, nothing "
-        "else is done. (default: 0)",
+        "Before all else, drop so many decoder layers: those that change the hidden states least. A ratio "
+        "counts what is left; alone, nothing else is done. (default: 0)",
         metavar="N",
         ge=0,
     )

@@ -341,10 +341,11 @@ def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[s
     if isinstance(tuned.model, compressed.CompressedModel):
         save_model(tuned.model, tokenizer, out, receipt=receipt)
     else:
-        check_disk_space(out, int(1.05 * sum(p.numel() * p.element_size() for p in tuned.model.parameters())))
-        with checkpoint.as_stored(tuned.model), new_folder(out) as folder:
-            tuned.model.save_pretrained(folder)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(folder)
-            write_json(folder / "receipt.json", receipt)
+        with checkpoint.as_stored(tuned.model):
+            check_disk_space(out, int(1.05 * sum(parameter.nbytes for parameter in tuned.model.parameters())))
+            with new_folder(out) as folder:
+                tuned.model.save_pretrained(folder)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(folder)
+                write_json(folder / "receipt.json", receipt)
     return Path(out)

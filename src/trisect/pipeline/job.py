@@ -252,11 +252,17 @@ def plan_before_work(job: Job) -> Planned:
         factor = f"perplexity x{math.exp(rise):.3f} (+{rise:.4f} nats per token)"
         known_rise = factor if math.isfinite(rise) else "nothing, the plan goes below them"
         lines.append(f"predicted from the curves: {known_rise}")
-    said = str(outcome)
-    if config.drop_layers:
-        first = f"{config.drop_layers} of {len(before.layers)} layers dropped"
-        said = first if config.removes_nothing else f"{first}; of what is left {said}"
+    said = _outlook_line(shape, config, plan)
     return Planned(plan=plan, before=before, after=after, outlook=said, facts=facts, lines=lines)
+
+
+def _outlook_line(shape: ModelShape, config: CompressConfig, plan: Plan) -> str:
+    """What is planned for a model of this shape, from which layers may have gone."""
+    said, fewer = str(outlook(shape, config, plan)), config.drop_layers
+    if not fewer:
+        return said
+    first = f"{fewer} of {len(shape.layers) + fewer} layers dropped"
+    return first if config.removes_nothing else f"{first}; of what is left {said}"
 
 
 def _known_curves(job: Job) -> Curves | None:
@@ -292,8 +298,8 @@ def _say_outlook(job: Job, shape: ModelShape) -> Callable[[Plan], None] | None:
     if isinstance(config.goal, Increase) or config.removes_nothing:
         return None
     if config.allocate != "uniform":
-        return lambda plan: job.say(str(outlook(shape, config, plan)))
-    job.say(str(outlook(shape, config, flow.plan_from_shape(shape, config))))
+        return lambda plan: job.say(_outlook_line(shape, config, plan))
+    job.say(_outlook_line(shape, config, flow.plan_from_shape(shape, config)))
     return None
 
 

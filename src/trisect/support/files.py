@@ -129,7 +129,8 @@ def check_disk_space(path: str | Path, needed: int) -> None:
     """Refuse work whose output of `needed` bytes will not fit where `path` is."""
     free = shutil.disk_usage(existing_parent(path)).free
     if free < needed:
-        few = f"{path} needs {needed / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there"
+        unit, name = (1e9, "GB") if needed >= 1e9 else (1e6, "MB")
+        few = f"{path} needs {needed / unit:.1f} {name}, but only {free / unit:.1f} {name} are free there"
         raise TrisectError(f"{few}; make room or name another place.")
 
 
