@@ -1,16 +1,13 @@
 """A stock export through llm-compressor, and what that costs in vLLM.
 
     python experiments/quantise_export.py quantise STOCK OUT SCHEME TEXT   # where llmcompressor is installed
-    python experiments/quantise_export.py measure TEXT FOLDER...           # where vLLM and trisect are
+    python experiments/quantise_export.py measure TEXT FOLDER              # where vLLM and trisect are
 
 SCHEME is FP8_DYNAMIC (no text is read), W8A8 or W4A16; TEXT is a file like what the model is for. The output is in the
 compressed-tensors format, which vLLM serves. Measured rows go to experiments/results/quantise-export.json.
 """
 
-import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 WINDOWS, LENGTH = 64, 256
@@ -43,17 +40,26 @@ def quantise(stock: str, out: str, scheme: str, text: str) -> None:
     tokenizer.save_pretrained(out)
 
 
-def measure(text: str, *folders: str) -> None:
-    """Perplexity of each folder by vLLM, all in bfloat16, which each scheme runs in on a CPU."""
+def measure(text: str, folder: str) -> None:
+    """Perplexity of a folder in vLLM, in bfloat16, which every scheme runs in on a CPU."""
+    import torch
     from tables import keep_row
+    from transformers import AutoTokenizer
 
-    for folder in folders:
-        with tempfile.NamedTemporaryFile(suffix=".json") as file:
-            how = ["--data", text, "--length", "256", "--windows", "64", "--dtype", "bfloat16", "--backend", "vllm"]
-            subprocess.run([sys.executable, "-m", "trisect", "eval", folder, *how, "--json", file.name], check=True)
-            found = json.loads(Path(file.name).read_text(encoding="utf-8"))
-        size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
-        keep_row("quantise-export.json", {"name": Path(folder).name, "bytes": size, **found})
+    from trisect.serve.server import Engine
+    from trisect.support.receipt import build_receipt
+
+    ids = AutoTokenizer.from_pretrained(folder)(Path(text).read_text(encoding="utf-8")).input_ids
+    windows = torch.tensor(ids[: WINDOWS * LENGTH]).view(WINDOWS, LENGTH)
+    losses = Engine(folder, length=LENGTH, dtype="bfloat16", tasks=False).losses(windows)
+    row = {
+        "name": Path(folder).name,
+        "data": text,
+        "bytes": sum(path.stat().st_size for path in Path(folder).glob("*.safetensors")),
+        "perplexity": float((losses.sum() / (WINDOWS * (LENGTH - 1))).exp()),
+        "receipt": build_receipt({}, seed=0, token_hash=None, timings={}),
+    }
+    keep_row("quantise-export.json", row)
 
 
 if __name__ == "__main__":

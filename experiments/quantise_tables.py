@@ -144,6 +144,14 @@ def pareto_figure(study: str, plot: Plot) -> None:
     plot.label(STUDIES[study], "bits per weight of the dense decoder", "perplexity")
 
 
+def exports() -> str:
+    """A stock export in other quantisers' bits."""
+    rows = sorted(rows_of("quantise-export.json"), key=lambda row: -row["bytes"])
+    lines = [[row["name"], f"{row['bytes'] / 1e6:.1f} MB", f"{row['perplexity']:.2f}"] for row in rows]
+    command = "python experiments/quantise_export.py measure runs/stories-evaluation.txt FOLDER"
+    return sourced(table(["folder", "weights", "perplexity in vLLM, bfloat16"], lines), rows, command)
+
+
 def _dense_first(base: str) -> tuple[bool, str]:
     return base != "dense", base
 
@@ -152,5 +160,6 @@ TABLES = {
     **{f"quantise-orthogonal-{study}": partial(orthogonal, study) for study in STUDIES},
     **{f"quantise-pareto-{study}": partial(pareto, study) for study in STUDIES},
     "quantise-kv": kv,
+    "quantise-export": exports,
 }
 FIGURES = {f"quantise-{study}": partial(pareto_figure, study) for study in STUDIES}
