@@ -46,7 +46,8 @@ def explained(what: str) -> Iterator[None]:
         # A panic of the tokenizers library is no Exception, but it means a damaged file too.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise TrisectError(f"{what}: {' '.join(str(error).split())[:400] or type(error).__name__}") from error
+        said = str(error).strip().partition("\n\n")[0]  # behind it is advice for those who wrote the call
+        raise TrisectError(f"{what}: {' '.join(said.split())[:400] or type(error).__name__}") from error
 
 
 def check_device(device: str) -> None:
