@@ -3,6 +3,7 @@
 import os
 import random
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,10 +45,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("refusals")
     os.chdir(folder)
     prepared()
+    real = checkpoint.load_model
     with pytest.MonkeyPatch.context() as patch:
         for owner in (models, checkpoint):  # this order: what the package gives is looked up in the last
             patch.setattr(owner, "load_model", _unwanted)
         yield folder
+    for name, module in list(sys.modules.items()):  # those imported meanwhile took the stand-in for the function
+        if name.startswith("trisect.") and vars(module).get("load_model") is _unwanted:
+            vars(module)["load_model"] = real
     os.chdir(before)
     if offline is None:
         del os.environ["HF_HUB_OFFLINE"]
