@@ -275,12 +275,13 @@ def check_written(path: Path, makers: dict[str, Callable[[], Tensor]], kinds: di
 
 def _rounded(config: Any, stock: Stock, kinds: dict[str, str]) -> dict[str, Tensor]:
     """The stock weights as the file holds them."""
-    turned, mixture, found = _interleaved(config), bool(stock.mixtures), {}
+    turned, found = _interleaved(config), {}
+    theirs = names_of(config, parted(stock.tensors, interleaved=turned), mixture=bool(stock.mixtures))
     for name, tensor in stock.tensors.items():
         across = turned and tensor.ndim == 3
         x = tensor.mT if across else tensor
-        theirs = names_of(config, parted({name: tensor}, interleaved=turned), mixture=mixture)
-        ggml = KINDS[kinds[next(iter(theirs.values()))]].ggml if theirs else KINDS["f32"].ggml
+        first = next(iter(parted({name: tensor}, interleaved=turned)))  # parts of one tensor are held alike
+        ggml = KINDS[kinds[theirs[first]] if first in theirs else "f32"].ggml
         rows = _array(pad(x, (0, -x.shape[-1] % BLOCK)))  # blocks start with the row, so zeros behind it change none
         back = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(rows, ggml), ggml))[..., : x.shape[-1]]
         found[name] = back.mT.contiguous() if across else back
