@@ -26,7 +26,7 @@ from trisect.errors import TrisectError, check_names, unknown_name
 from trisect.models import LayerView, family_for, layer_views, mark_compressed, shape_of
 from trisect.models.compressed import compressed_class
 from trisect.models.families import FAMILIES, PREFIX
-from trisect.models.rotary import rotation_of, stored_rates
+from trisect.models.heads import rotation_of, stored_rates
 from trisect.pipeline.rank_search import linear_plan
 from trisect.plan import apply_plan, budget_of, compare, plan_for
 from trisect.records.shapes import LayerShape, ModelShape, widths_of

@@ -18,8 +18,8 @@ from trisect import CompressConfig, api
 from trisect.calibrate.replay import layer_influence, least_influential
 from trisect.errors import TrisectError
 from trisect.models import family_for, layer_views
-from trisect.models.depth import check_droppable, drop_layers
 from trisect.models.limits import check_entry
+from trisect.models.looking import check_droppable, drop_layers
 from trisect.pipeline import run as pipeline
 
 NAMES = ["llama-gqa", "qwen3", "gemma3", "gpt2", "mpt", "qwen2-window", "mixtral", "gpt_oss", "gemma3-wrapper"]

@@ -27,7 +27,7 @@ from tiny_models import CONFIGS, LLAMA, PLAIN, SDPA, logits, shake, tiny, tokens
 from trisect.decode import prepare as gates
 from trisect.decode import prepare_for_inference
 from trisect.decode.prepare import FusedGate, FusedNorm, PackedGate, fuse_norm
-from trisect.models.norms import HeadNorm
+from trisect.models.heads import HeadNorm
 
 WITHOUT_RMS = (
     "mpt",

@@ -24,7 +24,7 @@ from trisect.data.tokens import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.models import layer_views, shape_of
 from trisect.models.compressed import CompressedModel
-from trisect.models.rotary import loaded_rates
+from trisect.models.heads import loaded_rates
 from trisect.pipeline.run import compress
 from trisect.plan import budget_of, compare, plan_for
 from trisect.records.shapes import LayerShape, ModelShape

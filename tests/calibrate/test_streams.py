@@ -14,7 +14,7 @@ from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.methods import METHODS
 from trisect.models import layer_views
-from trisect.models.norms import gain, post_norm
+from trisect.models.heads import gain, post_norm
 from trisect.pipeline.run import compress
 from trisect.pipeline.statistics import calibrate
 

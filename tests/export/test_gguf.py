@@ -14,7 +14,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from tiny_models import tiny, tokens
 from trisect.errors import TrisectError
-from trisect.export import check, export_gguf
+from trisect.export import export_gguf, hf
 from trisect.export.gguf import interleaved
 from trisect.export.vocabulary import SPLITS, vocabulary_of
 from trisect.models import layer_views, load_model
@@ -58,7 +58,7 @@ def test_transformers_reads_the_same_model(name: str, architecture: str, tmp_pat
 def test_folded_rates_are_factors(name: str, setting: str, tmp_path: Path) -> None:
     done = export_gguf(compressed(name, setting), pieces(), tmp_path / "out", kind="f32")
     assert done.path == tmp_path / "out" / "model-f32.gguf"
-    assert done.difference < check.TOLERANCE
+    assert done.difference < hf.TOLERANCE
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(done.path).tensors}
     assert found["rope_freqs.weight"].data.shape == (done.head_width // 2,)
     said = fields(done.path)
@@ -119,7 +119,7 @@ def test_widths_per_layer_are_deci(tmp_path: Path) -> None:
 def test_rounded_weights(kind: str, worst: float, tmp_path: Path) -> None:
     done = export_gguf(compressed("llama-gqa", "model-rates"), pieces(), tmp_path / "model.gguf", kind=kind)
     assert done.rounding is not None
-    assert check.TOLERANCE < done.rounding < worst
+    assert hf.TOLERANCE < done.rounding < worst
     assert any("stay f16" in note for note in done.notes) == (kind == "q8_0")
 
 

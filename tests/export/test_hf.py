@@ -18,9 +18,8 @@ from tolerances import assert_same_text
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
-from trisect.export import check, export_hf, hf
-from trisect.export.rotation import stock_factors
-from trisect.export.stock import plain_config
+from trisect.export import export_hf, hf
+from trisect.export.stock import plain_config, stock_factors
 from trisect.export.vocabulary import split_digits, vocabulary_of
 from trisect.models.source import read_header
 from trisect.pipeline.run import compress
@@ -67,7 +66,7 @@ def test_stock_model_computes_the_same(name: str, setting: str, tmp_path: Path) 
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert not [key for key in config if "trisect" in str(key) or "trisect" in str(config[key]).lower()]
     assert config["architectures"] == [done.architecture]
-    assert done.difference < check.TOLERANCE
+    assert done.difference < hf.TOLERANCE
     stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert type(stock) is getattr(transformers, done.architecture)
     torch.testing.assert_close(logits(stock), logits(native), rtol=0, atol=2e-4)
@@ -76,7 +75,7 @@ def test_stock_model_computes_the_same(name: str, setting: str, tmp_path: Path) 
 def test_sixteen_bits_leave_the_scale_of_embeddings_alone(tmp_path: Path) -> None:
     """sqrt(48) in bfloat16 would be off by a thousandth, and the files would not be what was checked."""
     done = export_hf(compressed("gemma3", "whole-qk"), None, tmp_path / "out", dtype=torch.bfloat16)
-    assert done.difference < check.TOLERANCE
+    assert done.difference < hf.TOLERANCE
 
 
 def test_widths_are_the_largest_of_any_layer(tmp_path: Path) -> None:
@@ -138,7 +137,7 @@ def test_engines_without_a_kernel_for_the_width_are_named(width: int, missing: l
 def test_rounding_is_said(tmp_path: Path) -> None:
     done = export_hf(compressed("llama-gqa", "model-rates"), None, tmp_path / "out", dtype=torch.bfloat16)
     assert done.rounding is not None
-    assert check.TOLERANCE < done.rounding < 0.1
+    assert hf.TOLERANCE < done.rounding < 0.1
     stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert stock.dtype == torch.bfloat16
 

@@ -15,7 +15,7 @@ from trisect.config import CompressConfig
 from trisect.data import load_tokens
 from trisect.errors import TrisectError
 from trisect.export import export_gguf
-from trisect.export.check import check_in_llama_cpp
+from trisect.export.hf import check_in_llama_cpp
 from trisect.export.llama_cpp import LlamaCpp, reason, run_apart
 from trisect.models import layer_views, load_model
 from trisect.pipeline.run import compress

@@ -5,7 +5,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from trisect.export.rotation import common_slots, listed_rope, padded, places_in, stock_factors
+from trisect.export.stock import common_slots, listed_rope, padded, places_in, stock_factors
 
 
 def test_a_rate_has_as_many_slots_as_one_head_needs_of_it() -> None:

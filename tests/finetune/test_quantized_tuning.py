@@ -14,7 +14,7 @@ from trisect.finetune import finetune
 from trisect.finetune.adapters import attach, logits_of, merge
 from trisect.finetune.training import measure
 from trisect.models import load_model, save_model
-from trisect.models.quantized import QuantizedLinear
+from trisect.models.linear import QuantizedLinear
 from trisect.quantize import QuantizeConfig, quantize_model
 
 

@@ -11,7 +11,7 @@ from command_line import read, run
 from export.exports import greedy, pieces
 from tiny_models import LLAMA
 from trisect.models import load_model
-from trisect.models.quantized import QuantizedLinear
+from trisect.models.linear import QuantizedLinear
 
 
 @pytest.fixture(scope="module")

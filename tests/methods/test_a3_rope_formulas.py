@@ -19,7 +19,7 @@ from a3_problems import Size, few, heads_gram, normed_problem, qk_problem, sizes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trisect.models.rotary import to_canonical
+from trisect.models.heads import to_canonical
 from trisect.records.parts import QK
 
 pytestmark = pytest.mark.usefixtures("one_thread")

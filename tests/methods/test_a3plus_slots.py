@@ -19,7 +19,7 @@ from trisect.errors import TrisectError
 from trisect.methods.a3plus import solve_qk
 from trisect.methods.method import Options
 from trisect.models import layer_views, shape_of
-from trisect.models.rotary import rotation_of
+from trisect.models.heads import rotation_of
 from trisect.pipeline.run import Compressed, compress
 from trisect.plan import plan_for
 from trisect.records.parts import QK, Shrunk

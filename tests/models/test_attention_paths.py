@@ -22,9 +22,9 @@ from narrow_models import narrow
 from tiny_models import PLAIN, SDPA, left_padded, tiny, tokens
 from trisect.kernels.sdpa import Heads, Kind, Route, kind_of, one_query, prepared, route, sdpa
 from trisect.models import layer_views, load_model, save_model, shape_of
-from trisect.models.attend import eager
 from trisect.models.attention import HeadLayout
-from trisect.models.looking import slow_attention, slow_products, warn_of_slow_paths
+from trisect.models.heads import eager
+from trisect.models.looking import slow_widths, warn_of_slow_paths
 from trisect.records.shapes import LayerShape
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
@@ -215,36 +215,30 @@ SHAPE = LayerShape(d_model=5120, heads=40, kv_heads=40, qk=128, pairs=64, vo=128
 
 
 @pytest.mark.parametrize(
-    ("kind", "widths", "better"),
+    ("kind", "widths", "padded"),
     [
         ("cudnn", (96, 96, 11008), None),
         ("cudnn", (80, 64, 8320), None),
-        ("cudnn", (76, 80, 8320), "80/80"),
-        ("cudnn", (102, 102, 11008), "104/104"),
-        ("cuda", (80, 64, 8320), "80/80"),
+        ("cudnn", (76, 80, 8320), 80),
+        ("cudnn", (102, 102, 11008), 104),
+        ("cuda", (80, 64, 8320), 80),
         ("cuda", (96, 96, 11008), None),
         ("cpu", (76, 64, 1001), None),
     ],
 )
-def test_a_slow_path_names_the_width_that_would_not_be(
-    kind: Kind, widths: tuple[int, int, int], better: str | None
+def test_a_slow_path_names_the_widths_that_are_padded(
+    kind: Kind, widths: tuple[int, int, int], padded: int | None
 ) -> None:
     qk, vo, mlp = widths
-    found = slow_attention(SHAPE.with_widths(qk=qk, pairs=qk // 2, vo=vo, mlp=mlp), kind, 2)
-    if better is None:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.startswith(f"head widths {qk}/{vo} ")
-        assert found.endswith(f"; {better} would run at full speed")
+    found = slow_widths(SHAPE.with_widths(qk=qk, pairs=qk // 2, vo=vo, mlp=mlp), kind, 2)
+    assert found == ([] if padded is None else [f"heads of {qk}/{vo} channels are padded to {padded} at every call"])
 
 
-def test_an_odd_mlp_width_names_its_neighbours_on_the_grid() -> None:
-    found = slow_products(SHAPE.with_widths(qk=96, pairs=48, vo=96, mlp=11059), "cudnn", 2)
-    assert found is not None
-    assert found.endswith("; MLP 11008 or 11136 would run at full speed")
-    assert slow_products(SHAPE, "cudnn", 2) is None
-    assert slow_products(replace(SHAPE, mlp=11059), "cpu", 4) is None
+def test_an_odd_mlp_width_is_named_with_the_grid_that_it_is_off() -> None:
+    found = slow_widths(SHAPE.with_widths(qk=96, pairs=48, vo=96, mlp=11059), "cudnn", 2)
+    assert found == ["MLP width 11059 is no multiple of 8"]
+    assert slow_widths(SHAPE, "cudnn", 2) == []
+    assert slow_widths(replace(SHAPE, mlp=11059), "cpu", 4) == []
 
 
 def test_loading_says_once_what_will_be_slow(
@@ -255,8 +249,7 @@ def test_loading_says_once_what_will_be_slow(
     monkeypatch.setattr("trisect.models.looking.kind_of", lambda device: "cuda")
     load_model(str(tmp_path / "out"), dtype="bfloat16")
     assert len(said.records) == 1
-    assert "layers 0, 1, 2: head widths 12/16 are not both multiples of 8" in said.text
-    assert "16/16 would run at full speed" in said.text
+    assert "layers 0, 1, 2: heads of 12/16 channels are padded to 16 at every call" in said.text
 
 
 def test_nothing_is_said_where_nothing_is_slow(said: pytest.LogCaptureFixture) -> None:
@@ -275,9 +268,9 @@ def test_distinct_layers_are_described_apart(said: pytest.LogCaptureFixture, mon
         view.resize(replace(view.shape(), vo=vo))
     monkeypatch.setattr("trisect.models.looking.kind_of", lambda device: "cuda")
     warn_of_slow_paths(model)
-    assert "layers 1: head widths 16/8 differ" in said.text
-    assert "layers 2: head widths 16/24 differ" in said.text
-    assert "head widths 16/16 differ" not in said.text
+    assert "layers 1: heads of 16/8 channels are padded to 16" in said.text
+    assert "layers 2: heads of 16/24 channels are padded to 24" in said.text
+    assert "heads of 16/16" not in said.text
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2"])

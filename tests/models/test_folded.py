@@ -20,8 +20,8 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.models import layer_views, load_model, read_shape, save_model, shape_of
+from trisect.models.heads import loaded_rates, rotation_of, stored_rates
 from trisect.models.limits import check_entry
-from trisect.models.rotary import loaded_rates, rotation_of, stored_rates
 from trisect.pipeline.run import compress
 
 # Without pairs, or with rates that depend on the length of the text or on the type of the layer.

@@ -11,7 +11,7 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.models import layer_views, shape_of
-from trisect.models.norms import HeadNorm
+from trisect.models.heads import HeadNorm
 from trisect.pipeline.run import compress
 
 CALIBRATION = tokens_from_tensor(tokens(6, 40))

@@ -13,7 +13,7 @@ from torch import nn
 from tiny_models import LLAMA, shake, tiny, tokens
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.models.quantized import QuantizedLinear
+from trisect.models.linear import QuantizedLinear
 from trisect.pipeline.run import compress
 
 TEXT = "the quick brown fox jumps over the lazy dog and the lazy dog sleeps on. "

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trisect.models.quantized import BITS, pack, unpack
+from trisect.models.linear import BITS, pack, unpack
 
 
 @given(st.sampled_from(BITS), st.integers(1, 5), st.integers(1, 6), st.integers(0, 1 << 30))

@@ -17,7 +17,7 @@ from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.models import layer_views, load_model, read_shape, save_model, shape_of
-from trisect.models.quantized import QuantizedLinear
+from trisect.models.linear import QuantizedLinear
 from trisect.pipeline.run import compress
 from trisect.plan import budget_of
 from trisect.quantize import QuantizeConfig, count_bits, quantize_model

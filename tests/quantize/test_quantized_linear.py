@@ -9,7 +9,7 @@ from torch import nn
 
 from trisect.config import verbs
 from trisect.errors import TrisectError
-from trisect.models.quantized import BITS, QuantizedLinear
+from trisect.models.linear import BITS, QuantizedLinear
 from trisect.quantize import QuantizeConfig
 from trisect.quantize.weights import group_sizes, quantized_linear
 

@@ -19,7 +19,7 @@ from trisect.decode.decoder import WARM_UP as WARM_UP_STEPS
 from trisect.decode.decoder import record_graph, recordable_experts
 from trisect.errors import TrisectError
 from trisect.models import layer_views
-from trisect.models.quantized import QuantizedLinear
+from trisect.models.linear import QuantizedLinear
 from trisect.plan.budget import Flops, budget_of, layer_flops
 from trisect.records.shapes import ModelShape
 

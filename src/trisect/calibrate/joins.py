@@ -6,8 +6,8 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
+from trisect.models.heads import QUIET, gain, post_norm
 from trisect.models.linear import bias_of
-from trisect.models.norms import QUIET, gain, post_norm
 from trisect.models.view import LayerView
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trisect.models.attend import softcapped
+from trisect.models.heads import softcapped
 from trisect.records.parts import Slots
 
 # Sampled queries per layer over all windows; more settle the Gram, fewer save time.

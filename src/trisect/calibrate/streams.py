@@ -15,7 +15,7 @@ from trisect.calibrate.replay import Progress, States, Stream, in_batches
 from trisect.calibrate.scores import QUERIES, KeyCovariances, PairGrams, QuerySampler, Reading, SlotGrams
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.families import Family
-from trisect.models.rotary import rotation_of
+from trisect.models.heads import rotation_of
 from trisect.models.view import LayerView
 from trisect.records.parts import QK, Slots
 from trisect.support.clock import stage

@@ -124,7 +124,7 @@ def ls(kind: Annotated[str | None, argument("Leave it out for everything.", f"[{
 
 def family_rows() -> list[tuple[str, ...]]:
     """What can be done to the models of each family, from its record and from what exporters write."""
-    from trisect.export.architectures import ARCHITECTURES
+    from trisect.export.gguf import ARCHITECTURES
     from trisect.export.stock import no_stock_form
     from trisect.models import FAMILIES, WRAPPERS
     from trisect.serve import NOT_IN_VLLM

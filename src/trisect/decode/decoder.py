@@ -17,7 +17,7 @@ from trisect.decode.prepare import compile_layers, prepare_for_inference
 from trisect.errors import TrisectError, unknown_name
 from trisect.kernels import wants_decode_kernel
 from trisect.models import LayerView, layer_views
-from trisect.models.rotary import ropes_of
+from trisect.models.heads import ropes_of
 
 log = logging.getLogger(__name__)
 

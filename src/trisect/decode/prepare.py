@@ -13,8 +13,8 @@ from transformers.activations import ACT2FN
 from trisect.kernels.gate import gated
 from trisect.kernels.norm import normed
 from trisect.models import LayerView, layer_views
+from trisect.models.heads import eps_of
 from trisect.models.linear import FusedMaps, fused_maps
-from trisect.models.norms import eps_of
 from trisect.models.owned import mix_in
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -12,8 +12,7 @@ import torch
 from trisect.bundle import MODULE, shown_source, source_of
 from trisect.data.read import hub_answers
 from trisect.errors import TrisectError
-from trisect.export.check import Exported
-from trisect.export.hf import export_hf
+from trisect.export.hf import Exported, export_hf
 from trisect.models import original_shape, shape_of
 from trisect.models.source import check_weights, read_raw_config, resolve
 from trisect.plan import budget_of

@@ -12,7 +12,7 @@ from trisect.config.verbs import TuneConfig
 from trisect.errors import TrisectError, check_names
 from trisect.models import layer_views
 from trisect.models.compressed import mark_quantized
-from trisect.models.quantized import QuantizedLinear
+from trisect.models.linear import QuantizedLinear
 from trisect.quantize import QuantizeConfig, weights
 
 

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trisect.kernels import rotate_qk, wants_decode_kernel
-from trisect.models.attend import biased_mask, eager, function_name
 from trisect.models.families import Family
+from trisect.models.heads import HeadNorm, biased_mask, eager, function_name, rope_of, to_canonical
 from trisect.models.linear import QKV, FactoredLinear, FusedMaps, SplitLinear, fused_maps
-from trisect.models.norms import HeadNorm
-from trisect.models.rotary import rope_of, to_canonical
 
 Tap = Callable[..., None]  # called with a name and one or more tensors (b, t, heads, width) while calibration records
 Maps = Mapping[str, FactoredLinear]

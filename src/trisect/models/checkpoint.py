@@ -23,12 +23,11 @@ from trisect.models.compressed import (
     original_widths,
     register_families,
 )
-from trisect.models.depth import parameters_apart, shape_without
 from trisect.models.families import BUILT_IN, FAMILIES, PREFIX, WRAPPERS, family_for
 from trisect.models.generic import recognise
 from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
-from trisect.models.looking import PROBE, probe_of, shape_of, warn_of_slow_paths
-from trisect.models.quantized import packing_summary
+from trisect.models.linear import packing_summary
+from trisect.models.looking import PROBE, parameters_apart, probe_of, shape_of, shape_without, warn_of_slow_paths
 from trisect.models.source import Source, Weights, check_weights, read_raw_config, reading_once, resolve
 from trisect.models.streamed import check_saved, load_layers_later, to_be_streamed, write_shards
 from trisect.models.view import layer_views, left_whole

@@ -14,7 +14,7 @@ from torch import nn
 
 from trisect.errors import TrisectError
 from trisect.models.families import FAMILIES, PREFIX, WRAPPERS, Family, family_for
-from trisect.models.quantized import make_room, packing_entry
+from trisect.models.linear import make_room, packing_entry
 from trisect.models.view import layer_views
 from trisect.records.shapes import LayerShape, LayerWidths, LinearShape, widths_of
 

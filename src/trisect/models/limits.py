@@ -14,7 +14,7 @@ from torch import nn
 from trisect.errors import TrisectError
 from trisect.models.compressed import FORMAT, check_format
 from trisect.models.families import Family
-from trisect.models.quantized import BITS, SCALES
+from trisect.models.linear import BITS, SCALES
 from trisect.records.parts import INPUTS
 from trisect.support.checks import is_number, shown
 

@@ -1,8 +1,8 @@
-"""What a model is, without changing it: its shape, a fingerprint, whether its numbers can be used, what is slow."""
+"""A model as a whole: shape, fingerprint, numbers that can be used, widths that are slow; and fewer layers of it."""
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,18 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
-from trisect.kernels.sdpa import CUDNN_WIDEST, Heads, Kind, channel_step, kind_of, rounded, route
+from trisect.kernels.sdpa import Heads, Kind, channel_step, kind_of, route
 from trisect.models.attention import Attention
 from trisect.models.families import Family, family_for
-from trisect.models.linear import matrices_of, refuse_nan
-from trisect.models.quantized import is_linear
-from trisect.models.view import layer_views
+from trisect.models.linear import is_linear, matrices_of, refuse_nan
+from trisect.models.view import LayerView, layer_views
 from trisect.records.shapes import LayerShape, ModelShape
+from trisect.support.checks import explained
 
 log = logging.getLogger(__name__)
 
 SAMPLE = 64  # weights of each projection that go into a fingerprint
-MLP_STEP = 128  # widths that matrix products on tensor cores run at full speed for
 
 
 def family_of(model: Any) -> Family:
@@ -128,56 +127,126 @@ def probe_of(model: Any) -> dict[str, Any]:
     return {"dtype": dtype, "prompt": tokens[:PROMPT], "answer": tokens[PROMPT:], "logprobs": logprobs}
 
 
-def slow_attention(shape: LayerShape, kind: Kind, bytes_per_element: int) -> str | None:
-    """Why heads of this shape are padded at every call, and which would not be; None where they are not."""
-    # On a CPU the padding costs little beside what the kernel saves; single tokens are not padded at all.
-    if not shape.kv_heads:
-        return None  # no attention
-    group, size = shape.heads // shape.kv_heads, bytes_per_element
-    heads = Heads(shape.qk + shape.rotated, shape.vo, group, masked=False, single=False, bytes_per_element=size)
-    way, step = route(kind, heads), channel_step(kind, size)
-    if kind == "cpu" or way.pad is None:
-        return None
-    widths, equal = f"head widths {shape.qk}/{shape.vo}", rounded(max(shape.qk, shape.vo), step)
-    if shape.qk % step or shape.vo % step:
-        qk, vo = rounded(shape.qk, step), rounded(shape.vo, step)
-        better = f"{qk}/{vo}" if kind == "cudnn" and max(qk, vo) <= CUDNN_WIDEST else f"{equal}/{equal}"
-        why = f"are not both multiples of {step}: every call adds zero channels"
-        return f"{widths} {why}; {better} would run at full speed"
-    why = f"differ, which this device's kernels do not take: prompts are padded to {way.pad}"
-    return f"{widths} {why}; {equal}/{equal} would run at full speed"
-
-
-def slow_products(shape: LayerShape, kind: Kind, bytes_per_element: int) -> str | None:
-    """Which matrix products have rows off the grid, and what would not; None where all are aligned."""
+def slow_widths(shape: LayerShape, kind: Kind, bytes_per_element: int) -> list[str]:
+    """Which widths of a layer leave a device's fast kernels, and how; on a CPU none does by much."""
     step = channel_step(kind, bytes_per_element)
-    widths = {
-        "MLP width": shape.mlp,
-        "query width": shape.heads * shape.qk,
-        "key width": shape.kv_heads * shape.qk,
-        "value width": shape.kv_heads * shape.vo,
-    }
-    slow = [f"{name} {width}" for name, width in widths.items() if width % step]
-    if not slow:
-        return None
-    low = shape.mlp // MLP_STEP * MLP_STEP
-    wanted = [f"MLP {low or MLP_STEP} or {low + MLP_STEP}"] if shape.mlp % step else []
-    wanted += [f"head widths in steps of {step}"] if len(slow) > len(wanted) else []
-    why = f"not a multiple of {step}: matrix products leave the fast kernels"
-    return f"{' and '.join(slow)} {why}; {' and '.join(wanted)} would run at full speed"
+    widths = {"MLP": shape.mlp, "query": shape.heads * shape.qk}
+    widths |= {"key": shape.kv_heads * shape.qk, "value": shape.kv_heads * shape.vo}
+    slow = [f"{name} width {width} is no multiple of {step}" for name, width in widths.items() if width % step]
+    if kind != "cpu" and shape.kv_heads:  # else no attention
+        size, group = (shape.qk + shape.rotated, shape.vo), shape.heads // shape.kv_heads
+        way = route(kind, Heads(*size, group, masked=False, single=False, bytes_per_element=bytes_per_element))
+        if way.pad is not None:
+            slow.append(f"heads of {shape.qk}/{shape.vo} channels are padded to {way.pad} at every call")
+    return slow
 
 
 def warn_of_slow_paths(model: Any) -> None:
-    """Say once, when a model is loaded, which of its widths are slow here and which would not be."""
+    """Say once, when a model is loaded, which of its widths are slow here."""
     if not any(isinstance(module, Attention) for module in model.modules()):
         return  # a stock model runs stock code
     parameter = next(p for p in model.parameters() if p.is_floating_point())
     kind, size = kind_of(parameter.device), parameter.element_size()
     slow: dict[str, list[str]] = {}
     for view in layer_views(model):
-        for reason in (slow_attention(view.shape(), kind, size), slow_products(view.shape(), kind, size)):
-            if reason is not None:
-                slow.setdefault(reason, []).append(str(view.index))
+        for reason in slow_widths(view.shape(), kind, size):
+            slow.setdefault(reason, []).append(str(view.index))
     if slow:
         lines = [f"layers {', '.join(layers)}: {reason}" for reason, layers in slow.items()]
-        log.warning("some widths will be slow on %s: %s", parameter.device, "; ".join(lines))
+        log.warning("some widths will be slow on %s (--align 16 avoids it): %s", parameter.device, "; ".join(lines))
+
+
+PLAIN = (bool, int, float, str)  # values by which one layer may differ from another
+NUMBER = "layer_idx"  # the attribute with a module's place in the model, and in the KV cache
+
+
+def parameters_apart(view: LayerView) -> int:
+    """Parameters of a layer outside its components: norms, and what is left whole."""
+    inside = [p for module in view.projections() for p in module.parameters()]
+    return sum(p.numel() for p in view.layer.parameters()) - sum(p.numel() for p in inside)
+
+
+def shape_without(model: Any, count: int) -> ModelShape:
+    """The sizes of a model that has lost `count` layers, whichever; a model that cannot lose them is refused."""
+    check_droppable(model, count)
+    return shape_of(model).with_depth(len(layer_views(model)) - count, apart=parameters_apart(layer_views(model)[0]))
+
+
+def check_droppable(model: Any, count: int) -> None:
+    """Refuse models whose layers depend on each other, or on their place, and too many layers."""
+    views, family = layer_views(model), family_for(model.config)
+    reason = None
+    if hasattr(model.config, "trisect"):
+        reason = "it is compressed already: drop layers of the model it was made from"
+    elif family.lends_keys:
+        reason = f"{family.name} has layers that read the keys and values of earlier ones"
+    elif family.mixer is not None or family.beside is not None:
+        reason = f"{family.name} is a hybrid, whose kinds of layers follow a pattern"
+    elif len({(view.shape(), parameters_apart(view)) for view in views}) > 1:
+        reason = "its layers differ in rotation, experts or widths"
+    if reason is not None:
+        raise TrisectError(f"--drop-layers cannot drop layers of this model: {reason}; leave it out.")
+    if count >= len(views):
+        raise TrisectError(f"The model has {len(views)} layers: --drop-layers {len(views) - 1} or less.")
+    config_without(model, range(1, count + 1))
+
+
+def drop_layers(model: Any, dropped: Sequence[int]) -> None:
+    """Take layers out of a stock model, in place; those left are numbered anew, in modules and in the config."""
+    config, views = config_without(model, dropped), layer_views(model)
+    kept = [view.layer for view in views if view.index not in dropped]
+    parent, _, name = views[0].family.layers.rpartition(".")
+    setattr(model.get_submodule(parent), name, nn.ModuleList(kept))
+    for place, layer in enumerate(kept):
+        for module in layer.modules():
+            if hasattr(module, NUMBER):
+                setattr(module, NUMBER, place)
+    # Modules hold the model's own config, or the text config inside it: these objects are to stay.
+    mine, said = model.config.get_text_config(), config.get_text_config()
+    for key in _changes(mine, dropped):
+        setattr(mine, key, getattr(said, key))
+    model.dropped_layers = sorted(dropped)
+
+
+def config_without(model: Any, dropped: Sequence[int]) -> Any:
+    """A new config of the model without these layers; refused where one built from it would not be what is left."""
+    config = _copied(model.config)
+    for key, value in _changes(config.get_text_config(), dropped).items():
+        setattr(config.get_text_config(), key, value)
+    refusal = f"--drop-layers cannot drop layers {', '.join(map(str, dropped))} of this model"
+    with torch.device("meta"), explained(refusal):
+        config = _copied(config)
+        built = layer_views(type(model)(config))
+    kept = [view for view in layer_views(model) if view.index not in dropped]
+    for old, new in zip(kept, built, strict=True):
+        said = {name: _told(module) for name, module in new.layer.named_modules()}
+        for name, module in old.layer.named_modules():
+            told = said.get(name)
+            differs = [key for key, value in _told(module).items() if told is None or told.get(key, value) != value]
+            if differs:
+                where = ".".join(filter(None, (name, differs[0])))
+                raise TrisectError(f"{refusal}: its config ties {where} of a layer to its number; leave it out.")
+    return config
+
+
+def _copied(config: Any) -> Any:
+    """The config as it is read back from a file."""
+    return type(config).from_dict(config.to_dict())
+
+
+def _changes(text: Any, dropped: Sequence[int]) -> dict[str, Any]:
+    """What a config says otherwise without these layers: how many there are, and lists with an entry for each."""
+    count = text.num_hidden_layers
+    lists = {key: value for key, value in text.to_dict().items() if isinstance(value, list | tuple) and "layer" in key}
+    found = {
+        key: [entry for number, entry in enumerate(value) if number not in dropped]
+        for key, value in lists.items()
+        if len(value) == count
+    }
+    return {"num_hidden_layers": count - len(dropped), **found}
+
+
+def _told(module: nn.Module) -> dict[str, Any]:
+    """What a module was told when it was made, but for its place; not its class, which work on it may change."""
+    told = {key: value for key, value in vars(module).items() if isinstance(value, PLAIN) or value is None}
+    return {key: value for key, value in told.items() if key not in ("training", NUMBER) and not key.startswith("_")}

@@ -17,10 +17,18 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.models.families import family_for
+from trisect.models.heads import (
+    HeadNorm,
+    eps_of,
+    from_canonical,
+    in_units,
+    loaded_rates,
+    norm_weights,
+    stored_rates,
+    to_canonical,
+)
 from trisect.models.linear import Dense, as_maps, as_mlp, bias_of, matrices_of, refuse_nan, resized, sizes_of
 from trisect.models.maps import GATE, LayerMaps
-from trisect.models.norms import HeadNorm, eps_of, in_units, norm_weights
-from trisect.models.rotary import from_canonical, loaded_rates, stored_rates, to_canonical
 from trisect.records.parts import COMPONENTS, LINEARS, MLP, OV, QK, Experts, Factored, Linear, Masked, Part, Solution
 from trisect.records.shapes import LayerShape, LinearShape
 

@@ -21,7 +21,7 @@ from trisect.data import Tokens, load_tokens, tokens_from_tensor
 from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
-from trisect.models import FAMILIES, Loaded, checkpoint, depth, looking, shape_of, source, streamed
+from trisect.models import FAMILIES, Loaded, checkpoint, looking, shape_of, source, streamed
 from trisect.pipeline import run as flow
 from trisect.pipeline.loss_curves import curves_for
 from trisect.plan import CURVED, UNITS, Curves, Plan, apply_plan, budget_of, compare, outlook, read_curves
@@ -162,7 +162,7 @@ def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], w
         return found
 
     before, fewer = shape_of(loaded.model), job.config.drop_layers
-    planned = _say_outlook(job, depth.shape_without(loaded.model, fewer) if fewer else before)
+    planned = _say_outlook(job, looking.shape_without(loaded.model, fewer) if fewer else before)
     was = measure(loaded.model, "before")
     if fewer:
         _drop_layers(job, loaded.model)
@@ -184,7 +184,7 @@ def _drop_layers(job: Job, model: Any) -> None:
     changes = replay.layer_influence(model, job.tokens.ids, progress=job.progress, **how)
     changes = distributed.broadcast(changes)
     dropped = replay.least_influential(changes, job.config.drop_layers)
-    depth.drop_layers(model, dropped)
+    looking.drop_layers(model, dropped)
     found = ", ".join(f"{layer} ({changes[layer]:.4f})" for layer in dropped)
     others = [value for layer, value in enumerate(changes[:-1]) if layer not in (0, *dropped)]
     rest = f"; of those left between the ends {min(others):.4f} or more" if others else ""

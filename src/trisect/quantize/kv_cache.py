@@ -9,7 +9,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from trisect.errors import TrisectError
-from trisect.models.quantized import BITS, pack, unpack
+from trisect.models.linear import BITS, pack, unpack
 from trisect.quantize.weights import hqq_levels, require
 
 # b = batch, k = key/value heads, t = tokens, d = width

@@ -12,8 +12,17 @@ from trisect.config.verbs import QuantizeConfig
 from trisect.errors import TrisectError
 from trisect.models import layer_views, mark_compressed, original_shape, original_widths, shape_of
 from trisect.models.compressed import CompressedModel, mark_quantized
-from trisect.models.linear import bias_of, matrices_of, refuse_nan, sizes_of, weight_of
-from trisect.models.quantized import Levels, Packing, QuantizedLinear, is_linear
+from trisect.models.linear import (
+    Levels,
+    Packing,
+    QuantizedLinear,
+    bias_of,
+    is_linear,
+    matrices_of,
+    refuse_nan,
+    sizes_of,
+    weight_of,
+)
 from trisect.models.view import LayerView
 from trisect.plan import budget_of
 from trisect.records.parts import LINEARS

@@ -23,8 +23,8 @@ from vllm.v1.attention.selector import get_attn_backend
 from trisect.errors import TrisectError
 from trisect.models.attention import Attention
 from trisect.models.families import family_for
+from trisect.models.heads import HeadNorm
 from trisect.models.linear import FactoredLinear, SplitLinear
-from trisect.models.norms import HeadNorm
 from trisect.models.owned import mix_in
 from trisect.models.view import LayerView, layer_views
 from trisect.serve import check_served
