@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trisect.commands import report
+from trisect.commands import measure
 from trisect.report.collect import read_runs
 from trisect.report.page import report_sections
 
@@ -16,7 +16,7 @@ LARGEST_PICTURE = 200_000
 
 
 def test_every_option_of_the_table_is_one_of_the_command() -> None:
-    known = {f"--{name.replace('_', '-')}" for name in inspect.signature(report.run).parameters}
+    known = {f"--{name.replace('_', '-')}" for name in inspect.signature(measure.report).parameters}
     named = set(re.findall(r"^\| `(--[a-z-]+)", TEXT, flags=re.MULTILINE))
     assert named == {"--measured", "--curves", "--sample", "--figures"}
     assert named <= known

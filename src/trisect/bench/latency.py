@@ -7,6 +7,7 @@ components, so each has half of its time at its own width: exact where both widt
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -14,13 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, silu
 
-from trisect.bench.measure import WARM_UP, Lapping, Work, device_name, is_cuda
+from trisect.bench.measure import WARM_UP, Lapping, Work, device_name, is_cuda, laps_on
+from trisect.bench.sweep import Sweep
 from trisect.config import DEFAULT_ALIGN
 from trisect.errors import TrisectError
 from trisect.kernels import rotate_qk
 from trisect.kernels.sdpa import sdpa
+from trisect.models.checkpoint import DTYPES, read_shape
 from trisect.plan import budget, problem
 from trisect.records.shapes import LayerShape, ModelShape
+from trisect.support.files import check_writable, write_json
 
 COPIES = 8  # sets of operands at most: taken in turn, so that weights come from memory, not from a cache
 CACHE_BYTES = 256 << 20  # operands of one turn together, several times the last cache of today's devices
@@ -165,6 +169,22 @@ def measure_latency(
         save(table)
         progress(number + 1, len(points))
     return table
+
+
+def write_table(name: str, sweep: Sweep, path: Path, *, trust_remote_code: bool = False, **how: Any) -> str:
+    """Time the components of a model into a file, completing one that is there; says what is in it."""
+    check_writable(path)
+    if len(sweep.batches) > 1 or len(sweep.lengths) > 1:
+        raise TrisectError("A latency table is of one batch and one length; give one of each.")
+    # The default is both phases; a table has one workload, so the first.
+    load = Workload(phase=sweep.phases[0], batch=sweep.batches[0], length=sweep.lengths[0])
+    shape = read_shape(name, trust_remote_code=trust_remote_code)[0]
+    how |= {"device": sweep.device, "dtype": DTYPES[sweep.dtype], "lap": laps_on(sweep.device)}
+    how |= {"known": budget.read_latency(path) if path.exists() else None}
+    table = measure_latency(shape, load, save=lambda made: write_json(path, made.to_dict()), **how)
+    count, dense = sum(map(len, table.seconds.values())), 1000 * layer_seconds(table, shape.layers[0])
+    work = f"{load.phase} {load.batch} x {load.length}"
+    return f"{count} times of {name} on {table.device}, {work}; a dense layer comes to {dense:.3f} ms."
 
 
 def grid_points(shape: ModelShape, *, align: int | None) -> Iterator[tuple[LayerShape, str, int]]:

@@ -1,7 +1,8 @@
 """Rows of measurements: what each is about, comparisons with dense rows, and tables."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from trisect.records import parts, shapes
@@ -191,6 +192,12 @@ def cells(rows: Sequence[Row], phase: str, columns: Columns) -> tuple[list[str],
     if len(set(filled.get("shape", ()))) == 1:
         del filled["shape"]
     return list(filled), [list(line) for line in zip(*filled.values(), strict=True)]
+
+
+def tables(rows: Sequence[Row]) -> Iterator[tuple[str, tuple[list[str], list[list[str]]]]]:
+    """Titles, headers and cells of all tables, by phase."""
+    for phase, (name, columns) in product(PHASES, TABLES.items()):
+        yield f"{phase}, {name}", cells(rows, phase, columns)
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

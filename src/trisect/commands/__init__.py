@@ -1,8 +1,8 @@
-"""The verbs. To add one, write `commands/VERB.py` with a function `run` and the decorator `@verb(PANEL)`.
+"""The verbs, a file for each panel of the help. To add one, write a function with the decorator `@verb(PANEL)`.
 
 Its docstring is the help text and, below, examples. Every verb gets --config, --quiet and --verbose from here. A
-parameter of `run` whose type is a record becomes the record's options (`_options.py`). Heavy imports (torch,
-transformers) belong inside functions: `trisect --help` must be fast.
+parameter whose type is a record becomes the record's options (`_options.py`). Heavy imports (torch, transformers)
+belong inside functions: `trisect --help` must be fast.
 """
 
 import importlib

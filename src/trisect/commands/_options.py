@@ -64,15 +64,15 @@ VERBS: dict[str, Verb] = {}
 
 
 def verb(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that registers a verb under its function's name, or under its file's where that is `run`.
+    """A decorator that registers a verb under its function's name, `eval_` as eval.
 
     The first paragraph of its docstring is the help, the others are examples: "what for: trisect ...".
     """
 
     def registered(run: Callable[..., None]) -> Callable[..., None]:
-        name = run.__module__.rpartition(".")[2] if run.__name__ == "run" else run.__name__
-        run.__doc__, _, examples = str(run.__doc__).partition("\n\n")
-        VERBS[name] = Verb(run, panel, re.findall(r"^ *(\S.*?):\s+(trisect.*)", examples, re.MULTILINE))
+        run.__doc__, _, below = str(run.__doc__).partition("\n\n")
+        examples = re.findall(r"^ *(\S.*?):\s+(trisect.*)", below, re.MULTILINE)
+        VERBS[run.__name__.rstrip("_")] = Verb(run, panel, examples)
         return run
 
     return registered

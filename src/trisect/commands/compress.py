@@ -1,26 +1,20 @@
-"""`trisect compress`: narrow a model and save it."""
+"""Compress: `trisect compress` narrows a model, `plan` shows what it would; `calibrate` and `sample` go before."""
 
-import math
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import NEW_FOLDER, CurvesFile, Json, LoadOptions, Model, option, verb
-from trisect.commands.plan import plan
-from trisect.config import CompressConfig
+from trisect.config import CalibrationConfig, CompressConfig, verbs
 from trisect.config.settings import CUT, RUNNING
-from trisect.errors import TrisectError
-
-if TYPE_CHECKING:
-    from trisect.pipeline.job import Result
-
-WORTH_MORE = 0.05  # share of the perplexity that more text could take away, below which nothing is said
-UNREMARKABLE = ("full width", "folded")  # notes that are kept in the receipt, but not printed layer by layer
+from trisect.errors import TrisectError, option_name
+from trisect.support import files, plots
 
 
 @verb("Compress")
-def run(
+def compress(
     model: Model,
     settings: CompressConfig,
     loading: LoadOptions,
@@ -63,6 +57,7 @@ def run(
     if out is None:
         raise TrisectError("No output was named; add -o OUT (or --dry-run to see the plan only).")
     from trisect.pipeline.job import Job, carry_out
+    from trisect.report.terminal import result_lines
     from trisect.support import distributed
 
     given: Any = {"moments": moments, "curves": curves, "evaluate": evaluate, "eval_windows": eval_windows}
@@ -72,7 +67,7 @@ def run(
             result = carry_out(Job(model=model, config=settings, out=out, progress=report, **given))
         if not distributed.is_rank_zero():
             return
-    show_result(result)
+    screen.say(*result_lines(result))
     screen.say(f"Saved to {out}")
     screen.keep_measurement(json, result.receipt)
     name = screen.quoted(out)
@@ -96,47 +91,105 @@ def at_pace(settings: CompressConfig, *, fast: bool, best: bool) -> CompressConf
     return replace(settings, **change)
 
 
-def more_samples(receipt: dict[str, Any]) -> str | None:
-    """A line about what more calibration text could gain: by how much held-out text rose more than fitted text."""
-    rises = [_rise(row) for row in receipt.get("perplexities", ()) if row["after"]["data"].startswith("held-out ")]
-    if "fitted" not in receipt or not rises:
-        return None
-    held, fitted = sum(rises) / len(rises), _rise(receipt["fitted"])
-    gain = 1 - math.exp(min(0.0, fitted - held))
-    if gain < WORTH_MORE:
-        return None
-    samples = receipt["recipe"]["calibration"]["samples"]
-    found = f"perplexity rose x{math.exp(held):.2f} on held-out text, x{math.exp(fitted):.2f} on windows calibrated on"
-    more = f"More could lower it by up to {gain:.0%}: try --samples {4 * samples} (now {samples})"
-    return f"Few samples: {found}. {more}."
+@verb("Compress")
+def plan(
+    model: Model,
+    settings: CompressConfig,
+    loading: LoadOptions,
+    curves: CurvesFile = None,
+    heatmap: Annotated[Path | None, option("Draw the plan, layers by parts: .png or .svg.", "FILE")] = None,
+    json: Json = None,
+) -> None:
+    """Show the widths that a goal comes to; weights are read only to measure loss curves.
+
+    The widths that a quarter less comes to: trisect plan smollm2-135m --ratio 0.25
+    Spread by measured losses, drawn as a picture:
+        trisect plan smollm2-135m --ratio 0.25 --allocate balanced --curves curves.json --heatmap plan.svg
+    What fits 100 million parameters: trisect plan smollm2-135m --target-params 100M
+    """
+    from trisect.pipeline.job import Job, plan_before_work
+    from trisect.report.charts import plan_map
+    from trisect.report.terminal import compression_table, heat_tables
+
+    if heatmap is not None:
+        plots.picture_format(heatmap)
+        plots.need_matplotlib("leave --heatmap out: the plan is shown as text")
+        files.check_writable(heatmap)
+    with screen.quiet_libraries(), screen.progress() as report:
+        how: Any = {"load_options": asdict(loading), "say": screen.say, "progress": report}
+        found = plan_before_work(Job(model=model, config=settings, curves=curves, **how))
+    before, after, facts = found.before, found.after, found.facts
+    screen.say(found.outlook)
+    screen.say(compression_table(before, after), *([] if found.plan.masked else heat_tables(before, after)))
+    screen.say(*found.lines)
+    if heatmap is not None:
+        removed = f"{facts['ratio']:.1%} of the decoder removed"
+        title = f"{Path(model).name}: {settings.method}, {facts['allocate']}, {removed}"
+        plots.write_figure(heatmap, plan_map(before, after, title=title))
+        screen.say(f"Saved to {heatmap}")
+    screen.keep_measurement(json, {"model": model, **facts})
+    goal = " ".join(f"{option_name(name)} {v}" for name, v in settings.goal.settings().items() if v != "params")
+    goal = f"--drop-layers {settings.drop_layers}" if settings.removes_nothing else goal
+    screen.say_next(f"trisect compress {screen.quoted(model)} -o OUT {goal}, other options as here")
 
 
-def _rise(row: dict[str, Any]) -> float:
-    return float(row["after"]["nll"] - row["before"]["nll"])
+@verb("Compress")
+def calibrate(
+    model: Model,
+    settings: CalibrationConfig,
+    out: Annotated[Path, option("E.g. moments.safetensors.", "FILE")],
+    loading: LoadOptions,
+    method: Annotated[str, option("Whose moments: `trisect ls methods`.", "NAME")] = "a3",
+) -> None:
+    """Run the calibration tokens through a model and save its moments.
+
+    Collect once: trisect calibrate smollm2-135m -o moments.safetensors
+    ... and cut at any ratio:
+        trisect compress smollm2-135m -o small --ratio 0.3 --method a3 --moments moments.safetensors
+    With your own text and fewer windows:
+        trisect calibrate models/llama -o moments.safetensors --calibration text.txt --samples 32
+    """
+    from trisect.calibrate.texts import prepare
+    from trisect.methods import get_method
+    from trisect.pipeline import statistics
+
+    # Moments are the same for every ratio.
+    config = CompressConfig(ratio=0.5, method=method, parts=get_method(method).parts, calibration=settings)
+    statistics.refuse_stored_moments(get_method(method))
+    files.check_writable(out)
+    loaded = screen.load(model, loading)
+    with screen.progress() as report:
+        prepared = prepare(loaded.model, config, loaded.tokenizer, progress=report)
+    screen.say(prepared.line(), *prepared.notes)
+    with screen.progress() as report:
+        info = statistics.calibrate(loaded.model, config, out, tokens=prepared.tokens, progress=report)
+    screen.say(f"Moments of {info.num_tokens:,} tokens saved to {out}")
+    cut = f"trisect compress {screen.quoted(model)} -o OUT --ratio 0.25"
+    screen.say_next(f"{cut} --method {method} --moments {screen.quoted(out)}")
 
 
-def show_result(result: "Result") -> None:
-    """Print the final table, the trials under a bound, and the solver's notes."""
-    from trisect.bundle import weights_size
-    from trisect.models import zeros_of
-    from trisect.plan import budget_of
-    from trisect.report.terminal import compression_table
+@verb("Compress")
+def sample(
+    model: Model,
+    out: Annotated[Path, option("New file, e.g. own.jsonl.", "FILE")],
+    settings: verbs.SampleConfig,
+    loading: LoadOptions,
+) -> None:
+    """Let a model write synthetic text to calibrate on.
 
-    known, out = result.receipt.get("source_bytes"), result.receipt.get("out")
-    files = None if known is None or out is None else (known, weights_size(Path(out)))
-    rows = [*result.perplexities, *([] if result.fitted is None else [result.fitted])]
-    screen.say(compression_table(result.before, result.after, files=files, perplexities=rows))
-    if more := more_samples(result.receipt):
-        screen.say(more)
-    if result.plan.masked:
-        zeros = zeros_of(result.model) / budget_of(result.before).linear_parameters
-        screen.say(f"{zeros:.1%} of the decoder's linear weights are zero now; no shape has changed.")
-    if target := result.receipt.get("target"):
-        windows, bound = target["held_out"]["windows"], target["max_ppl_increase"]
-        screen.say(f"Perplexity on {windows} held-out calibration windows may rise by {bound}:")
-        for trial in target["trials"]:
-            verdict = "inside" if trial["inside"] else "outside"
-            screen.say(f"  {trial['ratio']:.1%} removed: x{math.exp(trial['rise']):.4f}, {verdict}")
-    for entry in result.losses:
-        if entry["note"] and not entry["note"].startswith(UNREMARKABLE):
-            screen.say(f"layer {entry['layer']} {entry['component']}: {entry['note']}")
+    Synthetic text: trisect sample smollm2-135m -o own.jsonl --device cuda
+    ... alone, or beside yours:
+        trisect compress smollm2-135m -o small --ratio 0.25 --calibration text.txt:0.5+own.jsonl:0.5
+    Less, for a CPU: trisect sample smollm2-135m -o own.jsonl --samples 32 --length 512
+    """
+    from trisect.calibrate.synthetic import check_output, write_synthetic
+
+    check_output(out)
+    loaded = screen.load(model, loading)
+    with screen.progress() as report:
+        stage = partial(report, "tokens")
+        written = write_synthetic(loaded.model, loaded.tokenizer, settings, out, name=model, progress=stage)
+    count = settings.samples * written["recipe"]["length"]
+    screen.say(f"{settings.samples} texts, {count:,} tokens, saved to {out}")
+    cut = f"trisect compress {screen.quoted(model)} -o OUT --ratio 0.25"
+    screen.say_next(f"{cut} --calibration {screen.quoted(out)}")

@@ -1,4 +1,4 @@
-"""`trisect export`: files for software without trisect; `push`: to the hub; `serve`: an OpenAI-compatible server."""
+"""Use a model elsewhere: `trisect export` writes files, `push` uploads them, `serve` starts a server."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,10 +7,12 @@ from typing import Annotated, Any
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, argument, option, verb
 from trisect.errors import TrisectError, check_names, unknown_name
+from trisect.support import files
+from trisect.support.receipt import read_receipt
 
 
 @verb("Use")
-def run(
+def export(
     folder: Annotated[str, argument("A folder that `trisect compress` wrote.", "DIR")],
     out: Annotated[Path, option("The new folder, or the GGUF file (NAME.gguf, or a folder for it).", "DIR|FILE")],
     to: Annotated[
@@ -36,14 +38,12 @@ def run(
     """
     from trisect.export import NotPortable, export_arena, export_gguf, export_hf, portable_command
     from trisect.models import checkpoint, source
-    from trisect.support.files import check_new_folder
-    from trisect.support.receipt import read_receipt
 
     check_names("format", [to], ("hf", "gguf", "arena"))
     kind: Any = dtype or "f16"
     with screen.quiet_libraries():
         if to != "gguf":
-            check_new_folder(out)
+            files.check_new_folder(out)
             if dtype is not None and dtype not in checkpoint.DTYPES:
                 raise unknown_name("dtype", dtype, checkpoint.DTYPES, "f32, f16 and q8_0 are for --to gguf.")
             own = checkpoint.read_config(source.resolve(folder), trust_remote_code=trust_remote_code).dtype
