@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from report_runs import HOSTILE, Page, perplexity_entry
 
-from trisect.plan.curves import Curves
-from trisect.report.collect import read_runs
-from trisect.report.page import Sample, render, report_sections
+from trisect.report.page import render, report_sections
+from trisect.report.runs import read_runs
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATIENCE = 120
@@ -31,13 +30,6 @@ const all = (selector, from = document) => Array.from(from.querySelectorAll(sele
 seen.flat = all("svg").filter((svg) => svg.getBoundingClientRect().width < 100).length;
 seen.drawings = all("svg").length;
 seen.wider = document.documentElement.scrollWidth - document.documentElement.clientWidth;
-
-const theme = document.getElementById("theme");
-const colours = () => getComputedStyle(document.body).backgroundColor;
-theme.click();
-seen.light = [theme.textContent, colours()];
-theme.click();
-seen.dark = [theme.textContent, colours()];
 
 const table = document.querySelector("#runs table");
 const column = all("thead th", table).findIndex((th) => th.textContent.startsWith("perplexity"));
@@ -104,10 +96,7 @@ def three_runs(copied: Callable[..., Path]) -> str:
         measured = {"before": perplexity_entry(20.0), "after": perplexity_entry(value)}
         folders.append(copied(name, perplexity=measured))
     runs = read_runs(folders)
-    layers = list(enumerate(runs[0].before.layers))
-    points = {(n, c): {layer.width(c): 0.0, 4: 0.5} for n, layer in layers for c in ("qk", "ov", "mlp")}
-    curves = Curves(points=points, fingerprint="f", token_hash="t", method="a3")
-    return render(runs, report_sections(runs, curves=curves, samples=[Sample(prompt="a", texts=(("m", "b"),))]))
+    return render(runs, report_sections(runs))
 
 
 def test_the_page_renders_and_its_controls_work(chromium: str, three_runs: str, tmp_path: Path) -> None:
@@ -115,11 +104,9 @@ def test_the_page_renders_and_its_controls_work(chromium: str, three_runs: str, 
     page.write_text(allowing(three_runs, LISTENER, PROBE), encoding="utf-8")
     seen = answer_of(browse(chromium, page, "--dump-dom"))
     assert seen["errors"] == []
-    assert seen["drawings"] == 6 + 9 + 3 + 1 + 1 + 2
+    assert seen["drawings"] == 6 + 9 + 1 + 2
     assert seen["flat"] == 0
     assert seen["wider"] <= 0
-    assert seen["light"] == ["Colours: light", "rgb(255, 255, 255)"]
-    assert seen["dark"] == ["Colours: dark", "rgb(15, 19, 24)"]
     assert seen["up"] == ["21.500", "30.000", "104.000"]  # as numbers: as text, 104 would come first
     assert seen["down"] == seen["up"][::-1]
     assert seen["sorted"] == "descending"
@@ -154,7 +141,7 @@ def test_hostile_text_does_nothing_and_could_not_even_unescaped(
     chromium: str, copied: Callable[..., Path], tmp_path: Path
 ) -> None:
     runs = read_runs([copied("run", source=HOSTILE, date=HOSTILE)])
-    text = render(runs, report_sections(runs, samples=[Sample(prompt=HOSTILE, texts=((HOSTILE, HOSTILE),))]))
+    text = render(runs, report_sections(runs))
     page = tmp_path / "report.html"
     page.write_text(text, encoding="utf-8")
     done = browse(chromium, page, "--dump-dom")

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,42 +42,12 @@ def test_without_matplotlib_the_page_has_tables_and_figures_are_refused(
     assert sum("open" in element.attributes for element in page.all("details")) == len(page.all("figure")) == 6
 
 
-def test_samples_are_what_the_models_generate(real_run: Path, tmp_path: Path) -> None:
-    import transformers
-
-    import trisect  # noqa: F401 - registers the compressed classes
-
-    out = tmp_path / "r.html"
-    words = ["report", str(real_run), "-o", str(out), "--sample", "the dog", "--sample-tokens", "5", "--quiet"]
-    assert main(words) == 0
-    expected = []
-    for folder in (real_run.parent / "dense", real_run):
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        ids = tokenizer("the dog", return_tensors="pt").input_ids
-        made = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
-        # With the blank that a word has before it, which a text that begins with the word has not.
-        expected.append(" " + tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))
-    page = Page.of(out.read_text(encoding="utf-8"))
-    assert [e.text for e in page.all("p") if e.attributes.get("class") == "sample"] == expected
-
-
-def test_a_dense_model_that_is_not_here_is_said_and_not_fetched(copied: Callable[..., Path], tmp_path: Path) -> None:
-    out, folder = tmp_path / "r.html", copied("run", source="org/model")
-    words = ["report", str(folder), "-o", str(out), "--sample", "a", "--sample-tokens", "1", "--quiet"]
-    assert main(words) == 0
-    assert "(not sampled: org/model is not on this machine)" in out.read_text()
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sample", ""], "A prompt is empty"),
-        (["--sample", "a", "--sample-tokens", "0"], "greater than or equal to 1"),
         (["-o", "model.safetensors"], "should end in .html: -o model.html"),
         (["--figures", "taken"], "is a file; name a folder"),
         (["--measured", "nothing.json"], "Cannot read nothing.json"),
-        (["--curves", "curves.json"], "start at other widths"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
@@ -91,10 +60,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("")
-    point = {"layer": 0, "component": "qk", "width": 999, "loss": 0.0}
-    (tmp_path / "curves.json").write_text(
-        json.dumps({"points": [point], "fingerprint": "f", "token_hash": "t", "method": "a3"})
-    )
     before = sorted(tmp_path.iterdir())
     assert main(["report", str(real_run), *words]) == 2
     printed = capsys.readouterr().err

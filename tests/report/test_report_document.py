@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trisect.commands import measure
-from trisect.report.collect import read_runs
 from trisect.report.page import report_sections
+from trisect.report.runs import read_runs
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "report.md").read_text(encoding="utf-8")
@@ -18,7 +18,7 @@ LARGEST_PICTURE = 200_000
 def test_every_option_of_the_table_is_one_of_the_command() -> None:
     known = {f"--{name.replace('_', '-')}" for name in inspect.signature(measure.report).parameters}
     named = set(re.findall(r"^\| `(--[a-z-]+)", TEXT, flags=re.MULTILINE))
-    assert named == {"--measured", "--curves", "--sample", "--figures"}
+    assert named == {"--measured", "--figures"}
     assert named <= known
 
 

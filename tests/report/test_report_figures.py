@@ -12,23 +12,10 @@ import pytest
 from report_runs import HOSTILE, perplexity_entry
 
 from trisect.plan.budget import budget_of
-from trisect.plan.curves import Curves
 from trisect.records.shapes import LinearShape
-from trisect.report.charts import (
-    curve_charts,
-    fits,
-    loss_map,
-    pareto_charts,
-    plan_map,
-    predicted_rise,
-    prediction_chart,
-    time_bars,
-    trial_chart,
-    tuning_chart,
-)
-from trisect.report.collect import read_runs
+from trisect.report.charts import loss_map, pareto_charts, plan_map, time_bars, trial_chart, tuning_chart
 from trisect.report.page import Section, write_figures
-from trisect.report.records import Run, Tuning
+from trisect.report.runs import Run, read_runs
 from trisect.support.plots import COLOURS, Chart, Figure, Groups, HeatMap, Series, file_name, png, svg
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -37,16 +24,6 @@ NAMESPACE = "{http://www.w3.org/2000/svg}"
 @pytest.fixture(scope="module")
 def run(real_run: Path) -> Run:
     return read_runs([real_run])[0]
-
-
-def curves_of(run: Run) -> Curves:
-    """Curves that cost 0.01 nats per channel that goes, ten times that below half."""
-    points: dict[tuple[int, str], dict[int, float]] = {}
-    for index, layer in enumerate(run.before.layers):
-        for component in ("qk", "ov", "mlp"):
-            full = layer.width(component)
-            points[index, component] = {full: 0.0, full // 2: 0.01 * (full - full // 2)}
-    return Curves(points=points, fingerprint="f", token_hash="t", method=run.method)
 
 
 def with_losses(run: Run, losses: list[Any]) -> Run:
@@ -107,48 +84,6 @@ def test_bars_are_the_timings_of_the_receipt_without_their_sum(run: Run) -> None
     assert time_bars([replace(run, receipts=(silent,))]) == []
 
 
-def test_curves_carry_the_widths_that_were_chosen(run: Run) -> None:
-    curves = curves_of(run)
-    charts = curve_charts(curves, [run])
-    assert [chart.name for chart in charts] == ["curves-qk", "curves-ov", "curves-mlp"]
-    for chart, component in zip(charts, ("qk", "ov", "mlp"), strict=True):
-        *layers, chosen = chart.series
-        assert [series.depth for series in layers] == [0.0, 0.5, 1.0]
-        assert chosen.label == run.name
-        for point, old, new in zip(chosen.points, run.before.layers, run.after.layers, strict=True):
-            gone = old.width(component) - new.width(component)
-            assert point == pytest.approx((100 * new.width(component) / old.width(component), 0.01 * gone))
-
-
-def test_the_prediction_is_the_sum_over_components_and_the_measurement_a_logarithm(run: Run) -> None:
-    curves = curves_of(run)
-    gone = sum(
-        old.width(part) - new.width(part)
-        for old, new in zip(run.before.layers, run.after.layers, strict=True)
-        for part in ("qk", "ov", "mlp")
-    )
-    assert predicted_rise(curves, run) == pytest.approx(0.01 * gone)
-    (chart,) = prediction_chart(curves, [run])
-    assert chart is not None
-    assert chart.series[0].points == [pytest.approx((0.01 * gone, math.log(25 / 20)))]
-
-
-def test_nothing_is_predicted_where_curves_end_or_where_more_was_done_than_narrowing(run: Run) -> None:
-    curves = curves_of(run)
-    shallow = curves.model_copy(
-        update={"points": {key: dict(list(p.items())[:1]) for key, p in curves.points.items()}}
-    )
-    assert predicted_rise(shallow, run) is None
-    assert predicted_rise(curves.model_copy(update={"points": {(0, "qk"): curves.points[0, "qk"]}}), run) is None
-    tuned = run.receipts[0].model_copy(update={"tuning": [Tuning(losses=[1.0])]})
-    assert predicted_rise(curves, replace(run, receipts=(tuned,))) is None
-    assert predicted_rise(curves.model_copy(update={"method": "a3+"}), run) is None
-    other = curves.model_copy(update={"points": {(0, "qk"): {17: 0.0}}})
-    assert not fits(other, run)
-    assert not fits(curves.model_copy(update={"points": {(99, "qk"): {16: 0.0}}}), run)
-    assert not fits(curves.model_copy(update={"points": {(0, "strange"): {16: 0.0}}}), run)
-
-
 def test_pareto_points_are_sizes_and_perplexities_and_the_front_is_what_nothing_beats(
     copied: Callable[..., Path],
 ) -> None:
@@ -192,7 +127,6 @@ def test_an_infinite_perplexity_is_in_no_plot(copied: Callable[..., Path]) -> No
     runs = read_runs([copied("one"), copied("two", perplexity=broken)])
     assert math.isinf(next(fact.after for fact in runs[1].facts if fact.quantity.kind == "perplexity"))
     assert pareto_charts(runs) == []
-    assert prediction_chart(curves_of(runs[1]), runs[1:]) == []
 
 
 def test_trials_and_tuning_are_shown_as_they_were(copied: Callable[..., Path]) -> None:

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 from report_runs import HOSTILE, Page, bench_file, eval_file, perplexity_entry, tasks_entry
 
 from trisect.plan.budget import budget_of
-from trisect.report.collect import read_runs
-from trisect.report.page import Sample, _template, render, report_sections
+from trisect.report.page import _template, render, report_sections
+from trisect.report.runs import read_runs
 from trisect.support import plots
 
 ELEMENTS = set(
@@ -26,9 +25,9 @@ ELEMENTS = set(
 )
 
 
-def page_of(folders: list[Path], files: list[Path] | None = None, **settings: Any) -> str:
+def page_of(folders: list[Path], files: list[Path] | None = None) -> str:
     runs = read_runs(folders, files or [])
-    return render(runs, report_sections(runs, **settings))
+    return render(runs, report_sections(runs))
 
 
 @pytest.fixture
@@ -78,8 +77,7 @@ def test_what_was_not_measured_is_said_with_the_command_that_would(real_run: Pat
     assert text.count("not measured") == 2
     assert "trisect eval MODEL --tasks quick --json F" in text
     assert "trisect bench RUN --json F" in text
-    assert "--sample PROMPT" in text
-    assert "Samples" not in text  # a section with nothing in it
+    assert "Search and tuning" not in text  # a section with nothing in it
     files = [
         eval_file(tmp_path / "t.json", real_run, tasks=tasks_entry(boolq=0.4321)),
         bench_file(tmp_path / "b.json", real_run, dense=0.5, narrow=0.25),
@@ -180,13 +178,6 @@ def test_a_list_of_numbers_takes_one_line_of_the_receipt(copied: Callable[..., P
     assert all(len(line.split(",")) > 3 for line in shown.splitlines() if '"values": [' in line)
 
 
-def test_samples_stand_beside_each_other(real_run: Path) -> None:
-    sample = Sample(prompt="Once", texts=(("dense", " upon a time"), ("run", " upon a mime")))
-    page = Page.of(page_of([real_run], samples=[sample]))
-    assert [e.text for e in page.all("p") if e.attributes.get("class") == "sample"] == [" upon a time", " upon a mime"]
-    assert [element.text for element in page.all("b") if "class" not in element.attributes] == ["Once"] * 2
-
-
 @pytest.mark.usefixtures("drawn")
 def test_the_same_runs_give_the_same_bytes_wherever_they_lie(real_run: Path, tmp_path: Path) -> None:
     shutil.copytree(real_run, tmp_path / "run")
@@ -211,6 +202,8 @@ def hostile(copied: Callable[..., Path]) -> Path:
         "hardware": {"cpu": HOSTILE, "\x00": "\x1b[31m"},
         "recipe": {"calibration": {"source": HOSTILE, "samples": HOSTILE}},
         "date": HOSTILE,
+        "commit": HOSTILE,
+        "python": HOSTILE,
         HOSTILE: HOSTILE,
         "target": {"trials": [{"ratio": 0.5, "rise": 1.0}]},
         "tuning": [{"losses": [1.0], "held_out": [{"after": entry}]}],
@@ -225,8 +218,7 @@ def hostile(copied: Callable[..., Path]) -> Path:
 
 @pytest.mark.usefixtures("drawn")
 def test_text_of_strangers_makes_no_element_attribute_or_script(hostile: Path) -> None:
-    samples = [Sample(prompt=HOSTILE, texts=((HOSTILE, HOSTILE),))]
-    text = page_of([hostile], samples=samples)
+    text = page_of([hostile])
     text.encode("utf-8")
     page = Page.of(text)
     assert {element.name for element in page.elements} <= ELEMENTS

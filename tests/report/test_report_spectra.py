@@ -10,9 +10,8 @@ import pytest
 from trisect.errors import TrisectError
 from trisect.records.parts import even_ranks
 from trisect.report.charts import across, spectrum_charts
-from trisect.report.collect import read_runs
 from trisect.report.page import render, report_sections
-from trisect.report.records import Loss, Receipt, Run, Spectrum
+from trisect.report.runs import Loss, Receipt, Run, Spectrum, read_runs
 from trisect.support.plots import Series
 
 

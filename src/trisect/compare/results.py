@@ -14,7 +14,7 @@ from pydantic import AliasPath, Field
 from trisect.bench.rows import markdown
 from trisect.compare.recipe import Cell, ModelEntry, Recipe, cells_of
 from trisect.errors import TrisectError
-from trisect.report.records import Entry, Perplexity, Score
+from trisect.report.runs import Entry, Perplexity, Score
 from trisect.support import checks, files, plots
 
 ROUNDING = 1e-9

@@ -1,16 +1,13 @@
-"""What the figures of the page show: plans and losses, spectra, loss curves, search, tuning, time, Pareto."""
+"""What the figures of the page show: plans and losses, spectra, search, tuning, time, Pareto."""
 
 import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from trisect.errors import TrisectError
-from trisect.plan.curves import Curves
-from trisect.records.parts import COMPONENTS, even_ranks
-from trisect.records.plan import Plan
-from trisect.records.shapes import ModelShape, paired, widths_of
-from trisect.report.records import BITS, PARAMETERS, Kind, Loss, Quantity, Run
+from trisect.records.parts import even_ranks
+from trisect.records.shapes import ModelShape, paired
+from trisect.report.runs import BITS, PARAMETERS, Kind, Loss, Quantity, Run
 from trisect.report.terminal import kept_shares
 from trisect.support.plots import Chart, Groups, HeatMap, Point, Series
 
@@ -18,7 +15,6 @@ ACROSS, FEW = 5, 8  # layers whose spectra are shown, from the first to the last
 FAINTEST = 1e-7  # of the largest share: what is below comes from rounding, and is not drawn
 SAME_COST = 1e-3  # files of the same weights differ by a few bytes
 X_LABELS = {PARAMETERS: "parameters (millions)", BITS: "bits per dense parameter"}
-RISE = "rise of the loss (nats per token)"
 
 
 def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title: str = "") -> HeatMap:
@@ -66,7 +62,7 @@ def trial_chart(run: Run) -> list[Chart]:
     series = [Series(label=label, line=False, points=points) for label, points in groups.items()]
     name, title = f"trials-{run.name}", f"{run.name}: models that were tried"
     caption = "Rise of the loss on held-out calibration windows, for every model that was tried."
-    axes = ("removed (%)", RISE)
+    axes = ("removed (%)", "rise of the loss (nats per token)")
     return [Chart(name=name, title=title, caption=caption, axes=axes, series=series)] if series else []
 
 
@@ -126,91 +122,11 @@ def _spectrum_chart(run: Run, component: str, shown: Sequence[Loss]) -> Chart:
     return Chart(name=name, title=title, caption=caption, axes=axes, series=lines, log_y=True)
 
 
-def fits(curves: Curves, run: Run) -> bool:
-    """Whether the curves start at the widths of the model that the run was made from."""
-    layers = run.before.layers
-    return all(
-        layer < len(layers) and component in COMPONENTS and layers[layer].width(component) == max(points)
-        for (layer, component), points in curves.points.items()
-    )
-
-
-def curve_charts(curves: Curves, runs: Sequence[Run]) -> list[Chart]:
-    """Per component, a line per layer, and on them the widths that each run chose."""
-    charts = []
-    deepest = max((layer for layer, _ in curves.points), default=0) or 1
-    caption = (
-        "Rise of the whole model's loss when this component of one layer is narrowed alone, "
-        f"measured with {curves.method} on held-out calibration windows."
-    )
-    for component in COMPONENTS:
-        series = []
-        for (layer, part), values in sorted(curves.points.items()):
-            if part == component:
-                points = [(100 * width / max(values), loss) for width, loss in sorted(values.items())]
-                series.append(Series(label=f"layer {layer}", depth=layer / deepest, points=points))
-        if series:
-            series += [_chosen_widths(curves, run, component) for run in runs if fits(curves, run)]
-            name, title = f"curves-{component}", f"{component.upper()}: loss against width"
-            shown, axes = [entry for entry in series if entry.points], ("width kept (%)", RISE)
-            charts.append(Chart(name=name, title=title, caption=caption, axes=axes, series=shown))
-    return charts
-
-
-def _chosen_widths(curves: Curves, run: Run, component: str) -> Series:
-    """Where a run's widths lie on the curves."""
-    points = []
-    for layer, (old, new) in enumerate(paired(run.before, run.after)):
-        width, full = new.width(component), old.width(component)
-        known = (layer, component) in curves.points and width >= curves.floor(layer, component)
-        if known and width != full and not new.linears:
-            points.append((100 * width / full, curves.loss_at(layer, component, width)))
-    return Series(label=run.name, points=points, line=False)
-
-
-def predicted_rise(curves: Curves, run: Run) -> float | None:
-    """What the curves say a run loses; None where they do not reach, or are not about what was done."""
-    only_narrowed = len(run.receipts) == 1 and not run.tunings and run.method == curves.method
-    dropped = len(run.before.layers) != len(run.after.layers)
-    if not fits(curves, run) or not only_narrowed or dropped or any(layer.linears for layer in run.after.layers):
-        return None
-    widths = tuple(map(widths_of, run.after.layers))
-    try:
-        rise = curves.rise(run.before, Plan(layers=widths, method=run.method, ratio=0.0, align=None))
-    except TrisectError:  # a component that was narrowed has no curve
-        return None
-    return rise if math.isfinite(rise) else None
-
-
-def prediction_chart(curves: Curves, runs: Sequence[Run]) -> list[Chart]:
-    """The rise that the curves add up to against the rise that was measured, a point per run and text."""
-    series = []
-    for run in runs:
-        predicted = predicted_rise(curves, run)
-        for fact in run.facts:
-            before, after = fact.before or math.inf, fact.after or math.inf
-            known = math.isfinite(before) and math.isfinite(after)
-            if fact.quantity.kind == Kind.PERPLEXITY and predicted is not None and known:
-                points = [(predicted, math.log(after / before))]
-                series.append(Series(label=f"{run.name}, {fact.quantity.name}", points=points, line=False))
-    if not series:
-        return []
-    highest = max(value for each in series for point in each.points for value in point)
-    series.append(Series(label="equal", points=[(0.0, 0.0), (highest, highest)], guide=True))
-    caption = (
-        "Predicted: what the curves say each component costs alone, added up. Measured: the logarithm of "
-        "perplexity after over before, on the text named. On the line both agree."
-    )
-    axes = ("predicted rise of the loss (nats per token)", "measured rise (nats per token)")
-    return [Chart(name="prediction", title="Predicted against measured", caption=caption, axes=axes, series=series)]
-
-
 def pareto_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Perplexity against size, bits and latency, wherever two runs or more have both."""
-    quantities = list(dict.fromkeys(fact.quantity for run in runs for fact in run.facts))
+    """Perplexity against size and bits, wherever two runs or more have both."""
+    quantities = dict.fromkeys(fact.quantity for run in runs for fact in run.facts)
     texts = [quantity for quantity in quantities if quantity.kind == Kind.PERPLEXITY]
-    costs = [PARAMETERS, BITS, *(quantity for quantity in quantities if quantity.kind == Kind.LATENCY)]
-    pairs = product(enumerate(texts), enumerate(costs))
+    pairs = product(enumerate(texts), enumerate(X_LABELS))
     charts = (_pareto_chart(runs, text, cost, name=f"pareto-{n}-{place}") for (n, text), (place, cost) in pairs)
     return [chart for several in charts for chart in several]
 
@@ -220,7 +136,6 @@ def _pareto_chart(runs: Sequence[Run], text: Quantity, cost: Quantity, *, name: 
     compressed: dict[str, list[Point]] = {}
     for run in runs:
         y, x = run.fact(text), run.fact(cost)
-        # A latency of the dense model is measured beside each run, and is never twice the same.
         known = dense.setdefault(f"{run.source_name} (dense)", [])
         known += [point for point in _spot(cost, x.before, y.before) if point not in known]
         compressed[run.name] = _spot(cost, x.after, y.after)
@@ -232,7 +147,7 @@ def _pareto_chart(runs: Sequence[Run], text: Quantity, cost: Quantity, *, name: 
     series.append(Series(label="front", points=front, guide=True))
     details = "; ".join(detail for detail in (text.detail, cost.detail) if detail)
     caption = f"Lower left is better; the line joins what nothing else beats. {details}."
-    axes = (X_LABELS.get(cost, f"{cost.name} ({cost.unit})"), "perplexity")
+    axes = (X_LABELS[cost], "perplexity")
     title = f"{text.name} against {cost.name}"
     return [Chart(name=name, title=title, caption=caption, axes=axes, series=series, log_y=True)]
 

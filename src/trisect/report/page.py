@@ -7,7 +7,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 
 from rich.filesize import decimal
 
-from trisect.data.catalogue import REGISTRY_MODELS
 from trisect.errors import TrisectError
 from trisect.plan.budget import budget_of, compare
-from trisect.plan.curves import Curves
 from trisect.report import charts
-from trisect.report.records import FLOPS, KV_CACHE, PARAMETERS, Fact, Kind, Quantity, Receipt, Run
+from trisect.report.runs import FLOPS, KV_CACHE, PARAMETERS, Fact, Kind, Quantity, Receipt, Run
 from trisect.report.terminal import count, short
 from trisect.support import plots
 from trisect.support.files import check_writable
@@ -36,16 +34,6 @@ LEADING_SIZES = (PARAMETERS, KV_CACHE, FLOPS)
 CERTAIN = 2.0  # standard errors that a difference must exceed before it is called better or worse
 CALIBRATION = ("source", "samples", "length", "sampling", "seed")
 PROVENANCE = ("date", "trisect", "commit", "python", "token_hash")
-
-
-Load = Callable[[str], Any]  # from a model's name to what `models.load_model` gives
-
-
-class Sample(NamedTuple):
-    """A prompt and how the models go on: model and continuation, or why there is none."""
-
-    prompt: str
-    texts: Sequence[tuple[str, str]]
 
 
 class Change(NamedTuple):
@@ -64,9 +52,7 @@ class Section(NamedTuple):
     figures: Sequence[Figure] = ()
 
 
-def report_sections(
-    runs: Sequence[Run], *, curves: Curves | None = None, samples: Sequence[Sample] = ()
-) -> dict[str, Section]:
+def report_sections(runs: Sequence[Run]) -> dict[str, Section]:
     """All that the page has to say, by the name of its link."""
     maps: list[Figure] = []
     for run in runs:
@@ -75,8 +61,6 @@ def report_sections(
         maps += [plan, *charts.loss_map(run)]
     spectra = [chart for run in runs for chart in charts.spectrum_charts(run)]
     search = [chart for run in runs for chart in (*charts.trial_chart(run), *charts.tuning_chart(run))]
-    measured = [] if curves is None else charts.curve_charts(curves, runs)
-    predicted = [] if curves is None else charts.prediction_chart(curves, runs)
     losses = [(run.name, loss) for run in runs for loss in run.compression.losses if loss.note]
     notes = [(name, loss.layer, loss.component.upper(), loss.note) for name, loss in losses]
     found = {
@@ -84,12 +68,9 @@ def report_sections(
         "runs": Section("Runs", runs),
         "plan": Section("The plan", notes, maps),
         "spectra": Section("Spectra", figures=spectra),
-        "curves": Section("Loss curves", figures=measured),
-        "prediction": Section("Predicted and measured", figures=predicted),
         "search": Section("Search and tuning", figures=search),
         "time": Section("Time", figures=charts.time_bars(runs)),
         "pareto": Section("What is worth its size", figures=charts.pareto_charts(runs)),
-        "samples": Section("Samples", samples),
         "calibration": Section("Calibration and provenance", _provenance(runs)),
         "receipts": Section("Receipts", runs),
     }
@@ -107,7 +88,7 @@ def render(runs: Sequence[Run], sections: Mapping[str, Section]) -> str:
     # What two runs or more were measured by; of many tasks only the last, which is their average.
     known = [each for each in quantities if sum(run.fact(each).after is not None for run in runs) > 1]
     left_out = [each for each in known if each.kind == Kind.TASK][:-1]
-    left_out += [each for each in known if each.kind in (Kind.SIZE, Kind.LATENCY)]
+    left_out += [each for each in known if each.kind == Kind.SIZE]
     text: str = _template().render(
         title=f"trisect report: {', '.join(run.name for run in runs)}",
         policy=content_policy(script),
@@ -115,7 +96,7 @@ def render(runs: Sequence[Run], sections: Mapping[str, Section]) -> str:
         script=script,
         runs=runs,
         sections=sections,
-        quantities=[quantity for quantity in quantities if quantity.kind != Kind.LATENCY],
+        quantities=quantities,
         hints=[hint for kind, hint in HINTS.items() if kind not in {each.kind for each in quantities}],
         compared=[each for each in known if each not in left_out],
         has_figures=plots.has_matplotlib(),
@@ -155,7 +136,7 @@ def shown_value(value: float, quantity: Quantity) -> str:
         return f"{value:,.3f}"
     if quantity.kind == Kind.TASK:
         return f"{value:.4f}"
-    if quantity.unit in ("tokens/s", "ms"):
+    if quantity.kind == Kind.SPEED:
         return f"{value:,.1f} {quantity.unit}"
     if quantity.unit == "B":
         return decimal(round(value), precision=2)
@@ -237,36 +218,3 @@ def _writable(value: Any) -> Any:
 
 def _asset(name: str) -> str:
     return files("trisect.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def draw_samples(runs: Sequence[Run], prompts: Sequence[str], *, new_tokens: int, load: Load) -> list[Sample]:
-    """The dense models first, where they are on this machine, then the runs."""
-    columns: list[tuple[str, list[str]]] = []
-    for source in dict.fromkeys(run.source for run in runs if run.source is not None):
-        if source in REGISTRY_MODELS or Path(source).exists():
-            texts = continue_prompts(load(source), prompts, new_tokens)
-        else:  # a receipt may name any model: nothing is fetched for its sake
-            texts = [f"(not sampled: {source} is not on this machine)"] * len(prompts)
-        columns.append((f"{Path(source).name} (dense)", texts))
-    columns += [(run.name, continue_prompts(load(str(run.folder)), prompts, new_tokens)) for run in runs]
-    every = enumerate(prompts)
-    return [Sample(prompt, [(name, texts[number]) for name, texts in columns]) for number, prompt in every]
-
-
-def continue_prompts(loaded: Any, prompts: Sequence[str], new_tokens: int) -> list[str]:
-    """What the model writes after each prompt, greedily."""
-    import torch
-
-    if loaded.tokenizer is None:
-        raise TrisectError(f"{loaded.name} has no tokenizer, so it cannot read a prompt; leave --sample out.")
-    texts = []
-    greedy = {"do_sample": False, "num_beams": 1, "pad_token_id": loaded.tokenizer.eos_token_id}
-    for prompt in prompts:
-        read = loaded.tokenizer(prompt, return_tensors="pt").to(loaded.model.device)
-        ids, how = read.input_ids, {"attention_mask": torch.ones_like(read.input_ids), "max_new_tokens": new_tokens}
-        with torch.no_grad():
-            made = loaded.model.generate(ids, **how, **greedy)
-        # The first new word by itself would lose the space in front of it.
-        begun, whole = (loaded.tokenizer.decode(each[0], skip_special_tokens=True) for each in (ids, made))
-        texts.append(whole.removeprefix(begun))
-    return texts

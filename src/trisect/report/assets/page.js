@@ -3,32 +3,6 @@
 (() => {
   const all = (selector, from = document) => Array.from(from.querySelectorAll(selector));
 
-  /* The colours: as the system has them, light, or dark. */
-  const root = document.documentElement;
-  const themes = ["auto", "light", "dark"];
-  const button = document.createElement("button");
-  button.id = "theme";
-  button.type = "button";
-  const show = (theme) => {
-    if (theme === "auto") delete root.dataset.theme;
-    else root.dataset.theme = theme;
-    button.textContent = `Colours: ${theme}`;
-  };
-  const stored = () => {
-    try { return localStorage.getItem("trisect-theme"); } catch { return null; } /* files may have no storage */
-  };
-  const store = (theme) => {
-    try { localStorage.setItem("trisect-theme", theme); } catch { /* then it is forgotten */ }
-  };
-  let theme = themes.includes(stored()) ? stored() : "auto";
-  show(theme);
-  button.addEventListener("click", () => {
-    theme = themes[(themes.indexOf(theme) + 1) % themes.length];
-    show(theme);
-    store(theme);
-  });
-  document.getElementById("top").prepend(button);
-
   /* Tables are sorted by a click on a heading; numbers as numbers. */
   const value = (row, column) => {
     const cell = row.cells[column];
