@@ -77,9 +77,9 @@ def test_folded_rates_are_factors(name: str, setting: str, tmp_path: Path) -> No
     [
         ("qwen3_moe", "whole-qk", "layer 1 of this model has one MLP"),
         ("qwen3_moe-unnormalised", "whole-qk", "norm_topk_prob is False"),
-        ("qwen2_moe", "model-rates", "no list of frequencies for qwen2moe"),
+        ("qwen2_moe", "model-rates", "qwen2moe takes no list of frequencies"),
         ("gpt_oss-unbiased", "whole-qk", "gpt-oss has biases in attention"),
-        ("gpt_oss", "model-rates", "no list of frequencies for gpt-oss"),
+        ("gpt_oss", "model-rates", "gpt-oss takes no list of frequencies"),
     ],
 )
 def test_a_mixture_that_llama_cpp_computes_otherwise_is_refused(
@@ -115,11 +115,9 @@ def test_widths_per_layer_are_deci(tmp_path: Path) -> None:
     assert found["blk.1.ffn_down.weight"].data.shape == (48, 56)
 
 
-@pytest.mark.parametrize(("kind", "worst"), [("f16", 0.01), ("q8_0", 0.1)])
-def test_rounded_weights(kind: str, worst: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_rows_that_fill_no_blocks_stay_in_16_bits(kind: str, tmp_path: Path) -> None:
     done = export_gguf(compressed("llama-gqa", "model-rates"), pieces(), tmp_path / "model.gguf", kind=kind)
-    assert done.rounding is not None
-    assert hf.TOLERANCE < done.rounding < worst
     assert any("stay f16" in note for note in done.notes) == (kind == "q8_0")
 
 

@@ -186,14 +186,14 @@ def test_damaged_weights_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda entry: entry.pop("modules"), "quantization.modules: Field required"),
-        (lambda entry: entry["modules"].update(bad={"bits": 4}), "modules.bad.group_size: Field required"),
+        (lambda entry: entry.pop("modules"), "quantization.modules is missing"),
+        (lambda entry: entry["modules"].update(bad={"bits": 4}), "modules.bad.group_size is missing"),
         (lambda entry: entry["modules"].update({"model.norm": PACKED}), "'model.norm', which is not a linear"),
         (lambda entry: entry["modules"].update({"a.b": PACKED}), "'a.b', which is not a linear"),
         (lambda entry: entry["modules"].update({"lm_head": {**PACKED, "group_size": 7}}), "groups of 7"),
         (
             lambda entry: entry["modules"].update({"lm_head": {**PACKED, "bits": 5}}),
-            "modules.lm_head.bits: Input should be 8, 4, 3 or 2, not 5",
+            "lm_head has 5 bits, groups of 16, scales 'float16'; known are bits .8, 4, 3, 2. and",
         ),
         (lambda entry: entry["modules"].update({"lm_head": PACKED}), "no weights for lm_head"),
     ],

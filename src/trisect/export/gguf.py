@@ -10,9 +10,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.export import hf
@@ -28,23 +26,16 @@ class Architecture:
     """What llama.cpp computes under one name."""
 
     name: str
-    halved: bool = False
-    """Its channels are paired as in Hugging Face, and it reads no list of frequencies."""
-    square: bool = False
-    """Its heads are together as wide as the residual stream."""
+    halved: bool = False  # its channels are paired as in Hugging Face, and it reads no list of frequencies
+    square: bool = False  # its heads are together as wide as the residual stream
     normalised: bool | None = None
     """Whether the weights of a token's experts are made to add up to one; None without experts."""
     activation: str = "silu"
-    pattern: int = 0
-    """It knows sliding windows, and each layer of this many looks at everything; 0 where it knows none."""
-    yarn: bool = False
-    """It stretches rotations by YaRN."""
-    width: str | None = None
-    """llama.cpp's name for the width of experts, where it is not the usual one of the config's."""
-    biased: bool = False
-    """Its attention has biases."""
-    numbers: tuple[tuple[str, str], ...] = ()
-    """More entries of the file: GGUFWriter's name, the config's."""
+    pattern: int = 0  # it knows sliding windows, and each layer of this many looks at everything; 0 without
+    yarn: bool = False  # it stretches rotations by YaRN
+    width: str | None = None  # its name for the width of experts, where it is not the usual one of the config's
+    biased: bool = False  # its attention has biases
+    numbers: tuple[tuple[str, str], ...] = ()  # more entries of the file: GGUFWriter's name, the config's
 
 
 SCALES = (
@@ -99,24 +90,26 @@ def known_architecture(config: Any) -> Architecture:
 def check_computed(config: Any, stock: Stock, *, listed: bool) -> None:
     """Refuse what llama.cpp would compute otherwise; `listed` says that frequencies need a list."""
     known = known_architecture(config)
+    for what, true in _differences(config, stock, known, listed=listed).items():
+        if true:
+            raise TrisectError(f"llama.cpp's {known.name} {what}; use --to hf.")
+
+
+def _differences(config: Any, stock: Stock, known: Architecture, *, listed: bool) -> dict[str, bool]:
+    """What llama.cpp does, and whether this model does something else."""
     activation = getattr(config, "hidden_act", None) or config.hidden_activation
-    if activation != known.activation:
-        raise TrisectError(f"llama.cpp computes {activation!r} MLPs as {known.activation}; use --to hf.")
-    if known.halved and listed:
-        raise TrisectError(
-            f"llama.cpp takes no list of frequencies for {known.name}, and this model's are scaled; use --to hf."
-        )
-    if known.square and stock.head_width * config.num_attention_heads != config.hidden_size:
-        raise TrisectError(
-            f"llama.cpp's {known.name} has heads that are together as wide as the residual stream; use --to hf."
-        )
+    width = stock.head_width * config.num_attention_heads
+    found = {
+        f"computes {activation!r} MLPs as {known.activation}": activation != known.activation,
+        "takes no list of frequencies, and this model's are scaled": known.halved and listed,
+        "has heads as wide as the residual stream together": known.square and width != config.hidden_size,
+    }
     if known.normalised is not None:
-        _check_mixture(config, stock, known)
-    for what, same in _granted(config, known).items():
-        if not same:
-            raise TrisectError(
-                f"llama.cpp's {known.name} has {what}, whatever the file says, but this model differs. Use --to hf."
-            )
+        dense, norm = set(range(config.num_hidden_layers)) - stock.mixtures, getattr(config, "norm_topk_prob", None)
+        sums = f"{'makes' if known.normalised else 'does not make'} the weights of a token's experts add up to one"
+        found[f"has experts in every layer, and layer {min(dense, default=0)} of this model has one MLP"] = bool(dense)
+        found[f"{sums}, and norm_topk_prob is {norm} here"] = norm not in (None, known.normalised)
+    return found | {f"has {what}, whatever the file says": not true for what, true in _granted(config, known).items()}
 
 
 def _granted(config: Any, known: Architecture) -> dict[str, bool]:
@@ -126,31 +119,16 @@ def _granted(config: Any, known: Architecture) -> dict[str, bool]:
     whole = [(number + 1) % known.pattern == 0 for number in range(len(config.layer_types))]
     kinds = ("default", "yarn") if known.yarn else ("default",)
     local = config.rope_parameters.get("sliding_attention", {}).get("rope_theta", LOCAL_BASE)
+    scale, clamp = getattr(config, "query_pre_attn_scalar", config.head_dim), getattr(config, "swiglu_limit", CLAMP)
+    pattern = f"one layer in {known.pattern} that looks at everything"
     return {
-        f"one layer in {known.pattern} that looks at everything": whole
-        == [kind == "full_attention" for kind in config.layer_types],
+        pattern: whole == [kind == "full_attention" for kind in config.layer_types],
         f"rotations of the kind {' or '.join(kinds)}": all(rope["rope_type"] in kinds for rope in ropes_of(config)),
         "local rotations to the base 10000": local == LOCAL_BASE,
-        "scores over the root of the head width": getattr(config, "query_pre_attn_scalar", config.head_dim)
-        == config.head_dim,
-        "gates clamped at 7": getattr(config, "swiglu_limit", CLAMP) == CLAMP,
+        "scores over the root of the head width": scale == config.head_dim,
+        "gates clamped at 7": clamp == CLAMP,
         "biases in attention": not known.biased or config.attention_bias,
     }
-
-
-def _check_mixture(config: Any, stock: Stock, found: Architecture) -> None:
-    """Refuse experts that llama.cpp routes otherwise, or does not have in some layers."""
-    dense = set(range(config.num_hidden_layers)) - stock.mixtures
-    if dense:
-        raise TrisectError(
-            f"llama.cpp's {found.name} has experts in every layer, and layer {min(dense)} of this model has one "
-            "MLP; use --to hf."
-        )
-    if getattr(config, "norm_topk_prob", found.normalised) != found.normalised:
-        raise TrisectError(
-            f"llama.cpp's {found.name} {'makes' if found.normalised else 'does not make'} the weights of a token's "
-            f"experts add up to one, and norm_topk_prob is {config.norm_topk_prob} here; use --to hf."
-        )
 
 
 FACTORS = "rope_freqs.weight"
@@ -165,11 +143,9 @@ class Kind:
     """How weights are held in the file."""
 
     ggml: gguf.GGMLQuantizationType
-    dtype: Any
-    """numpy's."""
+    dtype: Any  # numpy's
     file_type: gguf.LlamaFileType
-    loss: float
-    """The largest error of a matrix, relative to its norm, that this explains."""
+    loss: float  # the largest error of a matrix, relative to its norm, that this explains
 
 
 KINDS = {
@@ -197,8 +173,7 @@ def export_gguf(
     stock = stock_weights(model, baked=not known.pattern)
     check_computed(config, stock, listed=rotation_factors(config, stock) is not None)
     architecture = "deci" if needs_deci(config, stock) else known.name
-    expected, plain = hf.probe(model), hf.stock_config(config, stock)
-    apart = hf.check_stock(plain, stock, expected)
+    apart = hf.check_stock(hf.stock_config(config, stock), stock, hf.probe(model))
     check_disk_space(path, int(1.1 * sum(4 * t.numel() for t in stock.tensors.values())))
     makers = file_tensors(config, stock)
     kinds = {name: _kind_of(name, make().shape, kind) for name, make in makers.items()}
@@ -208,11 +183,6 @@ def export_gguf(
             getattr(writer, f"add_{name}")(value)
         _write_tensors(writer, makers, kinds)
         check_written(unnamed, makers, kinds)
-        rounding = (
-            None
-            if kind == "f32"
-            else hf.difference(hf.probe(hf.built(plain, _rounded(config, stock, kinds))), expected)
-        )
         with _turning_as_llama_cpp(model):
             nats = hf.check_in_llama_cpp(unnamed, model, kind, longest=_longest(config), mixture=bool(stock.mixtures))
     kept = list(kinds.values()).count("f16") if kind == "q8_0" else 0
@@ -223,7 +193,6 @@ def export_gguf(
         mlp_widths=stock.mlp_widths,
         dtype=kind,
         difference=apart,
-        rounding=rounding,
         llama_cpp=nats,
         notes=(*_notes(config, stock, kept), *notes),
     )
@@ -404,21 +373,6 @@ def check_written(path: Path, makers: dict[str, Callable[[], Tensor]], kinds: di
                 f"{name} came back from the GGUF file with an error of {error:.2g}, where {kind} explains "
                 f"{KINDS[kind].loss:g}; nothing was written. Try --dtype f32, and please report it."
             )
-
-
-def _rounded(config: Any, stock: Stock, kinds: dict[str, str]) -> dict[str, Tensor]:
-    """The stock weights as the file holds them."""
-    turned, found = _interleaved(config), {}
-    theirs = names_of(config, parted(stock.tensors, interleaved=turned), mixture=bool(stock.mixtures))
-    for name, tensor in stock.tensors.items():
-        across = turned and tensor.ndim == 3
-        x = tensor.mT if across else tensor
-        first = next(iter(parted({name: tensor}, interleaved=turned)))  # parts of one tensor are held alike
-        ggml = KINDS[kinds[theirs[first]] if first in theirs else "f32"].ggml
-        rows = _array(pad(x, (0, -x.shape[-1] % BLOCK)))  # blocks start with the row, so zeros behind it change none
-        back = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(rows, ggml), ggml))[..., : x.shape[-1]]
-        found[name] = back.mT.contiguous() if across else back
-    return found
 
 
 def rotation_factors(config: Any, stock: Stock) -> list[float] | None:

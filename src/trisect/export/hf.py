@@ -27,12 +27,9 @@ class Exported:
     architecture: str
     head_width: int
     mlp_widths: tuple[int, ...]
-    dtype: str
-    """Of the weights: torch's name in a folder, llama.cpp's in a GGUF file."""
-    difference: float
-    """Of float32 logits, relative to the largest one."""
-    rounding: float | None
-    """The same after rounding to `dtype`; None for float32."""
+    dtype: str  # of the weights: torch's name in a folder, llama.cpp's in a GGUF file
+    difference: float  # of float32 logits, relative to the largest one
+    rounding: float | None = None  # the same after rounding to `dtype`; None for float32 and GGUF files
     llama_cpp: float | None = None
     """Nats between the native model's next token and llama.cpp's; None where that did not run."""
     transformers_4: bool = False

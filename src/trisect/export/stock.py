@@ -116,13 +116,10 @@ def _kind_of(rates: Tensor, kinds: list[float]) -> list[int]:
 class StockRotation:
     """How the stock model turns, and where each layer's pairs go."""
 
-    pairs: int
-    """Slots of the stock head: half its width."""
-    slots: Tensor | None
-    """(n,) radians per token; None where the source's own rotation stays."""
+    pairs: int  # slots of the stock head: half its width
+    slots: Tensor | None  # (n,) radians per token; None where the source's own rotation stays
     places: list[Any]  # (k, p) of each layer
-    scaling: float
-    """What the stock table multiplies queries and keys with."""
+    scaling: float  # what the stock table multiplies queries and keys with
 
 
 def stock_rotation(model: Any, views: list[LayerView], *, baked: bool) -> StockRotation:
@@ -182,26 +179,20 @@ FUSED = ("resid_pdrop", "embd_pdrop", "original_max_position_embeddings", "parti
 
 def no_stock_form(family: Family) -> str | None:
     """Why a family's stock architecture cannot hold narrow layers; None where it reads its widths from the config."""
-    if family.name in WRAPPERS:
-        return "it is a text model inside a multimodal one"
-    if family.lends_keys:
-        return "its layers differ in head width and share keys"
-    if family.rotary == "adjacent":
-        return "it rotates adjacent channels at frequencies that its config cannot list"
-    alike = all(getattr(family, name) == getattr(LLAMA, name) for name in LIKE_LLAMA)
-    if family.experts is not None and family.name not in MIXTURES:
-        return "its experts are not written under stock names yet"
-    if family.mixer or family.beside:
-        return (
-            "layers of another kind (Mamba, convolutions, linear attention) stand between its attention or beside it"
-        )
-    if family.latent:
-        return "its queries, keys and values are made of latents"
-    if family.rotary is None or family.output_gate or not (alike or family.name in UNFUSED):
-        return "it is not of the Llama kind: rotated, gated, with one norm type"
-    if not family.reads_head_dim:
-        return "its config states no head width"
-    return None
+    alike = all(getattr(family, name) == getattr(LLAMA, name) for name in LIKE_LLAMA) or family.name in UNFUSED
+    reasons = {
+        "it is a text model inside a multimodal one": family.name in WRAPPERS,
+        "its layers differ in head width and share keys": family.lends_keys,
+        "it rotates adjacent channels at frequencies that its config cannot list": family.rotary == "adjacent",
+        "its experts are not written under stock names yet": family.experts and family.name not in MIXTURES,
+        "it has layers of another kind (Mamba, convolutions, linear attention)": family.mixer or family.beside,
+        "its queries, keys and values are made of latents": family.latent,
+        "it is not of the Llama kind: rotated, gated, with one norm type": (
+            family.rotary is None or family.output_gate or not alike
+        ),
+        "its config states no head width": not family.reads_head_dim,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def check_exportable(model: Any, parts: tuple[str, ...] = ()) -> None:
@@ -293,16 +284,12 @@ class Stock:
     head_width: int
     mlp_widths: tuple[int, ...]
     """What each layer's MLP, or each of its experts, needs; `tensors` are padded to the widest of either kind."""
-    widths: dict[str, int]
-    """The config's names for the widths -> what `tensors` are padded to."""
+    widths: dict[str, int]  # the config's names for the widths -> what `tensors` are padded to
     rates: Tensor | None
     """(n,) radians per token of the head's slots; None where the source's own rotation stays."""
-    tensors: dict[str, Tensor]
-    """Names of the stock model -> weights."""
-    mixtures: frozenset[int] = frozenset()
-    """Layers that have experts."""
-    experts: int = 0
-    """How many each of them has."""
+    tensors: dict[str, Tensor]  # names of the stock model -> weights
+    mixtures: frozenset[int] = frozenset()  # layers that have experts
+    experts: int = 0  # how many each of them has
 
 
 @torch.no_grad()

@@ -21,7 +21,3 @@ __getattr__ = lazily(
         "view": "LayerView layer_views left_whole",
     },
 )
-__all__ = ["FAMILIES", "WRAPPERS", "Family", "LayerView", "Loaded", "family_for", "family_of", "fingerprint"]
-__all__ += ["layer_views", "left_whole", "load_model", "mark_compressed", "original_shape", "original_widths"]
-__all__ += ["read_shape", "register_families", "register_family", "round_as_stored", "save_model", "shape_of"]
-__all__ += ["zeros_of"]

@@ -94,15 +94,6 @@ class Family:
     refused: tuple[str, str] | None = None  # setting of the config with which the family is not supported, and why
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wrapper:
-    """A multimodal model around a text model of another family."""
-
-    name: str
-    model: str
-    layers: str = "model.language_model.layers"
-
-
 FAMILIES: dict[str, Family] = {}
 LLAMA = Family(name="llama", model="LlamaForCausalLM")
 _NORMS = ("q_norm", "k_norm")
@@ -203,7 +194,11 @@ BUILT_IN = frozenset(FAMILIES)  # those of this table, and not of `register_fami
 
 _WRAPPED = {"mistral3": "Mistral3", "gemma3": "Gemma3", "gemma4": "Gemma4"}
 _WRAPPED |= {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "llama4": "Llama4"}
-WRAPPERS = {name: Wrapper(name=name, model=f"{kind}ForConditionalGeneration") for name, kind in _WRAPPED.items()}
+WRAPPERS = {
+    name: Family(name=name, model=f"{kind}ForConditionalGeneration", layers="model.language_model.layers")
+    for name, kind in _WRAPPED.items()
+}
+"""Multimodal models around a text model of another family, whose record they have but for these fields."""
 WRAPPERS["llama4"] = replace(WRAPPERS["llama4"], layers="language_model.model.layers")
 
 PREFIX = "trisect_"  # a compressed checkpoint names its family behind it, so that transformers finds our classes

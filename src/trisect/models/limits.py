@@ -4,8 +4,10 @@ Bounds are far above every model there is. Whether the sizes are the right ones 
 against the weights: `check_fits`.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -14,9 +16,9 @@ from torch import nn
 from trisect.errors import TrisectError
 from trisect.models.compressed import FORMAT, check_format
 from trisect.models.families import Family
-from trisect.models.linear import BITS, SCALES
-from trisect.records.parts import INPUTS
-from trisect.support.checks import is_number, shown
+from trisect.models.linear import BITS, SCALES, Packing
+from trisect.records.shapes import LayerWidths, LinearShape
+from trisect.support.checks import first_problem, is_number, shown
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "auto")
 FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -30,6 +32,7 @@ OTHER_CODE = ("transformers_weights", "experts_implementation", "_experts_implem
 ELSEWHERE = ("trisect", "quantization_config")  # entries with readers of their own
 SPARE_BUFFERS = 1 << 26  # elements that tables which no file holds (rotation frequencies, masks) may have
 PACKED = 8  # weights that a byte of a quantised file may stand for
+WIDEST = 1 << 24
 
 
 def _count(most: int) -> Any:
@@ -68,7 +71,10 @@ def check_config(raw: Any, *, where: str) -> None:
         if value is None:
             continue
         if key in CHECKS:
-            _check(CHECKS[key], value, f"{where}: {key}", inside=False)
+            try:
+                CHECKS[key].validate_python(value)
+            except ValidationError as error:
+                raise TrisectError(f"{where}: {key}: {error.errors()[0]['msg']}, not {shown(value)}.") from error
         elif key == "is_encoder_decoder" and value:
             raise TrisectError(f"{where} is an encoder-decoder's; trisect narrows decoder-only language models.")
         elif key == PER_LAYER and value and "gemma4" not in str(raw.get("model_type")):
@@ -89,16 +95,6 @@ def _entries(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             todo += [value for key, value in found.items() if key not in ELSEWHERE]
         elif isinstance(found, list):
             todo += found
-
-
-def _check(kind: TypeAdapter[Any], value: Any, name: str, *, inside: bool) -> None:
-    """Refuse in one line what pydantic refuses; `inside` names the place in a value of several parts."""
-    try:
-        kind.validate_python(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = "".join(f".{str(part)[:80]}" for part in first["loc"]) if inside else ""
-        raise TrisectError(f"{name}{place}: {first['msg']}, not {shown(first['input'])}.") from error
 
 
 def check_attention(config: Any, family: Family, *, where: str) -> None:
@@ -147,65 +143,35 @@ def _first_odd(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ""
 
 
-Width = Annotated[int, Field(ge=0, le=1 << 24)]
-Size = Annotated[int, Field(ge=1, le=1 << 24)]
-
-
-class _Exact(BaseModel):
-    """Values of the type that is written here, under these names and no others."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class WidthsEntry(_Exact):
-    """Inner widths of a layer."""
-
-    qk: Width
-    pairs: Width
-    vo: Width
-    mlp: Width
-
-
-class LinearEntry(_Exact):
-    """A linear map that became two; whether the rank fits is known once the layer has its widths."""
-
-    name: Literal[tuple(INPUTS)]  # type: ignore[valid-type]
-    rank: Size
-    groups: Size
-    cached: bool
-
-
-class LayerEntry(WidthsEntry):
-    """What a layer became."""
+@dataclass(frozen=True, kw_only=True)
+class LayerEntry(LayerWidths):
+    """What a layer became; 0 where it has no attention or no MLP."""
 
     shared_output: bool = False
     folded: bool = False
-    dropped_experts: Width = 0
-    linears: list[LinearEntry] = []
+    dropped_experts: int = 0
+    linears: tuple[LinearShape, ...] = ()
 
-    @model_validator(mode="after")
-    def _possible(self) -> "LayerEntry":
-        # 0 in layers without attention or MLP: whether the model has any there is known once it is built.
+    def check(self) -> None:
+        """Refuse what no layer can be; whether this one fits the model is known once that is built."""
         if (self.qk == 0) != (self.vo == 0) or 2 * self.pairs > self.qk:
             raise ValueError("impossible widths")
         if len({linear.name for linear in self.linears}) != len(self.linears):
             raise ValueError("a map is factored twice")
-        return self
-
-
-class PackingEntry(_Exact):
-    """How a quantised weight is held."""
-
-    bits: Literal[BITS]  # type: ignore[valid-type]
-    group_size: Size
-    scales: Literal[tuple(SCALES)]  # type: ignore[valid-type]
-    symmetric: bool
 
 
 class QuantizationEntry(BaseModel):
     """The quantised modules of a model."""
 
-    modules: dict[str, PackingEntry]
+    modules: dict[str, Packing]
+
+    @model_validator(mode="after")
+    def _possible(self) -> "QuantizationEntry":
+        for path, held in self.modules.items():
+            if held.bits not in BITS or held.scales not in SCALES or not 0 < held.group_size <= WIDEST:
+                what = f"{held.bits} bits, groups of {held.group_size}, scales {shown(held.scales)}"
+                raise ValueError(f"{path[:80]} has {what}; known are bits {BITS} and scales {tuple(SCALES)}")
+        return self
 
 
 class TrisectEntry(BaseModel):
@@ -216,13 +182,19 @@ class TrisectEntry(BaseModel):
     format: int
     method: Annotated[str, Field(max_length=100)]
     ratio: Annotated[float, Field(ge=0, le=1)]
-    original: list[WidthsEntry]
+    original: list[LayerWidths]
     layers: list[LayerEntry]
-    dropped_layers: list[Width] = []
+    dropped_layers: list[int] = []
     quantization: QuantizationEntry | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrisectEntry":
+        records = [*self.original, *self.layers, *(linear for layer in self.layers for linear in layer.linears)]
+        numbers = [value for record in records for value in vars(record).values() if isinstance(value, int)]
+        if not all(0 <= number <= WIDEST for number in (*numbers, *self.dropped_layers)):
+            raise ValueError(f"widths go from 0 to {WIDEST:,}")
+        for layer in self.layers:
+            layer.check()
         if not self.method.isprintable():
             raise ValueError("the method must be a name")
         if len(self.original) != len(self.layers):
@@ -235,10 +207,10 @@ class TrisectEntry(BaseModel):
         return self
 
 
-ENTRY = TypeAdapter(TrisectEntry)
-
-
 def check_entry(entry: Any) -> None:
     """Refuse a `trisect` entry of config.json that trisect did not write."""
     check_format(entry)
-    _check(ENTRY, entry, "config.json: trisect", inside=True)
+    try:
+        TrisectEntry.model_validate_json(json.dumps(entry))
+    except ValidationError as error:
+        raise TrisectError(f"config.json: trisect: {first_problem(error)}") from error

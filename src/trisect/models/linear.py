@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from trisect.errors import TrisectError
 from trisect.records.parts import LINEARS, MLP, OV, Factored
+from trisect.records.shapes import STRICT
 
 QKV = ("q", "k", "v")
 
@@ -278,6 +279,7 @@ SCALES = {"float16": (torch.float16, torch.int16), "float32": (torch.float32, to
 class Packing:
     """How one weight is held."""
 
+    __pydantic_config__ = STRICT
     bits: int
     group_size: int  # neighbouring inputs of one output that share a scale
     scales: str = "float16"
