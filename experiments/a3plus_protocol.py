@@ -23,7 +23,7 @@ from typing import Any
 import device_tasks
 from positions import perplexity_by_position
 
-from trisect.calibrate.synthetic import SampleConfig, write_synthetic
+from trisect.calibrate.texts import SampleConfig, write_synthetic
 from trisect.compare import Folder
 from trisect.compare.recipe import hash_of
 from trisect.config import CompressConfig

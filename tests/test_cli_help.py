@@ -187,10 +187,10 @@ def test_the_completion_script_of_each_shell_calls_back(shell: str) -> None:
 
 def test_names_read_from_the_sources_are_those_of_the_tables() -> None:
     from trisect.data import REGISTRY_MODELS, list_sources
-    from trisect.methods import A3_FAMILY, BASELINES
+    from trisect.methods import A3_FAMILY, baselines
     from trisect.methods.a3plus import PIECES
 
-    assert set(_options.method_names()) == {method.name for method in (*A3_FAMILY, *BASELINES)}
+    assert set(_options.method_names()) == {method.name for method in (*A3_FAMILY, *baselines.BASELINES)}
     assert _options.NAMES["data"]() == [name for name, _ in list_sources()]
     assert _options.NAMES["model"]() == list(REGISTRY_MODELS)
     assert _options.NAMES["without"]() == list(PIECES)

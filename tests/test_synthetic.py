@@ -15,7 +15,7 @@ from command_line import run
 from narrow_models import narrow
 from tiny_models import PLAIN, VOCAB, character_tokenizer, logits, save_tiny, tiny, tokens
 from tolerances import assert_same_text
-from trisect.calibrate.synthetic import SampleConfig, Writer, receipt_beside, write_synthetic
+from trisect.calibrate.texts import SampleConfig, Writer, receipt_beside, write_synthetic
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
 

@@ -23,7 +23,7 @@ from trisect.models.heads import rotation_of
 from trisect.pipeline.run import Compressed, compress
 from trisect.plan import plan_for
 from trisect.records.parts import QK, Shrunk
-from trisect.solve.slots import real_map
+from trisect.solve.select import real_map
 
 WINDOWS = tokens(6, 20, seed=5)
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}

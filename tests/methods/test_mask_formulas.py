@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trisect.methods import METHODS
-from trisect.methods.linear_maps import kept_per_output
+from trisect.methods.baselines import kept_per_output
 from trisect.records.parts import INPUTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,7 @@ from baseline_problems import LinearSize, linear_problem, mean_square, product, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trisect.methods.linear_maps import cache_rank, head_groups
+from trisect.methods.baselines import cache_rank, head_groups
 from trisect.records.parts import Linear
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trisect.methods.linear_maps import equal_parameters_rank
+from trisect.methods.baselines import equal_parameters_rank
 from trisect.pipeline.rank_search import leading
 
 pytestmark = pytest.mark.usefixtures("one_thread")

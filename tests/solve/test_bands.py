@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from solve_problems import SEEDS, few
 from torch import Tensor
 
-from trisect.solve.slots import band_slots, bands, bilinear_energies, complex_moment, real_map
+from trisect.solve.select import band_slots, bands, bilinear_energies, complex_moment, real_map
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 M = st.integers(1, 5)

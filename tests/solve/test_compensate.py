@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from solve_problems import SEEDS, few
 from torch import Tensor
 
-from trisect.solve.slots import SlotScores, compensate
+from trisect.solve.select import SlotScores, compensate
 
 RIDGES = (1e-4, 1e-2, 1.0)
 H, SLOTS = 3, 4

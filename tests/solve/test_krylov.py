@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trisect.solve.krylov import Metric, krylov
+from trisect.solve.ridge import Metric, krylov
 
 
 def problem(seed: int, D: int, N: int) -> tuple[torch.Tensor, torch.Tensor, Metric]:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from trisect.calibrate.replay import States
 from trisect.records.parts import INNER
 from trisect.records.shapes import LayerShape
-from trisect.solve.krylov import Metric, krylov
-from trisect.solve.ridge import products
+from trisect.solve.ridge import Metric, krylov, products
 from trisect.support.distributed import all_reduce
 
 DIRECTIONS = 8

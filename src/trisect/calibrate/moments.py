@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trisect.calibrate.linearised import MAPS, Linearised, lift
-from trisect.calibrate.replay import in_main_memory
+from trisect.calibrate.replay import Progress, Stream, in_batches, in_main_memory
 from trisect.calibrate.scores import QuerySampler
 from trisect.errors import TrisectError
+from trisect.models import LayerView, layer_views, streamed
 from trisect.models.experts import ExpertView
-from trisect.models.view import LayerView
 from trisect.records.parts import INNER, INPUTS, MLP, REGRESSED
 from trisect.solve.ridge import product, products
 from trisect.support.clock import stage
@@ -273,6 +273,29 @@ def recording(view: LayerView, accumulator: Accumulator) -> Iterator[Accumulator
             attention.tap = None
         for handle in handles:
             handle.remove()
+
+
+def collect(
+    model: nn.Module,
+    ids: Tensor,
+    reads: Callable[[int], frozenset[str]],
+    *,
+    batch_size: int | None = None,
+    split: bool = False,
+    place: str = "auto",
+    progress: Progress | None = None,
+) -> Iterator[tuple[LayerView, dict[str, Tensor]]]:
+    """Yield each layer with its moments; `reads` says which ones a layer needs.
+
+    When a layer is yielded the hidden states are already past it, so it may be rewritten at once and the
+    layers after it still see the dense model. With `split`, the processes of a run share the windows.
+    """
+    windows = in_batches(ids, batch_size=batch_size, split=split)
+    stream = Stream.embed(model, layer_views(model), windows.batches, place=place)
+    for view in streamed.walk(model):
+        with recording(view, Accumulator(reads(view.index), shared=windows.shared)) as accumulator:
+            stream.advance(view, progress=progress)
+        yield view, accumulator.means(view.index)
 
 
 # E = experts, k = experts per token

@@ -4,7 +4,6 @@ Every layer is called exactly as the stock model calls it (masks, positions, rot
 the stock model runs while its layers temporarily record their arguments.
 """
 
-import math
 import os
 import tempfile
 import weakref
@@ -222,7 +221,12 @@ class Stream:
 
     @torch.no_grad()
     def advance(
-        self, view: LayerView, *, progress: Progress | None = None, before: Callable[[int], None] | None = None
+        self,
+        view: LayerView,
+        *,
+        progress: Progress | None = None,
+        before: Callable[[int], None] | None = None,
+        label: str = "calibrate",
     ) -> None:
         """Move past one layer; `before` is told the number of each batch."""
         # One answer at the end: asking after every batch would make the device wait for the host.
@@ -236,7 +240,7 @@ class Stream:
                 broken = broken | ~output.isfinite().all()
             if progress is not None:
                 done, layers = view.index * len(self.hidden) + number + 1, len(next(iter(self.calls.values())))
-                progress("calibrate", done, layers * len(self.hidden))
+                progress(label, done, layers * len(self.hidden))
         if broken:
             raise TrisectError(
                 f"The hidden states after layer {view.index} hold NaN or inf; load the model in a wider "
@@ -326,19 +330,14 @@ def layer_influence(
     views = layer_views(model)
     with looking.training_flags_kept(model):
         model.eval()
-        stream = Stream.embed(model, views, in_batches(ids, batch_size=batch_size).batches, place=place)
-        batches = len(stream.hidden)
+        stream = Stream.embed(model, views, in_batches(ids, batch_size=batch_size).batches, place=place, copies=2)
         for view in views:
-            total = torch.zeros((), dtype=torch.float64, device=stream.hidden[0].device)
-            for number, states in enumerate(stream.hidden):
-                output = stream.through(view, number, states)
-                total += torch.cosine_similarity(states.float(), output.float(), dim=-1).sum(dtype=torch.float64)
-                stream.hidden[number] = output
-                if progress is not None:
-                    progress("influence", view.index * batches + number + 1, len(views) * batches)
-            found.append(1 - float(total) / ids.numel())
-            if math.isnan(found[-1]):
-                raise TrisectError(f"The hidden states after layer {view.index} hold NaN or inf; try --dtype float32.")
+            before, total = stream.hidden.copy(), 0.0
+            stream.advance(view, progress=progress, label="influence")
+            for inputs, outputs in zip(before, stream.hidden, strict=True):
+                alike = torch.cosine_similarity(inputs.float(), outputs.float(), dim=-1)
+                total += alike.sum(dtype=torch.float64).item()
+            found.append(1 - total / ids.numel())
     return found
 
 

@@ -182,7 +182,7 @@ def sample(
         trisect compress smollm2-135m -o small --ratio 0.25 --calibration text.txt:0.5+own.jsonl:0.5
     Less, for a CPU: trisect sample smollm2-135m -o own.jsonl --samples 32 --length 512
     """
-    from trisect.calibrate.synthetic import check_output, write_synthetic
+    from trisect.calibrate.texts import check_output, write_synthetic
 
     check_output(out)
     loaded = screen.load(model, loading)

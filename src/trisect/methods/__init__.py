@@ -1,29 +1,11 @@
 """Methods: what each reads from the calibration and how it solves each part. Never imports models."""
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.methods.a3 import A3, A3_K_ONLY, A3_OV_OVERALL, A3_Q_ONLY, A3_XKV
-from trisect.methods.a3plus import A3_PLUS
-from trisect.methods.linear_maps import (
-    ASVD,
-    FWSVD,
-    PALU,
-    SVD,
-    SVD_LLM,
-    SVD_LLM_SEQUENTIAL,
-    SVD_LLM_V2,
-    WANDA_2_4,
-    WANDA_4_8,
-    WANDA_SPARSE,
-)
+from trisect.methods import a3, a3plus, baselines
 from trisect.methods.method import Method, solve
-from trisect.methods.selection import CLOVER, MAGNITUDE, REAP, WANDA
 
-A3_FAMILY = (A3_PLUS, A3, A3_Q_ONLY, A3_K_ONLY, A3_XKV, A3_OV_OVERALL)
-BASELINES = (
-    *(CLOVER, PALU, SVD, FWSVD, ASVD, SVD_LLM, SVD_LLM_SEQUENTIAL, SVD_LLM_V2),
-    *(REAP, MAGNITUDE, WANDA, WANDA_SPARSE, WANDA_2_4, WANDA_4_8),
-)
-METHODS: dict[str, Method] = {method.name: method for method in (*A3_FAMILY, *BASELINES)}
+A3_FAMILY = (a3plus.A3_PLUS, *a3.PUBLISHED)
+METHODS: dict[str, Method] = {method.name: method for method in (*A3_FAMILY, *baselines.BASELINES)}
 
 
 def get_method(name: str) -> Method:

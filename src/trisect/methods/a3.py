@@ -214,3 +214,4 @@ A3_OV_OVERALL = replace(
     solvers={**A3.solvers, "ov": solve_ov_overall},
     reads={**A3.reads, **reads(ov="a_gram")},
 )
+PUBLISHED = (A3, A3_Q_ONLY, A3_K_ONLY, A3_XKV, A3_OV_OVERALL)

@@ -1,8 +1,10 @@
-"""Baselines on single linear maps: weighted SVDs, Palu's narrow cache, Wanda's masks.        docs/math.md, 10
+"""Baselines: weighted SVDs, Palu's narrow cache and Wanda's masks of single linear maps; magnitude, Wanda, CLOVER
+and REAP on components.                                                                          docs/math.md, 9, 10
 
 The weighted SVDs share one problem and one solver (solve/lowrank.py) and differ in what an error at each input
 counts. Palu factors heads in groups: a middle way between one latent for all heads, whose reconstruction is dear,
-and one per head, which shares nothing.
+and one per head, which shares nothing. Magnitude and Wanda keep whole rotation pairs, unrotated channels and MLP
+neurons by the summed size of their weights, as they are or times the root mean square of the inputs they meet.
 """
 
 from collections.abc import Callable
@@ -15,11 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from trisect.methods.fold import like
-from trisect.methods.method import LinearMethod, MaskMethod, Options, Solver, need, reads
-from trisect.records.parts import INPUTS, Factored, Linear, Masked, Moments
+from trisect.methods import a3
+from trisect.methods.experts import drop_experts
+from trisect.methods.fold import keep_neurons, like
+from trisect.methods.method import ComponentMethod, LinearMethod, MaskMethod, Options, Solver, need, reads
+from trisect.records.parts import INPUTS, MLP, QK, Factored, Linear, Masked, Moments, Shrunk
 from trisect.solve.lowrank import SOLVE_DTYPE, factor, low_rank
 from trisect.solve.ridge import Regression, ridge
+from trisect.solve.select import Channels, pair_scores, top
 
 ASVD_ALPHA = 0.5  # the exponent of ASVD's paper
 REFIT_RIDGE = 1e-6  # above the rounding of Grams whose batches are summed in float32; far below what moves a loss
@@ -146,6 +151,59 @@ def _mask(name: str, summary: str, choose: Choose, ratio: float | None = None) -
     return MaskMethod(name=name, summary=summary, rank=kept_per_output, ratio=ratio, **solved)
 
 
+# h = query heads, k = key heads, d = head width, P = rotation pairs, p = pairs kept, s = unrotated channels
+
+
+def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, by_input: bool) -> Shrunk:
+    """Pairs of rotated channels and single unrotated ones, by query size times key size.     [math.md L-8]"""
+    x = need(moments, "x_energy").sqrt() if by_input else None  # (D,)
+    q = a3.sum_groups(channel_sizes(part.W_q, part.b_q, part.norm_q, x), part.group)  # (h, d) -> (k, d)
+    k = channel_sizes(part.W_k, part.b_k, part.norm_k, x)
+    rest = Channels(values=(q * k)[:, 2 * part.num_pairs :])  # (k, s)
+    return a3.keep_pairs(part, pair_scores(q, k, part.num_pairs), rest, moments, width, options)
+
+
+def solve_mlp(part: MLP, moments: Moments, width: int, options: Options, *, by_input: bool) -> Shrunk:
+    """Neurons by their rows of the down projection, as in A3's own problem.                  [math.md L-8]"""
+    scores = part.W_down.to(SOLVE_DTYPE).abs().sum(dim=-1)  # (I,)
+    scores = need(moments, "down_energy").sqrt() * scores if by_input else scores
+    kept, lost = top(scores, width)
+    return Shrunk(part=keep_neurons(part, kept), loss=lost.item(), total=scores.sum().item())
+
+
+def channel_sizes(W: Tensor, b: Tensor | None, norm: Tensor | None, x: Tensor | None) -> Tensor:
+    """sum_j |W_ji| |x_j| of every channel (heads, d); W is (heads, D, d)."""
+    # A bias is the weight of one more input that is always 1. A norm's weights scale channels; its denominator
+    # is common to a head and ranks nothing.
+    sizes = W.to(SOLVE_DTYPE).abs()
+    sizes = (sizes if x is None else x.unsqueeze(-1) * sizes).sum(dim=-2)
+    sizes = sizes if b is None else sizes + b.to(SOLVE_DTYPE).abs()
+    return sizes if norm is None else sizes * norm.to(SOLVE_DTYPE).abs()
+
+
+def solve_clover_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
+    """A3's QK solver with R = I; a norm's denominator takes statistics, and here are none.    [math.md L-7]"""
+    if part.norm_q is not None:
+        note = "QK left whole: clover reads no statistics that could correct its norm"
+        return Shrunk(part=part, loss=0.0, total=0.0, note=note)
+    return a3.solve_qk(part, moments, width, options, by_weight="qk")
+
+
+def leave(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
+    """A layer without experts, between others that have some, stays as it is."""
+    return Shrunk(part=part, loss=0.0, total=0.0, note="one MLP: there is nothing to drop")
+
+
+def _selection(name: str, summary: str, *, qk: str = "", mlp: str = "", **how: Any) -> ComponentMethod:
+    return ComponentMethod(
+        name=name,
+        summary=summary,
+        solvers={"qk": partial(solve_qk, **how), "mlp": partial(solve_mlp, **how)},
+        # The squares are only there, and only read, where a norm stands between projection and rotation.
+        reads=reads(qk=f"q_squares k_squares {qk}", mlp=mlp),
+    )
+
+
 SVD = _svd("svd", "Baseline: truncated SVD of every linear map.")
 FWSVD = _svd(
     "fwsvd",
@@ -190,3 +248,33 @@ PALU = LinearMethod(
 WANDA_SPARSE = _mask("wanda-sparse", "Baseline: Wanda's unstructured zeros; shapes and speed stay.", largest)
 WANDA_2_4 = _mask("wanda-2:4", "Baseline: Wanda, two zeros in every four.", partial(n_of_m, n=2, m=4), 0.5)
 WANDA_4_8 = _mask("wanda-4:8", "Baseline: Wanda, four zeros in every eight.", partial(n_of_m, n=4, m=8), 0.5)
+MAGNITUDE = _selection(
+    "magnitude", "Baseline: pairs and neurons with the largest weights, the paper's abs(w).", by_input=False
+)
+WANDA = _selection(
+    "wanda",
+    "Baseline: pairs and neurons by weight size times input loudness.",
+    qk="x_energy",
+    mlp="down_energy",
+    by_input=True,
+)
+# A3's problems for QK and OV with the identity in place of every input moment. Without RoPE this is the truncated SVD
+# of each head's W_q W_k^T and W_v W_o. With RoPE there is nothing to decompose (the paper names it as its limit), and
+# what is left is A3's choice of pairs with energies from the weights alone.
+CLOVER = ComponentMethod(
+    name="clover",
+    summary="Baseline: SVD of each head's fused weights; with RoPE, pairs by weight.",
+    solvers={"qk": solve_clover_qk, "ov": partial(a3.solve_ov, of="W")},
+    reads=reads(qk="", ov=""),
+)
+REAP = ComponentMethod(
+    name="reap",
+    summary="Baseline: drops experts by their router-weighted output; nothing else changes.",
+    solvers={"mlp": leave},
+    reads=reads(mlp="out_norm"),
+    mixture=drop_experts,
+)
+BASELINES = (
+    *(CLOVER, PALU, SVD, FWSVD, ASVD, SVD_LLM, SVD_LLM_SEQUENTIAL, SVD_LLM_V2),
+    *(REAP, MAGNITUDE, WANDA, WANDA_SPARSE, WANDA_2_4, WANDA_4_8),
+)
