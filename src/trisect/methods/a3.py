@@ -42,13 +42,11 @@ def keep_pairs(
     spectrum: Spectrum | None = None,
 ) -> Shrunk:
     """The rotation pairs with the largest scores (k, P), as they are, and the best of the other channels."""
-    P, p = part.num_pairs, split_width(scores, rest.values, width)
-    kept, lost = top(scores, p)  # (k, p)
-    k_rest, q_rest = rest.maps(width - 2 * p)
-    q_map = fold.head_maps(kept, P, q_rest).repeat_interleave(part.group, dim=0)  # (k, d, r) -> (h, d, r)
+    kept, lost = top(scores, split_width(scores, rest.values, width))  # (k, p)
+    pairs = fold.pair_map(kept, part.num_pairs)
     solution = Shrunk(
-        part=fold.map_heads(part, q_map=q_map, k_map=fold.head_maps(kept, P, k_rest), kept=kept),
-        loss=(lost.sum() + rest.loss(width - 2 * p).sum()).item(),
+        part=fold.map_pairs(part, pairs, pairs.repeat_interleave(part.group, dim=0), rest, width, kept=kept),
+        loss=(lost.sum() + rest.loss(width - 2 * kept.shape[-1]).sum()).item(),
         total=(scores.sum() + rest.total.sum()).item(),
         clipped=rest.clipped,
         spectrum=spectrum,
@@ -153,15 +151,17 @@ def renormalise(
     single = rest.kept(solution.part.width - 2 * kept.shape[-1])
     channels = torch.cat([kept, kept + part.num_pairs, single + 2 * part.num_pairs], dim=-1)  # (k, r)
     kept_of = {"q": channels.repeat_interleave(part.group, dim=0), "k": channels}
-    found, norms = {}, {}
+    errors, norms = [], {}
     for side, theirs in kept_of.items():
         squares = need(moments, f"{side}_squares")
         if len(squares) != len(theirs):  # the norm sees one head of all channels
             starts = part.width * torch.arange(len(theirs), device=theirs.device)
             theirs = (theirs + starts.unsqueeze(-1)).flatten().unsqueeze(0)
-        found[side], norm = denominator(squares, theirs), getattr(solution.part, f"norm_{side}")
-        norms[f"norm_{side}"] = fold.like(norm, norm / found[side].factor.sqrt().unsqueeze(-1))
-    error = torch.cat([found["q"].error, found["k"].error]).clamp(min=0).mean().sqrt().item()
+        factor, missed = denominator(squares, theirs)
+        errors.append(missed)
+        norm = getattr(solution.part, f"norm_{side}")
+        norms[f"norm_{side}"] = fold.like(norm, norm / factor.sqrt().unsqueeze(-1))
+    error = torch.cat(errors).clamp(min=0).mean().sqrt().item()
     if error > options.qk_norm_tolerance:
         limit = f"qk_norm_tolerance {options.qk_norm_tolerance:.1%}"
         note = f"QK left whole: its norm would be off by {error:.1%} ({limit})"

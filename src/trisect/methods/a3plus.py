@@ -95,14 +95,12 @@ def solve_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk
         return replace(from_slots(part, moments, width, options, rest), spectrum=carried)
     p = select.split_width(energy, rest.values, width)
     pairs = choose_pairs(part, moments, p, options)
-    k_rest, q_rest = rest.maps(width - 2 * p)
+    # Keys stay as they are; the complex number a + ib turns a query so that the pair's score s becomes a s + b t.
+    k_map = fold.pair_map(pairs.kept, P)
+    number = torch.complex(pairs.real, pairs.quadrature).flatten(0, 1).unsqueeze(-2)  # (h, 1, p)
+    q_map = k_map.repeat_interleave(part.group, dim=0) * number
     solution = Shrunk(
-        part=fold.map_heads(
-            part,
-            q_map=compensated(fold.head_maps(pairs.kept, P, q_rest), pairs, P),
-            k_map=fold.head_maps(pairs.kept, P, k_rest),
-            kept=pairs.kept,
-        ),
+        part=fold.map_pairs(part, k_map, q_map, rest, width, kept=pairs.kept),
         loss=pairs.loss.sum().item() + rest.loss(width - 2 * p).sum().item(),
         total=pairs.total.sum().item() + rest.total.sum().item(),
         clipped=rest.clipped,
@@ -145,18 +143,12 @@ def _through_slots(
 ) -> QK:
     """Fold the slots' maps and the coefficients c (h, 2p) into the weights."""
     p = slots.rates.shape[-1]
-    k_rest, q_rest = rest.maps(width - 2 * p)
     # Slots turn without the scaling that some tables carry, so it goes into the weights.
     scaling = need(moments, "rotary_scaling").item() if folded else 1.0
     number = torch.complex(c[:, :p], c[:, p:]).unsqueeze(-2)  # (h, 1, p)
-    q_slots = slots.q_map.repeat_interleave(part.group, dim=0) * number
+    q_slots = slots.q_map.repeat_interleave(part.group, dim=0) * number * scaling
     nearest = (need(moments, "rates").unsqueeze(-1) - slots.rates.unsqueeze(-2)).abs().argmin(dim=-2)  # (k, p)
-    narrow = fold.map_heads(
-        part,
-        q_map=_block_diagonal(scaling * select.real_map(q_slots), q_rest.repeat_interleave(part.group, dim=0)),
-        k_map=_block_diagonal(scaling * select.real_map(slots.k_map), k_rest),
-        kept=nearest,
-    )
+    narrow = fold.map_pairs(part, slots.k_map * scaling, q_slots, rest, width, kept=nearest)
     return replace(narrow, rates=slots.rates) if folded else narrow
 
 
@@ -168,30 +160,6 @@ def _slot_scores(moments: Moments, number: int, suffix: str) -> select.SlotScore
 def _pick(options: list[Tensor], best: Tensor) -> Tensor:
     """Row i of the option that `best` (n,) names for it."""
     return torch.stack(options)[best, torch.arange(len(best), device=best.device)]
-
-
-def _block_diagonal(pairs: Tensor, rest: Tensor) -> Tensor:
-    """(n, a, b) and (n, c, d) -> (n, a + c, b + d)."""
-    n, a, b = pairs.shape
-    whole = pairs.new_zeros(n, a + rest.shape[1], b + rest.shape[2])
-    whole[:, :a, :b], whole[:, a:, b:] = pairs, rest
-    return whole
-
-
-def compensated(maps: Tensor, pairs: Pairs, num_pairs: int) -> Tensor:
-    """Query maps (h, d, r) with each kept pair times its complex number a + ib.            [math.md E-2]"""
-    # The key stays as it is; q1' = a q1 - b q2 and q2' = a q2 + b q1 turn the pair's score s into a s + b t.
-    k, g, p = pairs.real.shape
-    maps = maps.repeat_interleave(g, dim=0).clone()  # (k, d, r) -> (h, d, r)
-    a, b = pairs.real.flatten(0, 1), pairs.quadrature.flatten(0, 1)  # (h, p)
-    first = pairs.kept.repeat_interleave(g, dim=0)  # (h, p)
-    heads = torch.arange(k * g, device=maps.device).unsqueeze(-1)
-    slots = torch.arange(p, device=maps.device)
-    maps[heads, first, slots] = a
-    maps[heads, first + num_pairs, slots] = -b
-    maps[heads, first + num_pairs, slots + p] = a
-    maps[heads, first, slots + p] = b
-    return maps
 
 
 def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk:
@@ -388,8 +356,8 @@ def choose_pairs(part: QK, moments: Moments, keep: int, options: Options) -> Pai
 
 def _selected(kept: Tensor, rates: Tensor) -> Slots:
     """The pairs at `kept` (k, p), as they are."""
-    one_hot = torch.nn.functional.one_hot(kept, rates.shape[-1]).mT.to(torch.complex128)  # (k, P, p)
-    return Slots(k_map=one_hot, q_map=one_hot, rates=rates.gather(-1, kept))
+    chosen = fold.pair_map(kept, rates.shape[-1])
+    return Slots(k_map=chosen, q_map=chosen, rates=rates.gather(-1, kept))
 
 
 def _folded_per_head(C_k: Tensor, C_q: Tensor, rates: Tensor, kept: Tensor) -> Slots:

@@ -205,12 +205,8 @@ def _selection(name: str, summary: str, *, qk: str = "", mlp: str = "", **how: A
 
 
 SVD = _svd("svd", "Baseline: truncated SVD of every linear map.")
-FWSVD = _svd(
-    "fwsvd",
-    "Baseline: SVD with rows weighted by Fisher information.",
-    "{map}_fisher",
-    torch.sqrt,  # of the information of all weights behind an input
-)
+# The root of the information of all weights behind an input.
+FWSVD = _svd("fwsvd", "Baseline: SVD with rows weighted by Fisher information.", "{map}_fisher", torch.sqrt)
 ASVD = _svd(
     "asvd",
     "Baseline: SVD with inputs scaled by their mean magnitude, ranks by sensitivity.",

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from trisect.records.parts import MLP, OV, QK, Spectrum, even_ranks
-from trisect.solve.lowrank import SOLVE_DTYPE
+from trisect.solve.lowrank import SOLVE_DTYPE, Basis
+from trisect.solve.select import Channels, real_map
 
 
 def map_heads(part: QK, *, q_map: Tensor, k_map: Tensor, kept: Tensor) -> QK:
@@ -25,6 +26,26 @@ def map_heads(part: QK, *, q_map: Tensor, k_map: Tensor, kept: Tensor) -> QK:
     )
 
 
+def map_pairs(part: QK, k_pairs: Tensor, q_pairs: Tensor, rest: Basis | Channels, width: int, *, kept: Tensor) -> QK:
+    """QK with complex maps of its pairs, (k, P, p) and (h, P, p), and as many of the other channels as have room."""
+    k_rest, q_rest = rest.maps(width - 2 * k_pairs.shape[-1])
+    q_rest = q_rest.repeat_interleave(part.group, dim=0)
+    return map_heads(part, q_map=_beside(q_pairs, q_rest), k_map=_beside(k_pairs, k_rest), kept=kept)
+
+
+def pair_map(kept: Tensor, num_pairs: int) -> Tensor:
+    """The map (k, P, p) that keeps some pairs (k, p) as they are."""
+    return torch.eye(num_pairs, dtype=torch.complex128, device=kept.device)[kept].mT
+
+
+def _beside(pairs: Tensor, rest: Tensor) -> Tensor:
+    """The whole head's map (n, d, r) from those of its pairs (n, P, p) and of its unrotated channels."""
+    turned = real_map(pairs)
+    whole = rest.new_zeros(len(rest), turned.shape[1] + rest.shape[1], turned.shape[2] + rest.shape[2])
+    whole[:, : turned.shape[1], : turned.shape[2]], whole[:, turned.shape[1] :, turned.shape[2] :] = turned, rest
+    return whole
+
+
 def map_values(part: OV, v_map: Tensor, W_o: Tensor) -> OV:
     """OV behind the value map v_map (k, d, r), the gate's channels with it, and with new output weights."""
     of_head = v_map.repeat_interleave(part.group, dim=0)
@@ -36,17 +57,6 @@ def map_values(part: OV, v_map: Tensor, W_o: Tensor) -> OV:
         W_g=None if part.W_g is None else like(part.W_g, part.W_g.to(SOLVE_DTYPE) @ of_head),
         b_g=map_rows(part.b_g, of_head),
     )
-
-
-def head_maps(kept: Tensor, num_pairs: int, rest: Tensor) -> Tensor:
-    """The whole head's map (k, d, r): ones for the kept pairs' channels, `rest` for the unrotated ones."""
-    (k, p), (s, r) = kept.shape, rest.shape[-2:]
-    whole = rest.new_zeros(k, 2 * num_pairs + s, 2 * p + r)
-    heads, slots = torch.arange(k, device=kept.device).unsqueeze(-1), torch.arange(p, device=kept.device)
-    whole[heads, kept, slots] = 1.0
-    whole[heads, kept + num_pairs, slots + p] = 1.0
-    whole[:, 2 * num_pairs :, 2 * p :] = rest
-    return whole
 
 
 def map_rows(bias: Tensor | None, maps: Tensor) -> Tensor | None:

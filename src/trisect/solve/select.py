@@ -78,16 +78,8 @@ def _dropped_by_count(scores: Tensor) -> Tensor:
     return kept[-1] - kept
 
 
-@dataclass(frozen=True, kw_only=True)
-class Denominator:
-    """The best constant between two mean squares, head by head, and what it misses."""
-
-    factor: Tensor  # (h,) full mean square ~ factor * kept mean square
-    error: Tensor  # (h,) share of the full mean square's energy the factor misses
-
-
-def denominator(squares: Tensor, kept: Tensor) -> Denominator:
-    """Least-squares factor from kept to full mean square.                              [math.md Q-1]
+def denominator(squares: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Least-squares factor (h,) from kept to full mean square, and the share it misses.    [math.md Q-1]
 
     `squares` (h, d, d) is E[u^T u] with u the squared channels before the norm; `kept` (h, r) indices.
     """
@@ -101,7 +93,7 @@ def denominator(squares: Tensor, kept: Tensor) -> Denominator:
     speaks, kept_speak = full > 0, inner > 0
     factor = torch.where(kept_speak, cross / inner, 1.0)
     error = torch.where(kept_speak, 1 - cross.square() / (inner * full), speaks.to(full.dtype))
-    return Denominator(factor=factor, error=error)
+    return factor, error
 
 
 # Slots that stand in for pairs, and what each query head multiplies them with.       [math.md E-3, P-1 to P-4]
