@@ -46,7 +46,7 @@ def measure(text: str, folder: str) -> None:
     from tables import keep_row
     from transformers import AutoTokenizer
 
-    from trisect.serve.server import Engine
+    from trisect.serve import Engine
     from trisect.support.receipt import build_receipt
 
     ids = AutoTokenizer.from_pretrained(folder)(Path(text).read_text(encoding="utf-8")).input_ids

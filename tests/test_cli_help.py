@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from trisect import support
 from trisect.cli import main
 from trisect.commands import PANELS, _options, build_app, verbs
-from trisect.support import with_transformers as _register
 
 ROOT = Path(__file__).resolve().parents[1]
 VERBS = verbs()
@@ -97,11 +97,11 @@ def test_registering_happens_once_in_every_order_of_imports(
     (tmp_path / "house" / "view.py").write_text("import library\nready = True\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [entry for entry in sys.meta_path if not _watches(entry)])
-    monkeypatch.setattr(_register, "TRANSFORMERS", "library")
-    monkeypatch.setattr(_register, "MODELS", "house.models")
+    monkeypatch.setattr(support, "TRANSFORMERS", "library")
+    monkeypatch.setattr(support, "MODELS", "house.models")
     try:
         for step in order:
-            _register.register_with_transformers() if step == "register" else import_module(step)
+            support.register_with_transformers() if step == "register" else import_module(step)
         assert sys.modules["library"].known == ["narrow"]
     finally:
         for name in ("library", "house", "house.models", "house.view"):
@@ -109,7 +109,7 @@ def test_registering_happens_once_in_every_order_of_imports(
 
 
 def _watches(finder: object) -> bool:
-    return type(finder).__module__ == _register.__name__
+    return type(finder).__module__ == support.__name__
 
 
 @pytest.mark.parametrize("name", VERBS)

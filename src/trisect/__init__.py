@@ -11,8 +11,7 @@ Neither torch nor transformers is imported before something needs it: `trisect -
 
 from typing import TYPE_CHECKING
 
-from trisect.support import lazily
-from trisect.support.with_transformers import register_with_transformers
+from trisect.support import lazily, register_with_transformers
 
 if TYPE_CHECKING:
     from trisect.api import compress, load, save

@@ -24,8 +24,8 @@ from trisect.pipeline.resume import Ledger
 from trisect.pipeline.run import Compressed, Run, Step, with_method_defaults
 from trisect.plan import Plan, budget_of
 from trisect.report.terminal import Summary
+from trisect.support import quiet_transformers
 from trisect.support.clock import timing
-from trisect.support.with_transformers import quiet_transformers
 
 Calibration = str | Sequence[str] | CalibrationConfig | Tensor | Tokens
 """A name or a text file, or several; a record with more settings; or token ids (windows, length)."""

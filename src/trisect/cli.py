@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from trisect.commands import Interrupted, _options, _screen, build_app
 from trisect.errors import TrisectError
-from trisect.support import checks, with_transformers
+from trisect.support import checks, spare_imports
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; unexpected exceptions keep their traceback."""
     _show_warnings()
     if argv is None:
-        with_transformers.spare_imports()
+        spare_imports()
         # Other libraries draw bars into pipes too, unless this is set before they are imported.
         for name in () if sys.stderr.isatty() else BARS:
             os.environ.setdefault(name, "1")

@@ -151,7 +151,7 @@ EXAMPLES: list[Figure] = [
         axes=("x $1$", "y \x00"),
         series=[
             Series(label=f"_{HOSTILE}\x1b", points=[(0, 1), (5, 2), (10, 3)]),
-            Series(label="deep", depth=1.0, points=[(5, 2)]),
+            Series(label="deep", points=[(5, 2)]),
         ],
     ),
     HeatMap(name="heat", title="$a_b", rows={HOSTILE: [None, 0.5]}, unit="u", coldest=0, hottest=0),
@@ -201,7 +201,7 @@ def test_marks_lie_where_their_values_are() -> None:
     """Equal steps in the data are equal steps on the paper, and up is more."""
     chart = EXAMPLES[0]
     assert isinstance(chart, Chart)
-    (first, middle, last), (deep,) = marks(chart), marks(chart, "#9646b4")
+    (first, middle, last), (deep,) = marks(chart), marks(chart, COLOURS[1])
     assert middle == pytest.approx(((first[0] + last[0]) / 2, (first[1] + last[1]) / 2), abs=0.01)
     assert deep == pytest.approx(middle, abs=0.01)
     assert last[0] > first[0]

@@ -115,7 +115,7 @@ def quoted(name: str | Path | None) -> str:
 def quiet_libraries() -> Iterator[None]:
     """Keep transformers from writing between our own lines, unless --verbose."""
     # In a command it stays so to the end: saving and generating have things to say too.
-    from trisect.support.with_transformers import quiet_transformers
+    from trisect.support import quiet_transformers
 
     command = _running.get()
     with ExitStack() as here:

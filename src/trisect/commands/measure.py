@@ -63,7 +63,7 @@ def eval_(
     prepared = [load_task(request) for request in requests]  # before the model: the hub may be out of reach
     if backend == "vllm":
         from trisect.models.checkpoint import look_at
-        from trisect.serve.server import Engine
+        from trisect.serve import Engine
 
         with screen.quiet_libraries():
             loaded = look_at(model, trust_remote_code=loading.trust_remote_code)

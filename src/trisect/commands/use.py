@@ -115,7 +115,7 @@ def serve(
     Serve a compressed folder: trisect serve small
     On another port, two GPUs: trisect serve small -- --port 9000 --tensor-parallel-size 2
     """
-    from trisect.serve import server
+    from trisect import serve as server
 
     if model.startswith((".", "/", "~")) and not (Path(model).expanduser() / "config.json").exists():
         raise TrisectError(f"{model} is no model folder: it has no config.json.")

@@ -132,8 +132,7 @@ def _granted(config: Any, known: Architecture) -> dict[str, bool]:
 
 
 FACTORS = "rope_freqs.weight"
-BLOCK = 32
-"""Weights that share one scale in q8_0: a row must be a whole number of them."""
+BLOCK = 32  # weights that share one scale in q8_0: a row must be a whole number of them
 ROUTER = "ffn_gate_inp"
 """Stays float32 as llama.cpp's own converter has it: a rounded router sends tokens elsewhere."""
 

@@ -34,8 +34,7 @@ class Exported:
     """Nats between the native model's next token and llama.cpp's; None where that did not run."""
     transformers_4: bool = False
     vllm: bool = False
-    mlx: bool = False
-    """Whether these engines are known to load it."""
+    mlx: bool = False  # whether these engines are known to load it
     notes: tuple[str, ...] = ()
 
 
@@ -43,8 +42,7 @@ TOLERANCE = 1e-4
 """Largest difference of logits, relative to the largest logit, that float32 arithmetic may make."""
 
 LENGTH = 320
-REACH = 2048
-"""Positions are checked up to here, so that slow rotations show too."""
+REACH = 2048  # positions are checked up to here, so that slow rotations show too
 DIVERGENCE = {"f32": 1e-3, "f16": 1e-2, "q8_0": 0.1}
 """Nats between the native model's next token and llama.cpp's that a kind of weights explains."""
 PROMPT = 64
@@ -253,8 +251,7 @@ COMPUTED = {"qwen2": "vLLM works", **dict.fromkeys(("qwen2_moe", "granitemoe"), 
 MLX = ("llama", "mistral", "ministral3", "seed_oss")
 MLX_WHOLE = "qwen3 qwen3_moe smollm3 gemma2 gemma3_text olmo2 olmo3 hunyuan_v1_dense".split()
 """Architectures that MLX-LM runs with frequencies of their own, or with the source's; test_elsewhere.py ran them."""
-DEAF = ("gemma", "gemma2")
-"""Those that it loads but turns at other rates than are listed."""
+DEAF = ("gemma", "gemma2")  # those that it loads but turns at other rates than are listed
 
 
 def _computed(stock: Stock, config: Any) -> bool:

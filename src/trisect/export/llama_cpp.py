@@ -10,8 +10,7 @@ from typing import Any
 
 PACKAGE = "xllamacpp"
 Prompt = Sequence[int] | str
-FORCE = 1e6
-"""A bias that makes sure of a token; probabilities are reported without it."""
+FORCE = 1e6  # a bias that makes sure of a token; probabilities are reported without it
 
 
 class LlamaCpp:

@@ -24,8 +24,7 @@ from trisect.models.linear import QuantizedLinear, as_maps, resized
 from trisect.records.parts import MLP, OV, QK
 from trisect.records.shapes import LayerShape
 
-SAME = 3e-7
-"""Relative distance within which two rates are one: two units in the last place of float32."""
+SAME = 3e-7  # relative distance within which two rates are one: two units in the last place of float32
 
 NUDGES = range(-4, 5)
 
@@ -167,8 +166,7 @@ def own_rotation(model: Any) -> Rotation | None:
 
 
 LIKE_LLAMA = ("layers", "attention", "qkv", "o", "up", "gate", "down")
-UNFUSED = ("phi3",)
-"""Families that become Llama's kind when their fused matrices are taken apart."""
+UNFUSED = ("phi3",)  # families that become Llama's kind when their fused matrices are taken apart
 MIXTURES = ("mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "granitemoe")
 """Those whose experts are written under the stock names."""
 OURS = ("trisect", "auto_map", "model_type", "architectures", "transformers_version")

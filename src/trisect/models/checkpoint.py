@@ -16,20 +16,10 @@ from trisect.bundle import write_bundle, write_card
 from trisect.data.catalogue import REGISTRY_MODELS, cache_folder, fetch_model, file_hash
 from trisect.data.read import hub_answers, short_patience
 from trisect.errors import TrisectError
-from trisect.models.compressed import (
-    CompressedModel,
-    compressed_class,
-    dropped_layers,
-    original_widths,
-    register_families,
-)
+from trisect.models import compressed, generic, limits, linear, looking, streamed
 from trisect.models.families import BUILT_IN, FAMILIES, PREFIX, WRAPPERS, family_for
-from trisect.models.generic import recognise
-from trisect.models.limits import check_attention, check_config, check_entry, check_fits, check_layers
-from trisect.models.linear import packing_summary
-from trisect.models.looking import PROBE, parameters_apart, probe_of, shape_of, shape_without, warn_of_slow_paths
+from trisect.models.looking import shape_of
 from trisect.models.source import Source, Weights, check_weights, read_raw_config, reading_once, resolve
-from trisect.models.streamed import check_saved, load_layers_later, to_be_streamed, write_shards
 from trisect.models.view import layer_views, left_whole
 from trisect.records.shapes import ModelShape
 from trisect.support.checks import check_device, explained
@@ -146,13 +136,13 @@ def _load(
     config = read_config(source, trust_remote_code=trust_remote_code)
     if weights is not None:  # before memory is taken for what the files do not hold
         where, packed = f"The config of {name}", getattr(config, "quantization_config", None) is not None
-        check_layers(config, len(weights.shapes), where=where)
-        check_fits(_blank(config, name), weights.shapes, size=weights.size, packed=packed, where=where)
+        limits.check_layers(config, len(weights.shapes), where=where)
+        limits.check_fits(_blank(config, name), weights.shapes, size=weights.size, packed=packed, where=where)
     model_class, own = _class_for(config), _own_dtype(config, source, weights)
     kind = _dtype(dtype, own, device)
-    if to_be_streamed(stream, source, device=device, growth=kind.itemsize / own.itemsize):
+    if streamed.to_be_streamed(stream, source, device=device, growth=kind.itemsize / own.itemsize):
         with explained(f"Cannot load {name}"):
-            model = load_layers_later(model_class, config, source.path, dtype=kind, device=device)
+            model = streamed.load_layers_later(model_class, config, source.path, dtype=kind, device=device)
     else:
         extra = {**source.kwargs, "trust_remote_code": trust_remote_code}
         extra |= {} if source.gguf else {"config": config, "use_safetensors": True}
@@ -164,7 +154,7 @@ def _load(
             del model.config.quantization_config
             model.hf_quantizer, model.is_quantized = None, False
         model.to(device).eval()
-        warn_of_slow_paths(model)
+        looking.warn_of_slow_paths(model)
     reset_invalid_generation_config(model)
     model.stored_dtype = own
     return model
@@ -206,7 +196,7 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
         with explained(f"Cannot read the config of {source.path}"):
             hub = transformers.PreTrainedConfig.get_config_dict
             raw = read_raw_config(source) if source.local else hub(source.path)[0]
-        check_config(raw, where=where)
+        limits.check_config(raw, where=where)
         if packed := raw.get("quantization_config"):
             method = packed.get("quant_method") if isinstance(packed, dict) else packed
             raise TrisectError(
@@ -215,7 +205,7 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
             )
         named = str(raw.get("model_type")).removeprefix(PREFIX)
         if named in (*FAMILIES, *WRAPPERS):
-            register_families(named)
+            compressed.register_families(named)
         # A list, because the name may be anything, hashable or not.
         known = raw.get("model_type") in list(transformers.CONFIG_MAPPING)
         if "auto_map" in raw and not known and not trust_remote_code:
@@ -223,17 +213,17 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
                 f"{source.path} brings its own code (auto_map in config.json). trisect runs it only when "
                 "asked: add --trust-remote-code if you trust its authors."
             )
-        recognise(raw)
+        generic.recognise(raw)
     with explained(f"Cannot read the config of {source.path}"):
         extra = {**source.kwargs, "trust_remote_code": trust_remote_code}
         config = transformers.AutoConfig.from_pretrained(source.path, **extra)
-    recognise(config.to_dict())
-    check_config(config.to_dict(), where=where)
-    check_attention(config, family_for(config), where=where)
+    generic.recognise(config.to_dict())
+    limits.check_config(config.to_dict(), where=where)
+    limits.check_attention(config, family_for(config), where=where)
     if hasattr(config, "trisect") != config.model_type.startswith(PREFIX):
         raise TrisectError(f"{where}: model_type {PREFIX}... and a `trisect` entry go together; one is there.")
     if hasattr(config, "trisect"):
-        check_entry(config.trisect)
+        limits.check_entry(config.trisect)
     return config
 
 
@@ -254,12 +244,12 @@ def read_shape(
         "family": family_for(config).name,
         "method": entry.get("method"),
         "asked_ratio": entry.get("ratio"),
-        "quantization": packing_summary(entry.get("quantization")),
-        "dropped_layers": dropped_layers(model),
+        "quantization": linear.packing_summary(entry.get("quantization")),
+        "dropped_layers": compressed.dropped_layers(model),
         "left_whole": left_whole(layer_views(model)),
         "context": getattr(config.get_text_config(), "max_position_embeddings", None),
     }
-    current = shape_without(model, drop_layers) if drop_layers else shape_of(model)
+    current = looking.shape_without(model, drop_layers) if drop_layers else shape_of(model)
     return current, original_shape(model), info
 
 
@@ -283,10 +273,10 @@ def original_shape(model: Any) -> ModelShape:
             shared_output=False,
             linears=(),
         )
-        for shape, w in zip(now.layers, original_widths(model), strict=True)
+        for shape, w in zip(now.layers, compressed.original_widths(model), strict=True)
     )
-    depth = len(layers) + len(dropped_layers(model))
-    return replace(now, layers=layers).with_depth(depth, apart=parameters_apart(layer_views(model)[0]))
+    depth = len(layers) + len(compressed.dropped_layers(model))
+    return replace(now, layers=layers).with_depth(depth, apart=looking.parameters_apart(layer_views(model)[0]))
 
 
 def save_model(
@@ -296,7 +286,7 @@ def save_model(
 
     A streamed model's `layers` are in files, one each, which become its shards.
     """
-    if not isinstance(model, CompressedModel):
+    if not isinstance(model, compressed.CompressedModel):
         raise TrisectError("Only compressed models are saved by trisect; use model.save_pretrained for others.")
     with as_stored(model), new_folder(out) as folder:
         # Quantised weights are buffers.
@@ -304,11 +294,11 @@ def save_model(
         check_disk_space(out, int(size * 1.05))
         if layers is None:
             model.save_pretrained(folder)
-            write_json(folder / PROBE, probe_of(model))
+            write_json(folder / looking.PROBE, looking.probe_of(model))
         else:
-            write_shards(model, layers, folder)
+            streamed.write_shards(model, layers, folder)
             again = load_model(str(folder), device=str(model.device), stream="on")  # layers in the files' own dtype
-            write_json(folder / PROBE, probe_of(again.model))
+            write_json(folder / looking.PROBE, looking.probe_of(again.model))
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         write_json(folder / "receipt.json", receipt)
@@ -320,7 +310,7 @@ def save_model(
         about: Any = {"entry": model.config.trisect, "name": model.name_or_path}
         about |= {"family": None if family.name in WRAPPERS else family.name}
         write_card(folder, receipt, shapes=(original_shape(model), shape_of(model)), **about)
-        check_saved(model, folder)
+        streamed.check_saved(model, folder)
     return Path(out)
 
 
@@ -354,7 +344,7 @@ def starting_texts(tokenizer: Any, model: Any) -> Any:
 def _class_for(config: Any) -> Any:
     family = family_for(config)
     if config.model_type.startswith(PREFIX):
-        return compressed_class(family.name)
+        return compressed.compressed_class(family.name)
     return getattr(transformers, family.model)
 
 

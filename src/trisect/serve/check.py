@@ -17,13 +17,11 @@ from trisect.models.looking import PROBE
 
 log = logging.getLogger(__name__)
 
-SWITCH = "TRISECT_SELF_CHECK"
-"""Environment variable; 0 leaves the comparison out."""
+SWITCH = "TRISECT_SELF_CHECK"  # environment variable; 0 leaves the comparison out
 TOLERANCE = {"float32": 0.001}
 OTHER_TOLERANCE = 0.25
 """Mean difference of log-probabilities, in nats; the larger one where either side has 16 bits."""
-LIMIT = 1 << 20
-"""Bytes of a probe that are read."""
+LIMIT = 1 << 20  # bytes of a probe that are read
 
 
 def check_engines() -> None:

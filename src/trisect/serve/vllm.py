@@ -31,11 +31,9 @@ from trisect.serve import check_served
 
 CPU_WIDTHS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head widths that vLLM's attention on CPUs computes right, tried one by one (tests/serving)."""
-STEP = 8
-"""Other backends say themselves what they run; they are asked for multiples of this."""
+STEP = 8  # other backends say themselves what they run; they are asked for multiples of this
 WIDEST = 512
-EXPERT_STEP = 32
-"""vLLM's experts on CPUs have widths in multiples of this."""
+EXPERT_STEP = 32  # vLLM's experts on CPUs have widths in multiples of this
 VALUES_APART = ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV")
 """Backends whose values have a width of their own, one for all layers; vLLM takes them where a user asks for one.
 

@@ -23,7 +23,6 @@ INK, SOFT, FAINT, PAPER = "#1c2128", "#57606a", "#d8dde3", "#ffffff"
 COLOURS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #7f7f7f #8c564b #a09000 #5e4fa2".split()
 """Okabe and Ito's, which colour-blind people can tell apart, and three more."""
 MARKERS = "osD^vP*X<>h"
-SHALLOW, DEEP = (168, 168, 168), (150, 70, 180)  # the first and the last layer, where lines are layers
 COLD, HOT = (232, 240, 248), (178, 24, 43)  # untouched, and cut to nothing
 VARIABLES = {INK: "ink", SOFT: "soft", FAINT: "faint"}
 VARIABLES |= {colour: f"c{number}" for number, colour in enumerate(COLOURS)}
@@ -58,7 +57,6 @@ class Series:
     points: Sequence[Point]
     line: bool = True
     guide: bool = False  # a line to compare with, not data: dashed, without marks
-    depth: float | None = None  # from 0 to 1 for one of many layers: its colour goes by depth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,24 +95,19 @@ class Chart(Figure):
         return ("series", *self.axes), rows
 
     def draw(self, axes: Any) -> Legend:
-        layers: Legend = []
-        named: Legend = []
-        for series in self.series:
-            number = len(named)
+        legend: Legend = []
+        for number, series in enumerate(self.series):
             every = max(1, math.ceil(len(series.points) / MOST_MARKS))
             style: Any = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4, "markevery": every}
             if series.guide:
                 style = {"color": SOFT, "linewidth": 1, "linestyle": "--"}
-            elif series.depth is not None:
-                style |= {"color": _mixed(SHALLOW, DEEP, series.depth), "marker": "o", "markersize": 2.5}
             elif len(series.points) <= MOST_MARKED:
                 style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 5}
             style |= {} if series.line else {"linestyle": "none"}
-            line = axes.plot(*zip(*series.points, strict=True), clip_on=False, **style)[0]
-            (named if series.depth is None else layers).append((series.label, line))
+            legend.append((series.label, axes.plot(*zip(*series.points, strict=True), clip_on=False, **style)[0]))
         values = [y for series in self.series for _, y in series.points]
         _set_scales(axes, values, self.axes, log=self.log_y)
-        return [*layers[:1], *layers[1:][-1:], *named]
+        return legend
 
 
 @dataclass(frozen=True, kw_only=True)
