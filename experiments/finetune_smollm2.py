@@ -17,6 +17,7 @@ import json
 import os
 import re
 import subprocess
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,7 @@ def run_row(name: str, row: Row, *, folder: str, device: str, max_steps: int | N
     ]
     removed = compare(budget_of(original_shape(loaded.model)), budget_of(shape_of(loaded.model))).ratio
     before = measured_before(row.model, loaded.model, held_out)
-    state = RUNS / f"finetune-{name}.tuning.safetensors"
+    state = RUNS / f"finetune-{name}.tuning"
     tuned = finetune(loaded.model, examples, config, state=state, save_every=10, progress=say)
     entry = {
         **tuned.receipt,
@@ -130,7 +131,7 @@ def run_row(name: str, row: Row, *, folder: str, device: str, max_steps: int | N
     if not out.exists():
         save_tuned(tuned, loaded.tokenizer, out, receipt=extended(read_receipt(folder), entry))
     keep_row("finetune.json", {"name": name, **entry})
-    state.unlink()
+    shutil.rmtree(state)
     for part in entry["held_out"]:
         print(part["before"]["data"], part["before"]["perplexity"], part["after"]["perplexity"], flush=True)
 

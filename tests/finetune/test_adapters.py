@@ -12,10 +12,23 @@ from tuning import OVERFIT, compressed, examples, settings
 from tiny_models import CONFIGS, MIXTURES, tiny, tokens
 from trisect.errors import TrisectError
 from trisect.finetune import Examples, finetune
-from trisect.finetune.adapters import attach, logits_of, merge, target_modules
 from trisect.finetune.examples import collate
-from trisect.finetune.training import LONGEST_GRADIENT, measure, rate_at, summed_loss
+from trisect.finetune.training import (
+    LONGEST_GRADIENT,
+    attach,
+    logits_of,
+    measure,
+    merge,
+    rate_at,
+    summed_loss,
+    target_modules,
+)
 from trisect.models import layer_views, shape_of
+
+
+def loss_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    return summed_loss(model(**inputs), batch["labels"])
 
 
 def shake_adapters(adapted: Any, *, seed: int = 0) -> None:
@@ -103,11 +116,11 @@ def test_gradients_of_the_factors_are_those_of_the_merged_weight() -> None:
     batch = collate(examples(3).items)
     adapted = attach(model, settings(rank=3, alpha=6))
     shake_adapters(adapted)
-    summed_loss(adapted, batch).backward()
+    loss_of(adapted, batch).backward()
     layers = {n.removeprefix("base_model.model."): m for n, m in adapted.named_modules() if hasattr(m, "lora_A")}
     factors = {n: (m.lora_A.default.weight, m.lora_B.default.weight) for n, m in layers.items()}
     merged = merge(copy.deepcopy(adapted))
-    summed_loss(merged, batch).backward()
+    loss_of(merged, batch).backward()
     for name, (A, B) in factors.items():
         dW = merged.get_submodule(name).weight.grad
         torch.testing.assert_close(B.grad, 2 * dW @ A.T, rtol=1e-3, atol=1e-4)
@@ -124,7 +137,7 @@ def test_the_step_is_adamw_on_the_mean_over_learned_tokens() -> None:
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.0)
     losses = []
     for step in range(3):
-        loss = summed_loss(adapted, collate(data.items)) / data.learned
+        loss = loss_of(adapted, collate(data.items)) / data.learned
         losses.append(loss.item())
         loss.backward()
         length = torch.nn.utils.clip_grad_norm_(parameters, LONGEST_GRADIENT)

@@ -1,9 +1,7 @@
 """`trisect finetune` as a user meets it: compress, tune, evaluate, export; one line for bad input."""
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +13,7 @@ from tuning import characters
 
 from command_line import read, run
 from tiny_models import tiny
-from trisect.finetune.training import Training
+from trisect.finetune.training import Watch
 from trisect.models import load_model
 
 FAST = ["--length", 300, "--batch-size", 2, "--accumulate", 1, "--quiet"]
@@ -115,20 +113,20 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(
 ) -> None:
     out = tmp_path / "out"
     arguments = ["--data", files / "alpaca.json", "-o", out, "--lr", 0.01, "--epochs", 3, *FAST]
-    take_step = Training.take_step
+    begin = Watch.on_step_begin
 
-    def disturbed(training: Training, stop: Any) -> bool:
-        if training.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return take_step(training, stop)
+    def disturbed(watch: Watch, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.global_step == 3:
+            raise KeyboardInterrupt
+        begin(watch, args, state, control, **more)
 
-    monkeypatch.setattr(Training, "take_step", disturbed)
-    assert run("finetune", files / "small", *arguments) == 130
+    monkeypatch.setattr(Watch, "on_step_begin", disturbed)
+    assert run("finetune", files / "small", *arguments, "--save-every", 2) == 130
     said = capsys.readouterr().err
     assert "Stopped after step 3 of 5" in said
     assert "The same command resumes" in said
-    assert [p.name for p in tmp_path.iterdir()] == ["out.tuning.safetensors"]
-    monkeypatch.setattr(Training, "take_step", take_step)
+    assert [p.name for p in tmp_path.iterdir()] == ["out.tuning"]
+    monkeypatch.setattr(Watch, "on_step_begin", begin)
     assert run("finetune", files / "small", *arguments, "--rank", 3) == 2
     assert "--fresh to start anew" in capsys.readouterr().err
     assert run("finetune", files / "small", *arguments) == 0
@@ -173,7 +171,7 @@ def test_a_damaged_receipt_is_not_thrown_away(files: Path, tmp_path: Path, capsy
 
 def test_a_full_disk_is_noticed_before_tuning(files: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    monkeypatch.setattr(Training, "take_step", lambda *_: pytest.fail("it was tuned"))
+    monkeypatch.setattr(Watch, "on_step_begin", lambda *_, **__: pytest.fail("it was tuned"))
     assert run("finetune", files / "dense", "--data", files / "text.txt", "-o", tmp_path / "out", *FAST) == 2
     assert "only 0.0 MB are free" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -98,15 +98,14 @@ def test_exactly_the_response_and_the_end_are_learned(
     found = instruction_examples([record], tokenizer, source="s", length=10_000, loss="response")
     (example,) = found.items
     batch = collate([example, Example((1,) * (len(example.ids) + 3), 1)])
-    kept = batch.labels[0] != IGNORED
-    assert spelt(tokenizer, batch.ids[0][kept]) == output + "</s>"
-    assert (batch.labels[0][kept] == batch.ids[0][kept]).all()
+    kept = batch["labels"][0] != IGNORED
+    assert spelt(tokenizer, batch["input_ids"][0][kept]) == output + "</s>"
+    assert (batch["labels"][0][kept] == batch["input_ids"][0][kept]).all()
     before = spelt(tokenizer, example.ids[: example.first])
     assert before.endswith(TAIL)
     assert before.startswith("<s>Below" if start else "Below")
     assert (instruction in before, given_input in before) == (True, True)
-    assert batch.mask is not None
-    assert batch.mask[0].sum() == len(example.ids)
+    assert batch["attention_mask"][0].sum() == len(example.ids)
 
 
 def test_a_token_across_the_border_is_learned() -> None:

@@ -11,8 +11,7 @@ from tuning import OVERFIT, examples, settings
 from quantize.quantize_models import dequantised
 from tiny_models import tiny, tokens
 from trisect.finetune import finetune
-from trisect.finetune.adapters import attach, logits_of, merge
-from trisect.finetune.training import measure
+from trisect.finetune.training import attach, logits_of, measure, merge
 from trisect.models import load_model, save_model
 from trisect.models.linear import QuantizedLinear
 from trisect.quantize import QuantizeConfig, quantize_model

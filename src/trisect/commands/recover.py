@@ -1,5 +1,6 @@
 """Recover and shrink further: `trisect finetune` tunes with adapters, `quantize` holds weights in fewer bits."""
 
+import shutil
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -23,7 +24,7 @@ def finetune(
     out: OutFolder,
     settings: TuneConfig,
     loading: LoadOptions,
-    save_every: Annotated[int, option("Steps between two savings of the run's state.", min=1)] = 50,
+    save_every: Annotated[int, option("Steps between two savings of the run's state.", min=1)] = 20,
     fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
     eval_data: Annotated[
         list[str] | None, option("Held-out text or instructions, measured before and after.", "NAME|FILE")
@@ -45,7 +46,7 @@ def finetune(
 
     state, receipt = training.state_path(out), read_receipt(model)
     if fresh:
-        state.unlink(missing_ok=True)
+        shutil.rmtree(state, ignore_errors=True)
     loaded = screen.load(model, loading)
     check_disk_space(out, loaded.num_bytes or 0)
     examples = load_examples(data, loaded.tokenizer, length=settings.length, loss=settings.loss)
@@ -63,7 +64,7 @@ def finetune(
         changes = [{"before": was, "after": now} for was, now in zip(before, measured("after"), strict=True)]
     entry = {**tuned.receipt, "model": loaded.name, "held_out": changes}
     training.save_tuned(tuned, loaded.tokenizer, out, receipt=training.extended(receipt, entry))
-    state.unlink(missing_ok=True)
+    shutil.rmtree(state, ignore_errors=True)
     _show_tuning(tuned, examples, changes)
     screen.say(f"Saved to {out}")
     screen.keep_measurement(json, {"out": str(out), **entry})

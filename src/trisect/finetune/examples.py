@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pydantic import BaseModel
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trisect.data import catalogue, load, load_tokens, read
@@ -151,22 +150,13 @@ def _example(record: Instruction, tokenizer: Any, *, start: list[int], loss: str
 IGNORED = -100  # the label of a token that does not count
 
 
-class Batch(NamedTuple):
-    """Examples side by side, (b, t), the shorter ones padded at their end."""
-
-    ids: Tensor
-    mask: Tensor | None  # None where nothing was padded
-    labels: Tensor
-
-
-def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
-    """One batch. Padding is at the end, so that every token keeps its position."""
-    rows = [torch.tensor(example.ids, device=device) for example in examples]
-    ids = pad_sequence(rows, batch_first=True)
+def collate(examples: Sequence[Example]) -> dict[str, Any]:
+    """What a model and its loss are given of examples side by side, (b, t), the shorter ones padded at their end."""
+    rows = [torch.tensor(example.ids) for example in examples]
     labels = pad_sequence(rows, batch_first=True, padding_value=IGNORED)
     for label, example in zip(labels, examples, strict=True):
         label[: example.first] = IGNORED
-    if len({len(row) for row in rows}) == 1:
-        return Batch(ids, None, labels)
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    return Batch(ids, mask, labels)
+    batch = {"input_ids": pad_sequence(rows, batch_first=True), "labels": labels}
+    if len({len(row) for row in rows}) > 1:
+        batch["attention_mask"] = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    return batch

@@ -1,49 +1,146 @@
-"""finetune(): attach adapters, train, merge; then measure and save, the model being an ordinary one again."""
+"""finetune(): LoRA adapters on the decoder's own linear maps are attached, trained by transformers, and merged."""
 
-import json
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import peft
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.pytorch_utils import Conv1D
 
 from trisect.config.verbs import TuneConfig
 from trisect.data import Tokens, evaluation_tokens
-from trisect.errors import TrisectError
+from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import check_positions, evaluating, exponential, input_device, perplexity
-from trisect.finetune.adapters import attach, logits_of, merge
-from trisect.finetune.examples import IGNORED, Batch, Example, Examples, collate, holds_instructions, load_examples
+from trisect.evaluate.tasks import seeded
+from trisect.finetune.examples import IGNORED, Example, Examples, collate, holds_instructions, load_examples
 from trisect.methods import METHODS
-from trisect.models import checkpoint, compressed, fingerprint, looking, round_as_stored, save_model
-from trisect.support.checks import explained
-from trisect.support.files import check_disk_space, new_file, new_folder, write_json
+from trisect.models import checkpoint, compressed, fingerprint, layer_views, looking, round_as_stored, save_model
+from trisect.models.linear import QuantizedLinear
+from trisect.quantize import QuantizeConfig, weights
+from trisect.support.checks import read_record
+from trisect.support.files import check_disk_space, new_folder, write_json
 from trisect.support.receipt import build_receipt, package_version
 
 WARM_UP = 0.03  # share of the steps in which the learning rate rises
 LONGEST_GRADIENT = 1.0  # longer ones are shortened to it
-RECORD, FORMAT = "trisect_tuning", 2
+IDENTITY = "identity.json"  # what must be the same for a run to be resumed; beside Trainer's checkpoints
 
 Progress = Callable[[int, int], None]
 
 
+class QuantizedBase(nn.Linear):
+    """A quantised map as the linear module, without a weight, that peft puts an adapter on."""
+
+    def __init__(self, held: QuantizedLinear):
+        nn.Module.__init__(self)  # not Linear's own, which makes a weight
+        self.in_features, self.out_features = held.in_features, held.out_features
+        self.held = held
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+
+    @property
+    def qweight(self) -> Tensor:
+        """peft puts adapters on the device of this."""
+        return self.held.packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.held(x)
+
+
+def target_modules(model: nn.Module, targets: tuple[str, ...] | None) -> dict[str, nn.Module]:
+    """Module name -> module of the chosen maps, in the model's order."""
+    # A map that is fused with others brings them along; a factored one has two modules. Block-diagonal factors
+    # hold no plain matrix and stay as they are.
+    views = layer_views(model)
+    known = tuple(dict.fromkeys(name for view in views for name in view.linears()))
+    check_names("linear map", targets or (), known)
+    wanted = known if targets is None else targets
+    inside = {
+        id(m) for view in views for name in wanted if name in view.linears() for m in view.module(name).modules()
+    }
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if id(module) in inside and isinstance(module, nn.Linear | Conv1D | QuantizedLinear)
+    }
+
+
+def attach(model: Any, config: TuneConfig) -> Any:
+    """The model with fresh adapters, of which alone the parameters train; drawn from torch's global seed."""
+    modules = target_modules(model, config.targets)
+    if not modules:
+        raise TrisectError("None of the chosen maps is a plain matrix, which adapters need; choose other --targets.")
+    lora = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=list(modules),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in modules.values()),
+    )
+    for path, module in modules.items():
+        if isinstance(module, QuantizedLinear):
+            model.set_submodule(path, QuantizedBase(module))
+    with warnings.catch_warnings():
+        # peft takes each layer's own layout and warns that the one in its config does not fit them all.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+        adapted = peft.get_peft_model(model, lora)
+    lora.base_model_name_or_path = ""  # peft would look the model up on the hub at every checkpoint
+    return adapted
+
+
+def merge(adapted: Any) -> Any:
+    """The model itself, no adapter left: each W is W + alpha / rank B A, quantised again if it was."""
+    # Where it was, what the adapter adds below half a step between two levels is rounded away.
+    model = adapted.get_base_model()
+    quantized = {
+        path: layer
+        for path, layer in model.named_modules()
+        if isinstance(getattr(layer, "base_layer", None), QuantizedBase)
+    }
+    for path, layer in quantized.items():
+        model.set_submodule(path, _sum(layer.base_layer.held, layer.get_delta_weight("default")))
+    if quantized:
+        compressed.mark_quantized(model, backend=model.config.trisect["quantization"]["backend"])
+    model = adapted.merge_and_unload()
+    model.requires_grad_(True)
+    return model
+
+
+@torch.no_grad()
+def _sum(held: QuantizedLinear, delta: Tensor) -> QuantizedLinear:
+    """A quantised map plus a change of its weight, in the same bits and groups."""
+    plain = nn.Linear(held.in_features, held.out_features, bias=False, device="meta")
+    plain.weight = nn.Parameter(held.dequantized() + delta.float(), requires_grad=False)
+    if held.bias is not None:
+        plain.bias = nn.Parameter(held.bias, requires_grad=False)
+    backend = "torchao" if held.packing.symmetric else "hqq"
+    config = QuantizeConfig(bits=held.packing.bits, backend=backend)
+    return weights.quantized_linear(plain.train(held.training), config, held.packing.group_size)
+
+
+@torch.no_grad()
+def logits_of(model: Any, ids: Tensor) -> Tensor:
+    """Logits in float32 on the CPU, without dropout."""
+    model.eval()
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits.float().cpu()
+
+
 class Stopped(KeyboardInterrupt):
-    """Tuning was interrupted between two steps; the same command resumes there."""
+    """Tuning was interrupted; the same command resumes behind the last checkpoint."""
 
     def __init__(self, step: int, total: int, state: Path | None):
-        kept = "" if state is None else f"; the run is in {state}. The same command resumes there"
+        kept = "" if state is None else f"; checkpoints are in {state}. The same command resumes behind the last"
         super().__init__(f"Stopped after step {step} of {total}{kept}.")
-        self.step, self.total, self.state = step, total, state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,63 +158,55 @@ def finetune(
     config: TuneConfig,
     *,
     state: Path | None = None,
-    save_every: int = 50,
+    save_every: int = 20,
     progress: Progress = lambda done, total: None,
 ) -> Tuned:
-    """Tune a model in place, compressed or dense. Resumes from the file `state` where there is one.
+    """Tune a model in place, compressed or dense. Resumes from the folder `state` where a run was left in it.
 
-    Torch's own random numbers are the same afterwards as before. An interruption leaves the model adapted.
+    Random numbers are the same afterwards as before. An interruption leaves the model adapted.
     """
     check_model(model, examples, config)
-    identity = identify(model, examples, config)
-    started = time.perf_counter()
-    device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(config.seed)
-        training = Training(attach(model, config), examples.items, config)
-        resumed = state is not None and state.is_file()
-        if state is not None and resumed:
-            started -= load_state(state, training, identity)
-        first = training.step
-
-        def keep() -> None:
-            if state is not None:
-                save_state(state, training, identity, seconds=time.perf_counter() - started)
-
-        progress(training.step, training.total)
-        with stop_requested() as stop:
-            while training.step < training.total and training.take_step(stop):
-                if training.step % save_every == 0 or training.step == training.total:
-                    keep()
-                progress(training.step, training.total)
-        if training.step < training.total:
-            keep()
-            raise Stopped(training.step, training.total, state)
-    if config.gradient_checkpointing:
-        training.adapted.gradient_checkpointing_disable()
-    ids = collate([max(examples.items, key=lambda item: item.learned)], device).ids
-    apart = logits_of(training.adapted, ids)
-    merge(training.adapted)
+    device, started = next(model.parameters()).device, time.perf_counter()
+    identity, order = identify(model, examples, config), in_order(examples.items, config)
+    with seeded(config.seed, device), TemporaryDirectory() as nowhere:
+        adapted = attach(model, config)
+        resumed = None if state is None else last_checkpoint(state, identity)
+        trainer = trainer_for(adapted, order, config, folder=state or Path(nowhere), save_every=save_every)
+        try:
+            train(trainer, progress, resumed=resumed)
+        except KeyboardInterrupt as error:
+            raise Stopped(trainer.state.global_step, trainer.state.max_steps, state) from error
+    steps = trainer.state.global_step
+    learning = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    ids = collate([max(examples.items, key=lambda item: item.learned)])["input_ids"].to(device)
+    apart = logits_of(adapted, ids)
+    merge(adapted)
     merged = logits_of(model, ids)
     round_as_stored(model, model)
     timings = {"finetune": time.perf_counter() - started}
     receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=examples.hash, timings=timings)
     receipt["versions"]["peft"] = package_version("peft")
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    met = order[: steps * config.batch_size * config.accumulate]
     receipt |= {
         "data": examples.to_dict(),
-        "steps": training.step,
-        "seen": training.seen(),
-        "adapters": sum(name.endswith("lora_A.default.weight") for name in training.parameters),
-        "trained_parameters": sum(p.numel() for p in training.parameters.values()),
-        "losses": training.losses,
-        "resumed_at": first if resumed else None,
+        "steps": steps,
+        "seen": {"examples": len(set(map(id, met))), "tokens": sum(item.learned for item in met)},
+        "adapters": len(learning) // 2,
+        "trained_parameters": sum(parameter.numel() for parameter in learning),
+        "losses": losses,
+        "resumed_at": None if resumed is None else step_of(resumed),
         "merge_difference": float((merged - apart).abs().max() / apart.abs().max()),
     }
-    return Tuned(model=model, losses=training.losses, receipt=receipt)
+    return Tuned(model=model, losses=losses, receipt=receipt)
 
 
 def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
     """Refuse models and data that tuning would spoil or that would fail half-way."""
+    if model.device.index not in (None, 0):
+        raise TrisectError(
+            f"Tuning runs on the first GPU: set CUDA_VISIBLE_DEVICES={model.device.index}, --device cuda."
+        )
     if model.dtype == torch.float16:
         instead = "give --dtype float32 or bfloat16 (the result is saved in float16 again)"
         raise TrisectError(f"Gradients vanish in float16; {instead}.")
@@ -139,77 +228,81 @@ def identify(model: Any, examples: Examples, config: TuneConfig) -> dict[str, An
     return {"model": fingerprint(model), "dtype": dtype, "data": examples.hash, **config.to_dict()}
 
 
-class Training:
-    """An adapted model in training: parameters, optimiser, order of the examples, and the step it is at."""
+def in_order(examples: Sequence[Example], config: TuneConfig) -> list[Example]:
+    """The examples as they are met: one epoch after the other, each in an order of its own."""
+    generator = torch.Generator().manual_seed(config.seed)
+    epochs = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
+    met, step = [examples[i] for i in torch.cat(epochs).tolist()], config.batch_size * config.accumulate
+    # Examples of like length share a batch of their step, for little padding.
+    steps = (sorted(met[at : at + step], key=lambda item: len(item.ids)) for at in range(0, len(met), step))
+    return [example for each in steps for example in each]
 
-    def __init__(self, adapted: Any, examples: Sequence[Example], config: TuneConfig):
-        self.adapted, self.examples, self.config = adapted.train(), examples, config
-        if config.gradient_checkpointing:
-            # Not re-entrant: the re-entrant kind wants inputs that need gradients, and embeddings are frozen.
-            adapted.gradient_checkpointing_enable({"use_reentrant": False})
-        self.parameters = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
-        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr, weight_decay=0.0)
-        generator = torch.Generator().manual_seed(config.seed)
-        epochs = [torch.randperm(len(examples), generator=generator) for _ in range(config.epochs)]
-        self.order = torch.cat(epochs).tolist()
-        steps = math.ceil(len(self.order) / (config.batch_size * config.accumulate))
-        self.total = min(steps, config.max_steps or steps)
-        self.device = input_device(adapted)
-        self.step = 0
-        self.losses: list[float] = []
-        """Mean loss of a learned token, step by step."""
 
-    def seen(self) -> dict[str, int]:
-        """Examples met so far, and the tokens learned from them, again each time that they were met."""
-        met = self.order[: self.step * self.config.batch_size * self.config.accumulate]
-        return {"examples": len(set(met)), "tokens": sum(self.examples[index].learned for index in met)}
+def trainer_for(adapted: Any, order: list[Example], config: TuneConfig, *, folder: Path, save_every: int) -> Trainer:
+    """transformers' Trainer with the run's optimiser, schedule and loss; checkpoints go into `folder`."""
+    steps = math.ceil(len(order) / (config.batch_size * config.accumulate))
+    total = min(steps, config.max_steps or steps)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        seed=config.seed,
+        max_steps=total,
+        per_device_train_batch_size=config.batch_size,
+        gradient_accumulation_steps=config.accumulate,
+        max_grad_norm=LONGEST_GRADIENT,
+        gradient_checkpointing=config.gradient_checkpointing,
+        # Not re-entrant: the re-entrant kind wants inputs that need gradients, and embeddings are frozen.
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        train_sampling_strategy="sequential",  # the order is ours
+        save_steps=save_every,
+        save_total_limit=1,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+        report_to="none",
+        use_cpu=input_device(adapted).type == "cpu",
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # one device, whatever else is there
+    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=config.lr, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_at, total=total))
+    given: Any = {"train_dataset": order, "data_collator": collate, "compute_loss_func": summed_loss}
+    return Trainer(adapted, arguments, optimizers=(optimizer, schedule), **given)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All that changes from step to step, by name: adapters, and what AdamW keeps for each."""
-        found: dict[str, Tensor] = {f"adapter/{name}": p for name, p in self.parameters.items()}
-        for name, parameter in self.parameters.items():
-            for kind, value in self.optimizer.state.get(parameter, {}).items():
-                found[f"optimizer/{kind}/{name}"] = value
-        return found
 
-    def begin_optimizer(self) -> None:
-        """Make what AdamW keeps, as its first step does, without moving anything."""
-        for parameter in self.parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
-        for group in self.optimizer.param_groups:
-            group["lr"] = 0.0
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+class Watch(TrainerCallback):
+    """Reports every step, and refuses a loss that is no number."""
 
-    def take_step(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """One step: True; or, where `stop` says so between two batches, none of it: False."""
-        # Each step has a seed of its own, so that dropout is the same wherever a run was resumed.
-        torch.manual_seed(self.config.seed + 1 + self.step)
-        size = self.config.batch_size
-        start, count = self.step * size * self.config.accumulate, size * self.config.accumulate
-        # Examples of like length share a batch, for little padding.
-        chosen = sorted((self.examples[i] for i in self.order[start : start + count]), key=lambda e: len(e.ids))
-        batches = [collate(chosen[i : i + size], self.device) for i in range(0, len(chosen), size)]
-        learned = sum(int((batch.labels[:, 1:] != IGNORED).sum()) for batch in batches)
-        total = 0.0
-        for batch in batches:
-            if stop():
-                self.optimizer.zero_grad(set_to_none=True)
-                return False
-            loss = summed_loss(self.adapted, batch) / learned
-            loss.backward()
-            total += loss.item()
-        if not math.isfinite(total):
+    def __init__(self, progress: Progress):
+        self.progress, self.began = progress, False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.began = True
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.progress(state.global_step, state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, float], **_: Any) -> None:
+        if not math.isfinite(loss := logs.get("loss", 0.0)):
             instead = "Start again with a smaller --lr, or with --dtype float32"
-            raise TrisectError(f"The loss is {total} at step {self.step + 1}; no model was written. {instead}.")
-        torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), LONGEST_GRADIENT)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * rate_at(self.step, self.total)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        self.losses.append(total)
-        return True
+            raise TrisectError(f"The loss is {loss} at step {state.global_step}; no model was written. {instead}.")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.progress(state.global_step, state.max_steps)
+
+
+def train(trainer: Trainer, progress: Progress, *, resumed: Path | None) -> None:
+    """Run a trainer to its end; the model's settings are afterwards as they were."""
+    before, watch = dict(vars(trainer.model.config)), Watch(progress)
+    trainer.add_callback(watch)
+    try:
+        trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed))
+    except Exception as error:
+        if resumed is None or watch.began:
+            raise
+        raise TrisectError(f"{resumed} cannot be resumed from ({error}); add --fresh to start anew.") from error
+    trainer.model.gradient_checkpointing_disable()
+    trainer.model.config.__dict__ = before
 
 
 def rate_at(step: int, total: int) -> float:
@@ -221,85 +314,38 @@ def rate_at(step: int, total: int) -> float:
     return 0.5 * (1 - math.cos(math.pi * left))
 
 
-def summed_loss(model: Any, batch: Batch) -> Tensor:
-    """Negative log-likelihood of all learned tokens of a batch, in nats."""
-    logits = model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).logits
-    targets = batch.labels[:, 1:]
-    learned = targets != IGNORED
-    return F.cross_entropy(logits[:, :-1][learned].float(), targets[learned], reduction="sum")
-
-
-@contextmanager
-def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Yield a question: did SIGINT (Ctrl-C) or SIGTERM come? The second one has its usual effect."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # Python gives signals to the main thread only
-        return
-    came: list[int] = []
-    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
-
-    def handle(number: int, frame: Any) -> None:
-        came.append(number)
-        restore()
-
-    for number in usual:
-        signal.signal(number, handle)
-    try:
-        yield lambda: bool(came)
-    finally:
-        restore()
+def summed_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = 1) -> Tensor:
+    """Negative log-likelihood of all learned tokens of a batch in nats, over the learned tokens of its step."""
+    learned = labels[:, 1:] != IGNORED
+    logits = outputs.logits[:, :-1][learned].float()
+    return F.cross_entropy(logits, labels[:, 1:][learned], reduction="sum") / num_items_in_batch
 
 
 def state_path(out: str | Path) -> Path:
-    """Where the run that makes `out` keeps its state."""
+    """The folder in which the run that makes `out` keeps its state."""
     out = Path(out)
-    return out.with_name(out.name + ".tuning.safetensors")
+    return out.with_name(out.name + ".tuning")
 
 
-def save_state(path: Path, training: Training, identity: dict[str, Any], *, seconds: float) -> None:
-    """Replace the file by one for the step that was just finished; readers see the old or the new one."""
-    record = {"format": FORMAT, "step": training.step, "losses": training.losses, "seconds": seconds}
-    metadata = {RECORD: json.dumps({**record, "identity": identity})}
-    with new_file(path) as partial:
-        tensors = {name: x.detach().contiguous().cpu() for name, x in training.tensors().items()}
-        save_file(tensors, partial, metadata=metadata)
-
-
-def load_state(path: Path, training: Training, identity: dict[str, Any]) -> float:
-    """Put a fresh run where the saved one was; returns the seconds that one had taken."""
-    with explained(f"{path} cannot be resumed from; add --fresh to start anew"):
-        with safe_open(path, framework="pt") as file:
-            record = State.model_validate_json((file.metadata() or {}).get(RECORD, "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
-    saved = record.identity
+def last_checkpoint(state: Path, identity: dict[str, Any]) -> Path | None:
+    """The newest complete checkpoint of this very run in a folder, which is made ready for one."""
+    # Trainer writes its own state last, and older checkpoints go after that.
+    found = max((path.parent for path in state.glob("*/trainer_state.json")), key=step_of, default=None)
+    if found is None:
+        state.mkdir(parents=True, exist_ok=True)
+        write_json(state / IDENTITY, identity)
+        return None
+    saved = read_record(state / IDENTITY, what="identity of a run", instead="add --fresh to start anew")
     names = [name for name in {**saved, **identity} if saved.get(name) != identity.get(name)]
     if names:
         apart = "; ".join(f"{name} was {saved.get(name)!r}, is {identity.get(name)!r}" for name in names)
-        raise TrisectError(f"{path} is of another run: {apart}. Give what was given then, or --fresh to start anew.")
-    if record.step:
-        training.begin_optimizer()
-    own = training.tensors()
-    if {name: tensor.shape for name, tensor in tensors.items()} != {name: x.shape for name, x in own.items()}:
-        raise TrisectError(f"{path} cannot be resumed from, its tensors are of another run; --fresh starts anew.")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-    training.step, training.losses = record.step, record.losses
-    return record.seconds
+        raise TrisectError(f"{state} is of another run: {apart}. Give what was given then, or --fresh to start anew.")
+    return found
 
 
-class State(BaseModel, strict=True):
-    """What the file of a run says besides its tensors."""
-
-    format: Literal[FORMAT]  # type: ignore[valid-type]
-    step: int
-    losses: list[float]
-    seconds: float
-    identity: dict[str, Any]
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint of Trainer was written behind."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 HeldOut = Tokens | Examples
@@ -324,7 +370,9 @@ def measure(model: Any, held_out: HeldOut, *, progress: Progress | None = None) 
     total, device, tokens = 0.0, input_device(model), held_out.learned
     with evaluating(model):
         for done, example in enumerate(held_out.items, start=1):
-            total += summed_loss(model, collate([example], device)).item()
+            batch = {name: value.to(device) for name, value in collate([example]).items()}
+            labels = batch.pop("labels")
+            total += summed_loss(model(**batch), labels).item()
             if progress is not None:
                 progress(done, len(held_out.items))
     found = {"perplexity": exponential(total / tokens), "nll": total / tokens, "tokens": tokens}
