@@ -16,8 +16,8 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -8,7 +8,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from trisect.errors import TrisectError
-from trisect.plan.ranks import (
+from trisect.pipeline.rank_search import (
     MOST_REMOVED,
     Curve,
     Key,

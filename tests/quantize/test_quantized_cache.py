@@ -13,7 +13,7 @@ from trisect.errors import TrisectError
 from trisect.models import shape_of
 from trisect.plan import budget_of
 from trisect.quantize import cache_bytes, quantized_cache
-from trisect.quantize.kv_cache import PackedLayer
+from trisect.quantize import PackedLayer
 
 PROMPT, NEW = 8, 48
 KV = {"parts": ("qk", "ov"), "kv_ratio": 0.5, "align": 8}

@@ -11,7 +11,7 @@ from trisect.config import verbs
 from trisect.errors import TrisectError
 from trisect.models.linear import BITS, QuantizedLinear
 from trisect.quantize import QuantizeConfig
-from trisect.quantize.weights import group_sizes, quantized_linear
+from trisect.quantize import group_sizes, quantized_linear
 
 
 def linear(d_in: int = 96, d_out: int = 40, *, bias: bool = False) -> nn.Linear:

@@ -109,9 +109,9 @@ def quantize(
     from trisect.calibrate.texts import usual_length
     from trisect.data import evaluation_tokens
     from trisect.evaluate.perplexity import perplexity
-    from trisect.quantize import count_bits, quantize_model, weights
+    from trisect.quantize import count_bits, quantize_model, require
 
-    weights.require(settings.backend)
+    require(settings.backend)
     loaded = screen.load(model, loading, own_dtype=True)  # scales and zeros are saved in what weights are loaded in
     room = length or usual_length(loaded.model)
     tokens = None if data is None else evaluation_tokens(data, loaded.tokenizer, windows=windows, length=room)

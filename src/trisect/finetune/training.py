@@ -26,7 +26,7 @@ from trisect.finetune.examples import IGNORED, Example, Examples, collate, holds
 from trisect.methods import METHODS
 from trisect.models import checkpoint, compressed, fingerprint, layer_views, looking, round_as_stored, save_model
 from trisect.models.linear import QuantizedLinear
-from trisect.quantize import QuantizeConfig, weights
+from trisect.quantize import QuantizeConfig, quantized_linear
 from trisect.support.checks import read_record
 from trisect.support.files import check_disk_space, new_folder, write_json
 from trisect.support.receipt import build_receipt, package_version
@@ -124,7 +124,7 @@ def _sum(held: QuantizedLinear, delta: Tensor) -> QuantizedLinear:
         plain.bias = nn.Parameter(held.bias, requires_grad=False)
     backend = "torchao" if held.packing.symmetric else "hqq"
     config = QuantizeConfig(bits=held.packing.bits, backend=backend)
-    return weights.quantized_linear(plain.train(held.training), config, held.packing.group_size)
+    return quantized_linear(plain.train(held.training), config, held.packing.group_size)
 
 
 @torch.no_grad()

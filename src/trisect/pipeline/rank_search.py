@@ -1,55 +1,43 @@
-"""Ranks for methods on single linear maps: the same everywhere, or spread as the method's paper does it."""
+"""Ranks for methods on single linear maps: the same everywhere, or spread as the method's paper does it.
+
+docs/math.md, L-4 and L-10 to L-12. A ratio is what is removed, a share what is kept.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field
 from torch import Tensor
 
 from trisect.calibrate import Progress, collect, fisher_information
 from trisect.config import CompressConfig
-from trisect.data import Tokens, content_hash
+from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.methods import get_method
 from trisect.methods.method import LinearMethod, options_of, solve
-from trisect.models import LayerView, fingerprint, layer_views, shape_of
+from trisect.models import LayerView, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
-from trisect.plan import Plan, budget, chosen_layers, ranks
+from trisect.plan import Plan, budget, chosen_layers
 from trisect.records.parts import COMPONENTS, Factored
 from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
-from trisect.support import checks, distributed
-from trisect.support.files import write_json
 
 
-class Sensitivity(BaseModel, strict=True):
-    """A row of a file: the perplexity with one linear map alone cut to a share of its parameters."""
+Key = tuple[int, str]  # (layer, name of the linear map)
 
-    layer: int
-    map: str
-    share: float = Field(gt=0, lt=1)
-    perplexity: float
+Size = tuple[int, int, int]  # (inputs, outputs, heads)
 
+Rule = Callable[[int, int, int, float], int]  # (inputs, outputs, heads, ratio) -> rank: what a ratio means to a method
 
-def read_sensitivities(
-    path: Path, made_of: Mapping[str, str], needed: Mapping[ranks.Key, ranks.Size]
-) -> dict[ranks.Key, dict[float, float]]:
-    """What the file has of the maps needed; refused if it was measured on anything else."""
-    data, curves = checks.read_table(path, Sensitivity, "sensitivities", what="sensitivities")
-    for name, value in made_of.items():
-        if data.get(name) != value:
-            raise TrisectError(
-                f"The sensitivities in {path} are of another {name.replace('_', ' ')}: "
-                f"{checks.shown(data.get(name))}, not {value}; name a new file with --curves."
-            )
-    for layer, linear in needed:
-        if (layer, linear) not in curves:
-            raise TrisectError(f"{path} has no sensitivities of {linear} in layer {layer}; name a new file.")
-    return {key: curves[key] for key in needed}
+Curve = Mapping[float, float]
+"""Share of its parameters one linear map keeps -> perplexity of the model with only that map cut."""
 
+MOST_REMOVED = 0.95  # no linear map is cut by more than this on account of its small loss, unless all of them are
 
+SMALLEST_LOSS = math.e
+"""Below this, 1 / log(loss) grows without bound and then turns negative; smaller losses count as this."""
+
+Item = TypeVar("Item")
 KEPT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 """Shares of a linear map's parameters at which ASVD's search looks at the loss."""
 TEST_WINDOWS, TEST_TOKENS = 8, 4096
@@ -63,11 +51,10 @@ class Problem:
     method: LinearMethod
     config: CompressConfig
     ratio: float
-    sizes: dict[ranks.Key, ranks.Size]
+    sizes: dict[Key, Size]
     model: Any
     tokens: Tokens | None
     progress: Progress | None
-    kept: Path | None  # where what a search measured stays for other ratios
 
     def statistics(self) -> Iterator[tuple[LayerView, dict[str, Tensor]]]:
         """Every layer with the moments that the method reads."""
@@ -75,10 +62,10 @@ class Problem:
         size = self.config.calibration.batch_size
         return collect(self.model, self.ids, lambda layer: names, batch_size=size, progress=self.progress)
 
-    def ranks(self, ratios: Mapping[ranks.Key, float] | None = None) -> dict[ranks.Key, int]:
+    def ranks(self, ratios: Mapping[Key, float] | None = None) -> dict[Key, int]:
         """The ranks at a ratio for each linear map, or at the common one, on the grid."""
         ratios = ratios or dict.fromkeys(self.sizes, self.ratio)
-        return ranks.ranks_at(self.sizes, self.method.rank, ratios, None if self.method.masks else self.config.align)
+        return ranks_at(self.sizes, self.method.rank, ratios, None if self.method.masks else self.config.align)
 
     @property
     def ids(self) -> Tensor:
@@ -92,16 +79,11 @@ class Problem:
 
 
 def linear_plan(
-    model: Any,
-    config: CompressConfig,
-    tokens: Tokens | None = None,
-    *,
-    progress: Progress | None = None,
-    path: str | Path | None = None,
+    model: Any, config: CompressConfig, tokens: Tokens | None = None, *, progress: Progress | None = None
 ) -> Plan:
     """The ranks (or kept weights) of every linear map that a method on linear maps is to change.
 
-    Uniform ranks need sizes only: there `model` may be a ModelShape. What a search measures stays in the file `path`.
+    Uniform ranks need sizes only: there `model` may be a ModelShape.
     """
     shape, method = model if isinstance(model, ModelShape) else shape_of(model), get_method(config.method)
     assert isinstance(method, LinearMethod)
@@ -110,7 +92,7 @@ def linear_plan(
             f"{method.name} takes linear maps one by one, and the experts of a layer are one tensor: use "
             "--parts qk,ov, or a method that narrows experts, --method a3+."
         )
-    sizes: dict[ranks.Key, ranks.Size] = {}
+    sizes: dict[Key, Size] = {}
     for index in chosen_layers(config.layers, num_layers=len(shape.layers)):
         layer = shape.layers[index]
         for name in maps_of(method, layer, config.parts):
@@ -118,8 +100,7 @@ def linear_plan(
                 raise TrisectError(f"Layer {index}: {name} is already factored; compress the original model.")
             sizes[index, name] = *budget.linear_sizes(layer, name), budget.linear_heads(layer, name)
     given: dict[str, Any] = {"model": model, "tokens": tokens, "progress": progress}
-    kept = None if path is None else Path(path)
-    problem = Problem(method=method, config=config, ratio=_ratio(method, config), sizes=sizes, kept=kept, **given)
+    problem = Problem(method=method, config=config, ratio=_ratio(method, config), sizes=sizes, **given)
     if not sizes:
         asked, known = ",".join(config.parts), ",".join(method.parts)
         raise TrisectError(f"{method.name} changes nothing in {asked}; use --parts {known}.")
@@ -163,7 +144,7 @@ def _ratio(method: LinearMethod, config: CompressConfig) -> float:
     return ratio
 
 
-def _search(method: LinearMethod, config: CompressConfig) -> Callable[[Problem], dict[ranks.Key, int]]:
+def _search(method: LinearMethod, config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
     if config.allocate in (None, "uniform"):
         return Problem.ranks
     if config.allocate == "balanced":
@@ -173,46 +154,33 @@ def _search(method: LinearMethod, config: CompressConfig) -> Callable[[Problem],
     return SEARCHES[method.search]
 
 
-def _by_loss(problem: Problem) -> dict[ranks.Key, int]:
+def _by_loss(problem: Problem) -> dict[Key, int]:
     """SVD-LLM v2: what each map would lose at the common rank decides its ratio."""
     common, options = problem.ranks(), options_of(problem.config)
-    losses: dict[ranks.Key, float] = {}
+    losses: dict[Key, float] = {}
     for view, statistics in problem.statistics():
         for key in (key for key in problem.sizes if key[0] == view.index):
             part = view.linear(key[1])
             solution = solve(problem.method, key[1], part, statistics, width=common[key], options=options)
-            losses[key] = ranks.truncation_loss(solution.loss, tokens=problem.ids.numel())
-    return problem.ranks(ranks.loss_ratios(losses, problem.ratio))
+            losses[key] = truncation_loss(solution.loss, tokens=problem.ids.numel())
+    return problem.ranks(loss_ratios(losses, problem.ratio))
 
 
-def _by_fisher(problem: Problem) -> dict[ranks.Key, int]:
+def _by_fisher(problem: Problem) -> dict[Key, int]:
     """Palu: ranks in proportion to each map's Fisher information."""
     views = layer_views(problem.model, own=True)
     found = fisher_information(problem.model, views, problem.ids, progress=problem.progress)
     fisher = {(layer, name): found[layer][f"{name}_fisher"].sum().item() for layer, name in problem.sizes}
-    return problem.ranks(ranks.fisher_ratios(fisher, problem.ratio))
+    return problem.ranks(fisher_ratios(fisher, problem.ratio))
 
 
-def _by_sensitivity(problem: Problem) -> dict[ranks.Key, int]:
+def _by_sensitivity(problem: Problem) -> dict[Key, int]:
     """ASVD: the perplexity with each map alone cut, at a few shares, on a few calibration windows."""
-    path, ids = problem.kept, problem.ids
-    made_of = {"fingerprint": fingerprint(problem.model), "token_hash": content_hash(ids)}
-    made_of["method"] = problem.method.name
-    if path is not None and distributed.broadcast(path.exists()):
-        curves = read_sensitivities(path, made_of, problem.sizes)
-    else:
-        curves = _sensitivities(problem)
-        if path is not None and distributed.is_rank_zero():
-            write_json(path, {**made_of, "sensitivities": checks.table_rows(Sensitivity, curves)})
-    return ranks.sensitivity_ranks(curves, problem.sizes, problem.method.rank, problem.ratio)
-
-
-def _sensitivities(problem: Problem) -> dict[ranks.Key, dict[float, float]]:
     ids, method = problem.ids, problem.method
     few = max(1, min(TEST_WINDOWS, TEST_TOKENS // ids.shape[1]))
     views = layer_views(problem.model, own=True)
     held_out = HeldOutLoss(problem.model, views, ids[:few], batch_size=problem.config.calibration.batch_size)
-    curves: dict[ranks.Key, dict[float, float]] = {}
+    curves: dict[Key, dict[float, float]] = {}
     for view, statistics in replace(problem, progress=None).statistics():
         for key in (key for key in problem.sizes if key[0] == view.index):
             name, part = key[1], view.linear(key[1])
@@ -228,7 +196,7 @@ def _sensitivities(problem: Problem) -> dict[ranks.Key, dict[float, float]]:
             if problem.progress is not None:
                 problem.progress("sensitivity", len(curves), len(problem.sizes))
         held_out.stream.advance(view)
-    return curves
+    return sensitivity_ranks(curves, problem.sizes, problem.method.rank, problem.ratio)
 
 
 def leading(solution: Factored, width: int) -> Factored:
@@ -236,14 +204,14 @@ def leading(solution: Factored, width: int) -> Factored:
     return replace(solution, A=solution.A[:, :width], B=solution.B[:, :width])
 
 
-SEARCHES: dict[str, Callable[[Problem], dict[ranks.Key, int]]] = {
+SEARCHES: dict[str, Callable[[Problem], dict[Key, int]]] = {
     "loss": _by_loss,
     "fisher": _by_fisher,
     "sensitivity": _by_sensitivity,
 }
 
 
-def _entries(problem: Problem, widths: dict[ranks.Key, int], index: int) -> tuple[LinearShape, ...]:
+def _entries(problem: Problem, widths: dict[Key, int], index: int) -> tuple[LinearShape, ...]:
     method, found = problem.method, []
     for name, rank in ((name, rank) for (layer, name), rank in widths.items() if layer == index):
         inputs, outputs, heads = problem.sizes[index, name]
@@ -252,3 +220,111 @@ def _entries(problem: Problem, widths: dict[ranks.Key, int], index: int) -> tupl
         if method.masks or rank < min(inputs, outputs // groups):
             found.append(LinearShape(name=name, rank=rank, groups=groups, cached=method.cached))
     return tuple(found)
+
+
+# From losses, Fisher information or sensitivities to a rank for each map: numbers alone.
+
+
+def ranks_at(sizes: Mapping[Key, Size], rule: Rule, ratios: Mapping[Key, float], align: int | None) -> dict[Key, int]:
+    """A ratio of its own for every linear map."""
+    return {key: aligned(rule(*size, ratios[key]), most=rule(*size, 0.0), align=align) for key, size in sizes.items()}
+
+
+def aligned(rank: int, *, most: int, align: int | None) -> int:
+    """The nearest multiple of `align`, ties down, from one step up to the last one within `most`."""
+    # Where not even one step fits, there is nothing to align to and the rank stays.
+    if align is None or most < align:
+        return min(rank, most)
+    below = rank // align * align
+    nearest = below if rank - below <= below + align - rank else below + align
+    return max(align, min(nearest, most // align * align))
+
+
+def truncation_loss(mean_square: float, *, tokens: int) -> float:
+    """|X W - X W'|_F over all calibration tokens, the unit of SVD-LLM V2, from a loss per token."""
+    return math.sqrt(mean_square * tokens)
+
+
+def loss_ratios(losses: Mapping[Key, float], ratio: float) -> dict[Key, float]:
+    """SVD-LLM V2: linear maps of one type are cut in proportion to 1 / log(loss).           [math.md L-10]
+
+    `losses` are Frobenius norms over all calibration tokens at the common ratio (`truncation_loss`). The mean
+    over each type is `ratio`.
+    """
+    ratios: dict[Key, float] = {}
+    for kind in {name for _, name in losses}:
+        weights = {key: 1 / math.log(max(loss, SMALLEST_LOSS)) for key, loss in losses.items() if key[1] == kind}
+        ratios |= spread(weights, mean=ratio, most=max(MOST_REMOVED, ratio))
+    return {key: ratios[key] for key in losses}
+
+
+def fisher_ratios(fisher: Mapping[Key, float], ratio: float) -> dict[Key, float]:
+    """Palu: ranks in proportion to Fisher information, over all keys and values together.   [math.md L-11]
+
+    Full ranks are taken as equal, as keys and values of one model are. The mean over all is `ratio`.
+    """
+    return {key: 1 - share for key, share in spread(fisher, mean=1 - ratio, most=1.0).items()}
+
+
+def spread(weights: Mapping[Item, float], *, mean: float, most: float) -> dict[Item, float]:
+    """Shares in proportion to `weights`, none above `most`, with this mean (not above `most` either)."""
+    # What a full share has no room for goes to the others, again in proportion.
+    shares: dict[Item, float] = {}
+    rest, left = dict(weights), mean * len(weights)
+    while rest:
+        total = sum(rest.values())
+        # Where nothing is left to tell the rest apart, they are alike.
+        portions = {key: weight / total if total > 0 else 1 / len(rest) for key, weight in rest.items()}
+        full = [key for key, portion in portions.items() if left * portion > most]
+        if not full:
+            shares |= {key: left * portion for key, portion in portions.items()}
+            break
+        for key in full:
+            shares[key] = most
+            del rest[key]
+        left = max(0.0, left - most * len(full))
+    return {key: shares[key] for key in weights}
+
+
+def sensitivity_ranks(
+    curves: Mapping[Key, Curve], sizes: Mapping[Key, Size], rule: Rule, ratio: float
+) -> dict[Key, int]:
+    """ASVD's STRS: every cut whose own perplexity is below one threshold, the lowest.       [math.md L-12]"""
+    # Every linear map takes the deepest of its cuts below the threshold, or stays whole (its full rank) if it
+    # has none. The result never has more parameters than the ratio allows.
+    budget = math.floor((1 - ratio) * sum(inputs * outputs for inputs, outputs, _ in sizes.values()))
+    # Every cut of every curve, the most harmful first; a model that broke down is worse than any other.
+    known = ((key, share, perplexity) for key, curve in curves.items() for share, perplexity in curve.items())
+    harm = [(-math.inf if math.isnan(perplexity) else -perplexity, key, share) for key, share, perplexity in known]
+    cuts = [(key, share) for _, key, share in sorted(harm) if share < 1]
+
+    def ranks(harmful: int) -> dict[Key, int]:
+        """With the `harmful` most sensitive cuts forbidden."""
+        shares = dict.fromkeys(sizes, 1.0)
+        for key, share in cuts[harmful:]:
+            shares[key] = min(shares[key], share)
+        whole = {key: min(sizes[key][:2]) for key in shares}
+        return {key: whole[key] if share >= 1 else rule(*sizes[key], 1 - share) for key, share in shares.items()}
+
+    low, high = 0, len(cuts)  # forbidding more never makes a model smaller, so bisection finds the most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _parameters(ranks(middle), sizes) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    found = ranks(low)
+    if _parameters(found, sizes) > budget:
+        raise TrisectError(
+            f"A ratio of {ratio:g} is beyond the measured sensitivities; use less, or --allocate uniform."
+        )
+    return found
+
+
+def _parameters(ranks: Mapping[Key, int], sizes: Mapping[Key, Size]) -> int:
+    """Of factored maps; one at its full rank is not factored."""
+    total = 0
+    for key, rank in ranks.items():
+        inputs, outputs, _ = sizes[key]
+        total += inputs * outputs if rank >= min(inputs, outputs) else rank * (inputs + outputs)
+    return total

@@ -151,9 +151,8 @@ def compress(
 ) -> Compressed:
     """Compress a model in place and say what it cost.
 
-    `given` is as for `open_run`; a plan among it is carried out as it is. Loss curves, or ASVD's sensitivities,
-    are read from the file `curves` where the plan needs them, or measured and written there. Finished layers are
-    kept in the folder `work`, and a run that finds some resumes after them. `planned` is called with the plan.
+    `given` is as for `open_run`; a plan among it is carried out as it is. Loss curves are read from the file
+    `curves` where the plan needs them, or measured and written there. Finished layers are kept in the folder `work`, and a run that finds some resumes after them. `planned` is called with the plan.
     """
     with clock.timing(next(model.parameters()).device) as times:
         run = open_run(model, config, **given)
@@ -243,14 +242,14 @@ def open_run(
 def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     """Widths for the components, or ranks for the linear maps, whichever the method works on."""
     config = run.config
-    given: dict[str, Any] = {"tokens": run.tokens, "path": curves, "progress": run.progress}
+    given: dict[str, Any] = {"tokens": run.tokens, "progress": run.progress}
     check_plannable(config)
     check_dropped(run.model, config)
     if config.removes_nothing:
         return plan_from_shape(run.shape, config)
     if run.method.linear:
         return rank_search.linear_plan(run.model, config, **given)
-    return plan_from_shape(run.shape, config, loss_curves.curves_for(run.model, config, **given))
+    return plan_from_shape(run.shape, config, loss_curves.curves_for(run.model, config, path=curves, **given))
 
 
 def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | None = None) -> Plan:
