@@ -12,8 +12,7 @@ from tolerances import assert_same_text
 from trisect.errors import TrisectError
 from trisect.models import shape_of
 from trisect.plan import budget_of
-from trisect.quantize import cache_bytes, quantized_cache
-from trisect.quantize import PackedLayer
+from trisect.quantize import PackedLayer, cache_bytes, quantized_cache
 
 PROMPT, NEW = 8, 48
 KV = {"parts": ("qk", "ov"), "kv_ratio": 0.5, "align": 8}

@@ -10,8 +10,7 @@ from torch import nn
 from trisect.config import verbs
 from trisect.errors import TrisectError
 from trisect.models.linear import BITS, QuantizedLinear
-from trisect.quantize import QuantizeConfig
-from trisect.quantize import group_sizes, quantized_linear
+from trisect.quantize import QuantizeConfig, group_sizes, quantized_linear
 
 
 def linear(d_in: int = 96, d_out: int = 40, *, bias: bool = False) -> nn.Linear:

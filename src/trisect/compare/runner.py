@@ -19,7 +19,6 @@ from trisect.errors import TrisectError, check_names
 from trisect.evaluate import tasks
 from trisect.evaluate.perplexity import perplexity
 from trisect.methods import get_method
-from trisect.methods.method import LinearMethod
 from trisect.models import Loaded, fingerprint, load_model, shape_of, zeros_of
 from trisect.pipeline.run import Compressed, compress
 from trisect.plan import Budget, budget, budget_of, compare, problem
@@ -203,13 +202,10 @@ class ModelRun:
         return self._tokens[calibration.name]
 
     def curves_path(self, config: CompressConfig, calibration: CalibrationEntry) -> Path | None:
-        """Where a method's loss curves or sensitivities are kept: the same for every ratio and alignment."""
-        method = get_method(config.method)
-        if allocation(config) == "uniform" or (isinstance(method, LinearMethod) and method.search != "sensitivity"):
+        """Where a method's loss curves are kept: the same for every ratio and alignment."""
+        if allocation(config) == "uniform" or get_method(config.method).linear:
             return None
         made_of = [self.fingerprint, self.tokens(calibration).hash, config.method, config.seed]
-        if method.linear:  # sensitivities are of the maps that are cut
-            made_of.append(config.parts)
         return self.folder.cache / f"curves-{hash_of(made_of)}.json"
 
     def _compressed(self, config: CompressConfig, calibration: CalibrationEntry) -> Compressed:

@@ -22,7 +22,6 @@ from trisect.plan import Plan, budget, chosen_layers
 from trisect.records.parts import COMPONENTS, Factored
 from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
 
-
 Key = tuple[int, str]  # (layer, name of the linear map)
 
 Size = tuple[int, int, int]  # (inputs, outputs, heads)
