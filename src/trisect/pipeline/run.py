@@ -152,7 +152,8 @@ def compress(
     """Compress a model in place and say what it cost.
 
     `given` is as for `open_run`; a plan among it is carried out as it is. Loss curves are read from the file
-    `curves` where the plan needs them, or measured and written there. Finished layers are kept in the folder `work`, and a run that finds some resumes after them. `planned` is called with the plan.
+    `curves` where the plan needs them, or measured and written there. Finished layers are kept in the folder
+    `work`, and a run that finds some resumes after them. `planned` is called with the plan.
     """
     with clock.timing(next(model.parameters()).device) as times:
         run = open_run(model, config, **given)
