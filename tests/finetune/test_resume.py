@@ -90,6 +90,11 @@ def test_ctrl_c_stops_tuning_with_a_state_to_resume(tmp_path: Path) -> None:
     assert tuned.receipt["resumed_at"] == 2
 
 
+def test_tuning_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    finetune(compressed(), examples(), CONFIG, state=tmp_path / "run", save_every=2)
+    assert capfd.readouterr().out == ""
+
+
 def test_a_checkpoint_that_was_not_finished_is_passed_over(tmp_path: Path) -> None:
     crash_at(4, tmp_path / "run", save_every=2)
     newest = tmp_path / "run" / "checkpoint-4"

@@ -14,7 +14,7 @@ import peft
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.pytorch_utils import Conv1D
 
 from trisect.config.verbs import TuneConfig
@@ -267,7 +267,9 @@ def trainer_for(adapted: Any, order: list[Example], config: TuneConfig, *, folde
     optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=config.lr, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_at, total=total))
     given: Any = {"train_dataset": order, "data_collator": collate, "compute_loss_func": summed_loss}
-    return Trainer(adapted, arguments, optimizers=(optimizer, schedule), **given)
+    trainer = Trainer(adapted, arguments, optimizers=(optimizer, schedule), **given)
+    trainer.remove_callback(PrinterCallback)  # what is printed is the caller's to say
+    return trainer
 
 
 class Watch(TrainerCallback):
