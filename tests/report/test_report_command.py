@@ -10,43 +10,34 @@ from report_runs import Page
 from trisect.cli import main
 
 
-def test_a_page_its_figures_and_where_they_are(
-    real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_and_where_it_is(real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    page, figures = tmp_path / "new" / "report.html", tmp_path / "figures"
-    assert main(["report", str(real_run), "-o", str(page), "--figures", str(figures)]) == 0
+    page = tmp_path / "new" / "report.html"
+    assert main(["report", str(real_run), "-o", str(page)]) == 0
     assert f"Saved to {page}" in capsys.readouterr().out
-    names = ["plan-run", "losses-run", *(f"spectra-{part}-run" for part in ("qk", "ov", "mlp")), "time"]
-    files = [f"{n:02}-{name}.{kind}" for n, name in enumerate(names, start=1) for kind in ("png", "svg")]
-    assert sorted(path.name for path in figures.iterdir()) == files
-    assert len(Page.of(page.read_text(encoding="utf-8")).all("svg")) == len(names)
-    assert (figures / "06-time.png").read_bytes().startswith(b"\x89PNG")
+    figures = ["plan", "losses", "QK spectra", "OV spectra", "MLP spectra"]
+    assert len(Page.of(page.read_text(encoding="utf-8")).all("svg")) == len(figures)
     assert list(page.parent.iterdir()) == [page]
 
 
-def test_without_matplotlib_the_page_has_tables_and_figures_are_refused(
-    real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_without_matplotlib_the_page_has_tables(
+    real_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out = tmp_path / "report.html"
-    assert main(["report", str(real_run), "-o", str(out), "--figures", str(tmp_path / "figures")]) == 2
-    assert "pip install 'trisect[plots]'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
     assert main(["report", str(real_run), "-o", str(out)]) == 0
     page = Page.of(out.read_text(encoding="utf-8"))
     assert not page.all("svg")
     assert page.text.count("pip install 'trisect[plots]'") == 1
     losses = [loss["loss"] / loss["total"] for loss in json.loads((real_run / "receipt.json").read_text())["losses"]]
     assert {repr(value) for value in losses} <= {cell.attributes.get("data-value") for cell in page.all("td")}
-    assert sum("open" in element.attributes for element in page.all("details")) == len(page.all("figure")) == 6
+    assert sum("open" in element.attributes for element in page.all("details")) == len(page.all("figure")) == 5
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["-o", "model.safetensors"], "should end in .html: -o model.html"),
-        (["--figures", "taken"], "is a file; name a folder"),
         (["--measured", "nothing.json"], "Cannot read nothing.json"),
     ],
 )
@@ -59,7 +50,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "taken").write_text("")
     before = sorted(tmp_path.iterdir())
     assert main(["report", str(real_run), *words]) == 2
     printed = capsys.readouterr().err

@@ -18,7 +18,7 @@ LARGEST_PICTURE = 200_000
 def test_every_option_of_the_table_is_one_of_the_command() -> None:
     known = {f"--{name.replace('_', '-')}" for name in inspect.signature(measure.report).parameters}
     named = set(re.findall(r"^\| `(--[a-z-]+)", TEXT, flags=re.MULTILINE))
-    assert named == {"--measured", "--figures"}
+    assert named == {"--measured"}
     assert named <= known
 
 

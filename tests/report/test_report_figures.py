@@ -1,7 +1,5 @@
 """Figures show the numbers of their runs, at the places that the axes say."""
 
-import math
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import HOSTILE, perplexity_entry
+from report_runs import HOSTILE
 
-from trisect.plan.budget import budget_of
 from trisect.records.shapes import LinearShape
-from trisect.report.charts import loss_map, pareto_charts, plan_map, time_bars, trial_chart, tuning_chart
-from trisect.report.page import Section, write_figures
+from trisect.report.charts import loss_map, plan_map, tuning_chart
 from trisect.report.runs import Run, read_runs
-from trisect.support.plots import COLOURS, Chart, Figure, Groups, HeatMap, Series, file_name, png, svg
+from trisect.support.plots import COLOURS, Chart, Figure, HeatMap, Series, file_name, png, svg
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -73,73 +69,9 @@ def test_a_part_that_was_not_touched_has_no_cell(run: Run) -> None:
     assert loss_map(with_losses(run, [])) == []
 
 
-def test_bars_are_the_timings_of_the_receipt_without_their_sum(run: Run) -> None:
-    (bars,) = time_bars([run])
-    assert bars is not None
-    timings = dict(run.receipts[0].whole["timings"])
-    total = timings.pop("compress")
-    assert bars.groups[run.name] == timings
-    assert sum(bars.groups[run.name].values()) == pytest.approx(total, abs=0.01)
-    silent = run.receipts[0].model_copy(update={"timings": {}})
-    assert time_bars([replace(run, receipts=(silent,))]) == []
-
-
-def test_pareto_points_are_sizes_and_perplexities_and_the_front_is_what_nothing_beats(
-    copied: Callable[..., Path],
-) -> None:
-    def measured(value: float) -> dict[str, Any]:
-        return {"before": perplexity_entry(20.0), "after": perplexity_entry(value)}
-
-    names = {"good": 24.0, "bad": 30.0}
-    runs = read_runs([copied(name, perplexity=measured(value)) for name, value in names.items()])
-    charts = pareto_charts(runs)
-    assert [chart.axes[0] for chart in charts] == ["parameters (millions)", "bits per dense parameter"]
-    dense, good, bad, front = charts[0].series
-    parameters = budget_of(runs[0].after).parameters / 1e6
-    assert [*good.points, *bad.points] == [(parameters, 24.0), (parameters, 30.0)]
-    assert dense.points[0][1] == 20.0
-    assert front.points == [*good.points, *dense.points]
-    assert charts[1].series[0].points[0][0] == 32
-    assert pareto_charts(runs[:1]) == []
-
-
-def test_a_few_bytes_put_nothing_on_the_front(copied: Callable[..., Path]) -> None:
-    def measured(value: float) -> dict[str, Any]:
-        return {"before": perplexity_entry(20.0), "after": perplexity_entry(value)}
-
-    good, bad = read_runs([copied(name, perplexity=measured(v)) for name, v in (("good", 24), ("bad", 30))])
-    for smaller, kept in ((1, {"good"}), (bad.weight_bytes // 10, {"good", "bad"})):
-        less = replace(bad, weight_bytes=bad.weight_bytes - smaller).with_facts([])
-        sizes = {fact.quantity: fact for fact in less.facts}
-        facts = tuple(sizes.get(fact.quantity, fact) for fact in bad.facts)
-        *points, front = pareto_charts([good, replace(bad, facts=facts)])[1].series
-        named = {point: series.label for series in points for point in series.points}
-        assert {named[point] for point in front.points} - {"dense (dense)"} == kept
-
-
-def test_runs_on_different_texts_share_no_pareto_plot(copied: Callable[..., Path]) -> None:
-    other = {"before": perplexity_entry(9.0, token_hash="b" * 64), "after": perplexity_entry(9, token_hash="b" * 64)}
-    assert pareto_charts(read_runs([copied("one"), copied("two", perplexity=other)])) == []
-
-
-def test_an_infinite_perplexity_is_in_no_plot(copied: Callable[..., Path]) -> None:
-    broken = {"before": perplexity_entry(20.0), "after": perplexity_entry(None)}
-    runs = read_runs([copied("one"), copied("two", perplexity=broken)])
-    assert math.isinf(next(fact.after for fact in runs[1].facts if fact.quantity.kind == "perplexity"))
-    assert pareto_charts(runs) == []
-
-
-def test_trials_and_tuning_are_shown_as_they_were(copied: Callable[..., Path]) -> None:
-    trials = [{"ratio": 0.2, "rise": 0.01, "inside": True}, {"ratio": 0.4, "rise": 0.2, "inside": False}]
-    folder = copied("searched", target={"trials": trials}, tuning=[{"losses": [2.0, 1.5]}])
-    run = read_runs([folder])[0]
-    (trial,), (tuning,) = trial_chart(run), tuning_chart(run)
-    assert trial is not None
-    assert tuning is not None
-    assert {each.label: each.points for each in trial.series} == {
-        "inside the bound": [(20, 0.01)],
-        "outside": [(40, 0.2)],
-    }
+def test_tuning_is_shown_as_it_was(copied: Callable[..., Path]) -> None:
+    run = read_runs([copied("tuned", tuning=[{"losses": [2.0, 1.5]}])])[0]
+    (tuning,) = tuning_chart(run)
     assert tuning.series[0].points == [(1, 2.0), (2, 1.5)]
 
 
@@ -155,9 +87,6 @@ EXAMPLES: list[Figure] = [
         ],
     ),
     HeatMap(name="heat", title="$a_b", rows={HOSTILE: [None, 0.5]}, unit="u", coldest=0, hottest=0),
-    Groups(
-        name="groups", title="\u6f22", y_label="y \x00", groups={HOSTILE: {"a": 1.0, "_$b": 2.0}, "other": {"a": 4.0}}
-    ),
 ]
 each_example = pytest.mark.parametrize("figure", EXAMPLES, ids=lambda figure: figure.name)
 
@@ -212,17 +141,6 @@ def test_every_figure_has_its_numbers_as_a_table() -> None:
     tables = [figure.table()[1] for figure in EXAMPLES]  # type: ignore[attr-defined]
     assert tables[0][0] == (f"_{HOSTILE}\x1b", 0, 1)
     assert tables[1] == [(1, HOSTILE, 0.5, "")]
-    assert tables[2] == [(HOSTILE, "a", 1.0), (HOSTILE, "_$b", 2.0), ("other", "a", 4.0)]
-
-
-def test_upright_bars_are_as_tall_as_their_values() -> None:
-    paths = [path.attrib for path in ET.fromstring(svg(EXAMPLES[2])).iter(f"{NAMESPACE}path")]
-    tall = []
-    for path in paths:
-        heights = [float(place) for place in re.findall(r"[ML] [\d.]+ ([\d.]+)", path["d"])]
-        if any(f"fill: {colour}" in path.get("style", "") for colour in COLOURS[:2]):
-            tall.append(max(heights) - min(heights))
-    assert tall[:3] == pytest.approx([tall[0], 2 * tall[0], 4 * tall[0]], rel=0.01)
 
 
 @pytest.mark.parametrize(("highest", "log"), [(15.0, False), (100.0, True), (1e9, True)])
@@ -237,14 +155,6 @@ def test_a_long_line_has_a_few_marks_and_a_very_long_one_none() -> None:
     for length, number in ((10, 10), (64, 16), (1000, 0)):
         series = [Series(label="a", points=[(n, n) for n in range(length)])]
         assert len(marks(Chart(name="c", title="", axes=("", ""), series=series))) == number
-
-
-def test_figures_of_runs_with_strange_names_have_plain_file_names_none_twice(tmp_path: Path) -> None:
-    names = ["plan-a/b", "plan-a b", "PLAN-A-B", "../..", "plan-" + 300 * "x"]
-    section = Section("", figures=[replace(EXAMPLES[2], name=name) for name in names])
-    written = write_figures(tmp_path, {"time": section})
-    assert len(set(written)) == 2 * len(names)
-    assert {path.parent for path in written} == {tmp_path}
 
 
 def test_names_of_files_hold_what_every_system_can_write() -> None:

@@ -77,7 +77,7 @@ def test_what_was_not_measured_is_said_with_the_command_that_would(real_run: Pat
     assert text.count("not measured") == 2
     assert "trisect eval MODEL --tasks quick --json F" in text
     assert "trisect bench RUN --json F" in text
-    assert "Search and tuning" not in text  # a section with nothing in it
+    assert "Tuning" not in text  # a section with nothing in it
     files = [
         eval_file(tmp_path / "t.json", real_run, tasks=tasks_entry(boolq=0.4321)),
         bench_file(tmp_path / "b.json", real_run, dense=0.5, narrow=0.25),
@@ -98,7 +98,7 @@ def test_several_runs_stand_side_by_side_and_a_gap_is_said(copied: Callable[...,
     assert page.text.count("not measured") == 3
     names = [element.attributes["data-name"] for element in page.all("figure")]
     spectra = [f"spectra-{part}-{name}" for name in ("one", "two") for part in ("qk", "ov", "mlp")]
-    assert names == ["plan-one", "losses-one", "plan-two", "losses-two", *spectra, "time"]
+    assert names == ["plan-one", "losses-one", "plan-two", "losses-two", *spectra]
 
 
 def test_runs_of_one_model_share_what_was_measured_of_it(copied: Callable[..., Path], tmp_path: Path) -> None:
@@ -205,7 +205,6 @@ def hostile(copied: Callable[..., Path]) -> Path:
         "commit": HOSTILE,
         "python": HOSTILE,
         HOSTILE: HOSTILE,
-        "target": {"trials": [{"ratio": 0.5, "rise": 1.0}]},
         "tuning": [{"losses": [1.0], "held_out": [{"after": entry}]}],
     }
     (folder / "receipt.json").write_text(json.dumps(receipt))
@@ -253,7 +252,7 @@ def test_every_figure_has_its_numbers_in_a_table_and_a_label(real_run: Path) -> 
     found = report_sections(runs)
     page = Page.of(render(runs, found))
     drawn = page.all("svg")
-    assert len(drawn) == sum(len(section.figures) for section in found.values()) == 6
+    assert len(drawn) == sum(len(section.figures) for section in found.values()) == 5
     assert all(element.attributes["role"] == "img" and element.attributes["aria-label"] for element in drawn)
     assert [e.text for e in page.all("summary")].count("Data") == len(drawn)
 

@@ -130,8 +130,6 @@ def test_a_missing_or_damaged_receipt_is_named(copied: Callable[..., Path]) -> N
         {"timings": []},
         {"timings": {"qk": "fast"}},
         {"tuning": [7]},
-        {"target": {"trials": [{"ratio": None, "rise": 1}]}},
-        {"target": {"trials": [{"ratio": 0.1, "rise": 1, "inside": "yes"}]}},
         {"perplexity": {"after": 7}},
         {"perplexity": {"after": {"perplexity": "low", "data": "x", "token_hash": "y"}}},
     ],

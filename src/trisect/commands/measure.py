@@ -298,27 +298,18 @@ def report(
             "FILE",
         ),
     ] = None,
-    figures: Annotated[
-        Path | None, option("Also every figure as SVG and PNG (pip install 'trisect[plots]').", "DIR")
-    ] = None,
 ) -> None:
     """Write one self-contained page: what went, what it cost, where the time went, and every receipt.
 
     One page about a run: trisect report small -o report.html
-    Two runs side by side, with what was measured later:
-        trisect report small smaller --measured eval.json --figures figures
+    Two runs side by side, with what was measured later: trisect report small smaller --measured eval.json
     """
     from trisect.report import page
     from trisect.report.runs import read_runs
 
-    page.check_outputs(out, figures)
+    page.check_output(out)
     with screen.quiet_libraries():
         found = read_runs(runs, measured or [])
-    sections = page.report_sections(found)
-    made = page.render(found, sections)
-    if figures is not None:
-        drawn = page.write_figures(figures, sections)
-        screen.say(f"{len(drawn)} files of figures in {figures}")
-    atomic_write_text(out, made)
+    atomic_write_text(out, page.render(found, page.report_sections(found)))
     screen.say(f"Saved to {out}")
     screen.say_next(f"open {screen.quoted(out)} in a browser")

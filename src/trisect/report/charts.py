@@ -1,20 +1,16 @@
-"""What the figures of the page show: plans and losses, spectra, search, tuning, time, Pareto."""
+"""What the figures of the page show: plans and losses, spectra, tuning."""
 
-import math
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 from trisect.records.parts import even_ranks
 from trisect.records.shapes import ModelShape, paired
-from trisect.report.runs import BITS, PARAMETERS, Kind, Loss, Quantity, Run
+from trisect.report.runs import Loss, Run
 from trisect.report.terminal import kept_shares
-from trisect.support.plots import Chart, Groups, HeatMap, Point, Series
+from trisect.support.plots import Chart, HeatMap, Series
 
 ACROSS, FEW = 5, 8  # layers whose spectra are shown, from the first to the last; of so few, all
 FAINTEST = 1e-7  # of the largest share: what is below comes from rounding, and is not drawn
-SAME_COST = 1e-3  # files of the same weights differ by a few bytes
-X_LABELS = {PARAMETERS: "parameters (millions)", BITS: "bits per dense parameter"}
 
 
 def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title: str = "") -> HeatMap:
@@ -45,27 +41,6 @@ def loss_map(run: Run) -> list[HeatMap]:
     return [HeatMap(rows=rows, unit="lost", coldest=0.0, hottest=hottest, **texts)] if rows else []
 
 
-def time_bars(runs: Sequence[Run]) -> list[Groups]:
-    """Seconds by stage, a group of bars per run."""
-    bars = {run.name: run.timings for run in runs if sum(run.timings.values()) > 0}
-    caption = "Seconds of each stage. Compare runs of one machine only."
-    title = "Where the time went"
-    return [Groups(name="time", title=title, caption=caption, y_label="seconds", groups=bars)] if bars else []
-
-
-def trial_chart(run: Run) -> list[Chart]:
-    """The search for the smallest model within a bound on perplexity."""
-    groups: dict[str, list[Point]] = {}
-    for trial in sorted(run.compression.trials, key=lambda trial: not trial.inside):
-        label = "inside the bound" if trial.inside else "outside"
-        groups.setdefault(label, []).append((100 * trial.ratio, trial.rise))
-    series = [Series(label=label, line=False, points=points) for label, points in groups.items()]
-    name, title = f"trials-{run.name}", f"{run.name}: models that were tried"
-    caption = "Rise of the loss on held-out calibration windows, for every model that was tried."
-    axes = ("removed (%)", "rise of the loss (nats per token)")
-    return [Chart(name=name, title=title, caption=caption, axes=axes, series=series)] if series else []
-
-
 def tuning_chart(run: Run) -> list[Chart]:
     """Loss by step of every fine-tuning."""
     curves = {time: tuning.losses for time, tuning in enumerate(run.tunings, start=1) if tuning.losses}
@@ -77,9 +52,8 @@ def tuning_chart(run: Run) -> list[Chart]:
 
 def spectrum_charts(run: Run) -> list[Chart]:
     """Per component, a line for each of some layers and a guide where it was cut."""
-    losses = run.compression.losses
     parts: dict[str, list[Loss]] = {}
-    for loss in losses:
+    for loss in run.compression.losses:
         if loss.spectrum and loss.spectrum.values[0] > 0:
             parts.setdefault(loss.component, []).append(loss)
     shown = {part: [loss for loss in there if loss.layer in across(there)] for part, there in parts.items()}
@@ -120,50 +94,3 @@ def _spectrum_chart(run: Run, component: str, shown: Sequence[Loss]) -> Chart:
     name, title = f"spectra-{component}-{run.name}", f"{run.name}: {component.upper()} spectra"
     axes = (f"rank (% of the {unit}s)", "share of the energy (%)")
     return Chart(name=name, title=title, caption=caption, axes=axes, series=lines, log_y=True)
-
-
-def pareto_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Perplexity against size and bits, wherever two runs or more have both."""
-    quantities = dict.fromkeys(fact.quantity for run in runs for fact in run.facts)
-    texts = [quantity for quantity in quantities if quantity.kind == Kind.PERPLEXITY]
-    pairs = product(enumerate(texts), enumerate(X_LABELS))
-    charts = (_pareto_chart(runs, text, cost, name=f"pareto-{n}-{place}") for (n, text), (place, cost) in pairs)
-    return [chart for several in charts for chart in several]
-
-
-def _pareto_chart(runs: Sequence[Run], text: Quantity, cost: Quantity, *, name: str) -> list[Chart]:
-    dense: dict[str, list[Point]] = {}
-    compressed: dict[str, list[Point]] = {}
-    for run in runs:
-        y, x = run.fact(text), run.fact(cost)
-        known = dense.setdefault(f"{run.source_name} (dense)", [])
-        known += [point for point in _spot(cost, x.before, y.before) if point not in known]
-        compressed[run.name] = _spot(cost, x.after, y.after)
-    if sum(map(bool, compressed.values())) < 2:
-        return []
-    models = {label: points for label, points in {**dense, **compressed}.items() if points}
-    front = pareto_front([point for points in models.values() for point in points])
-    series = [Series(label=label, points=points, line=False) for label, points in models.items()]
-    series.append(Series(label="front", points=front, guide=True))
-    details = "; ".join(detail for detail in (text.detail, cost.detail) if detail)
-    caption = f"Lower left is better; the line joins what nothing else beats. {details}."
-    axes = (X_LABELS[cost], "perplexity")
-    title = f"{text.name} against {cost.name}"
-    return [Chart(name=name, title=title, caption=caption, axes=axes, series=series, log_y=True)]
-
-
-def _spot(cost: Quantity, x: float | None, y: float | None) -> list[Point]:
-    """A model's place, where both of its numbers are known."""
-    if x is None or y is None or not math.isfinite(y):
-        return []
-    return [(x / 1e6 if cost == PARAMETERS else x, y)]
-
-
-def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Points that no other beats in both, by cost; costs that differ by next to nothing are the same."""
-
-    def beats(one: Point, other: Point) -> bool:
-        cheaper = one[0] < other[0] * (1 - SAME_COST)
-        return one[1] < other[1] and one[0] <= other[0] * (1 + SAME_COST) or (cheaper and one[1] == other[1])
-
-    return [point for point in sorted(set(points)) if not any(beats(other, point) for other in points)]

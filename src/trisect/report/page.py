@@ -60,7 +60,7 @@ def report_sections(runs: Sequence[Run]) -> dict[str, Section]:
         plan = charts.plan_map(run.before, run.after, name=f"plan-{run.name}", title=title)
         maps += [plan, *charts.loss_map(run)]
     spectra = [chart for run in runs for chart in charts.spectrum_charts(run)]
-    search = [chart for run in runs for chart in (*charts.trial_chart(run), *charts.tuning_chart(run))]
+    tunings = [chart for run in runs for chart in charts.tuning_chart(run)]
     losses = [(run.name, loss) for run in runs for loss in run.compression.losses if loss.note]
     notes = [(name, loss.layer, loss.component.upper(), loss.note) for name, loss in losses]
     found = {
@@ -68,15 +68,20 @@ def report_sections(runs: Sequence[Run]) -> dict[str, Section]:
         "runs": Section("Runs", runs),
         "plan": Section("The plan", notes, maps),
         "spectra": Section("Spectra", figures=spectra),
-        "search": Section("Search and tuning", figures=search),
-        "time": Section("Time", figures=charts.time_bars(runs)),
-        "pareto": Section("What is worth its size", figures=charts.pareto_charts(runs)),
-        "calibration": Section("Calibration and provenance", _provenance(runs)),
+        "tuning": Section("Tuning", figures=tunings),
+        "time": Section("Time", _by_run([run.timings for run in runs])),
+        "calibration": Section("Calibration and provenance", _by_run([*map(_provenance, runs)])),
         "receipts": Section("Receipts", runs),
     }
-    for key in () if len(runs) > 1 else ("runs", "pareto"):
-        del found[key]
+    if len(runs) == 1:
+        del found["runs"]
     return {key: section for key, section in found.items() if section.content or section.figures}
+
+
+def _by_run(facts: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Rows of a name and a value per run."""
+    names = dict.fromkeys(name for one in facts for name in one)
+    return [[name, *(one.get(name, "-") for one in facts)] for name in names]
 
 
 def render(runs: Sequence[Run], sections: Mapping[str, Section]) -> str:
@@ -143,21 +148,16 @@ def shown_value(value: float, quantity: Quantity) -> str:
     return count(value) if value >= 1e3 else short(value)
 
 
-def _provenance(runs: Sequence[Run]) -> list[list[str]]:
-    """What the solvers saw, and what ran: rows of a name and a value per run."""
-    rows: dict[str, list[str]] = {}
-    for number, run in enumerate(runs):
-        receipt = run.compression
-        chosen = receipt.recipe.get("calibration")
-        data = chosen if isinstance(chosen, dict) else {}
-        values: dict[str, Any] = {f"calibration {key}": data.get(key) for key in CALIBRATION}
-        values |= {key.replace("_", " "): receipt.whole.get(key) for key in PROVENANCE}
-        values |= {**receipt.versions, **receipt.hardware}
-        values["fine-tuned"] = f"{len(run.tunings)} times" if run.tunings else None
-        for key, value in values.items():
-            if value is not None:
-                rows.setdefault(key, ["-"] * len(runs))[number] = str(value)
-    return [[key, *values] for key, values in rows.items()]
+def _provenance(run: Run) -> dict[str, str]:
+    """What the solvers saw, and what ran."""
+    receipt = run.compression
+    chosen = receipt.recipe.get("calibration")
+    data = chosen if isinstance(chosen, dict) else {}
+    values: dict[str, Any] = {f"calibration {key}": data.get(key) for key in CALIBRATION}
+    values |= {key.replace("_", " "): receipt.whole.get(key) for key in PROVENANCE}
+    values |= {**receipt.versions, **receipt.hardware}
+    values["fine-tuned"] = f"{len(run.tunings)} times" if run.tunings else None
+    return {key: str(value) for key, value in values.items() if value is not None}
 
 
 def receipt_text(receipt: Receipt) -> str:
@@ -174,27 +174,11 @@ def content_policy(script: str) -> str:
     return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
 
 
-def check_outputs(page: Path, figures: Path | None) -> None:
-    """Refuse outputs that cannot be written, or that would put a page over something else."""
+def check_output(page: Path) -> None:
+    """Refuse a page that cannot be written, or that would be put over something else."""
     if page.suffix.lower() not in (".html", ".htm"):
         raise TrisectError(f"The report is a page, so {page.name!r} should end in .html: -o {page.stem}.html.")
     check_writable(page)
-    if figures is not None:
-        plots.need_matplotlib("leave --figures out: the page has the tables")
-        if figures.exists() and not figures.is_dir():
-            raise TrisectError(f"{figures} is a file; name a folder with --figures.")
-        check_writable(figures / "figure.svg")
-
-
-def write_figures(folder: Path, sections: Mapping[str, Section]) -> list[Path]:
-    """Every figure as SVG and as PNG, numbered as on the page."""
-    figures = [figure for section in sections.values() for figure in section.figures]
-    names = [plots.file_name(f"{n:02} {figure.name[:80]}") for n, figure in enumerate(figures, start=1)]
-    return [
-        plots.write_figure((folder / name).with_suffix(suffix), figure)
-        for name, figure in zip(names, figures, strict=True)
-        for suffix in (".svg", ".png")
-    ]
 
 
 @cache

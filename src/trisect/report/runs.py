@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from trisect.bench.rows import Case
 from trisect.errors import TrisectError
@@ -114,14 +114,6 @@ class Loss(Entry):
         return self.loss / self.total if self.total > 0 else None
 
 
-class Trial(Entry):
-    """One try of a search for the smallest model within a bound."""
-
-    ratio: float
-    rise: float
-    inside: bool = False
-
-
 class Perplexity(Entry):
     """Perplexity of one model on one text."""
 
@@ -184,8 +176,6 @@ class Receipt(Record):
     recipe: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     hardware: dict[str, Any] = {}
-    trials: list[Trial] = Field([], validation_alias=AliasPath("target", "trials"))
-    """Of the search for a bound on perplexity."""
     plan: dict[str, Any] | None = None
     losses: list[Loss] = []
     tuning: list[Tuning] = []

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
@@ -154,36 +153,6 @@ class HeatMap(Figure):
         axes.set_xticks(range(self.columns))
         axes.set_xlabel(f"layer (cells: {self.unit}, %)")
         return []
-
-
-@dataclass(frozen=True, kw_only=True)
-class Groups(Figure):
-    """Upright bars in groups; those of one label have one colour."""
-
-    y_label: str
-    groups: Mapping[str, Mapping[str, float]]  # group -> label -> height
-
-    def table(self) -> Table:
-        """A row per bar."""
-        groups = self.groups.items()
-        return ("group", "bar", self.y_label), [(group, *bar) for group, bars in groups for bar in bars.items()]
-
-    def draw(self, axes: Any) -> Legend:
-        from matplotlib.patches import Patch
-
-        names = dict.fromkeys(name for bars in self.groups.values() for name in bars)
-        colours = dict(zip(names, cycle(COLOURS), strict=False))
-        for place, bars in enumerate(self.groups.values()):
-            width = 0.8 / len(bars)
-            lefts = [place - 0.4 + number * width for number in range(len(bars))]
-            style = {"align": "edge", "color": [colours[name] for name in bars]}
-            boxes = axes.bar(lefts, list(bars.values()), 0.95 * width, **style)
-            axes.bar_label(boxes, fmt="%.3g", fontsize=7, padding=2)
-        values = [height for bars in self.groups.values() for height in bars.values()]
-        _set_scales(axes, values, ("", self.y_label), log=True)
-        axes.set_xticks(range(len(self.groups)), [_label(group) for group in self.groups], fontsize=7)
-        axes.margins(y=0.15)
-        return [(name, Patch(color=colour)) for name, colour in colours.items()]
 
 
 def has_matplotlib() -> bool:
