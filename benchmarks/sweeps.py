@@ -175,13 +175,21 @@ def measured_row(
     lap: measure.Lapping,
 ) -> dict[str, Any]:
     """A row; of a slice of the layers it is extrapolated to all of them."""
-    run, missing = measure.run_case(model, case, effort, lap), 0
+    run, missing = run_case(model, case, effort, lap), 0
     if case.layers < case.of_layers:
         missing = missing_bytes(model, variant.shape, measured=case.layers)
         with first_layers(model, 1):
-            one = measure.run_case(model, case, effort, lap)
+            one = run_case(model, case, effort, lap)
         run = _extrapolated(case, run, one, missing)
     return measure.row_of(run, model, variant, case, ceilings, missing=missing)
+
+
+def run_case(model: Any, case: Case, effort: measure.Effort, lap: measure.Lapping) -> Run:
+    """Run a model as the case says: seconds are those of one prefill, or of one decoding step."""
+    (found,) = measure.in_turn([measure.turns_of(model, case, effort, lap, turns=1)])
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def test_init_compare_writes_a_recipe_that_compare_takes(tmp_path: Path, capsys:
     file = tmp_path / "recipe.yaml"
     assert main(["init", "compare", "-o", str(file)]) == 0
     assert main(["compare", str(file), "--dry-run"]) == 0
-    assert "4 cells, 4 to run" in capsys.readouterr().out
+    assert "from 0 of 4 receipts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "compare"])
@@ -137,8 +137,8 @@ def test_lists_and_fractions_are_those_that_would_be_typed(parts: list[str], sha
     ("verb", "text", "message"),
     [
         ("compress", "ratoi: 0.2", "Did you mean ratio"),
-        ("compress", "tasks: paper", "tasks is an option of eval, not of compress"),
-        ("ls", "ratio: 0.2", "option of demo, compress, plan, not of ls"),
+        ("compress", "tasks: paper", "Unknown option in"),
+        ("ls", "ratio: 0.2", "Unknown option in"),
         ("eval", "length: long", "run.yaml gives 'long'"),
         ("eval", "length: 12.5", "'--length'"),
         ("eval", "length: true", "length takes no true"),
@@ -148,7 +148,7 @@ def test_lists_and_fractions_are_those_that_would_be_typed(parts: list[str], sha
         ("eval", "quiet: maybe", "quiet is true or false, not 'maybe'"),
         ("eval", "- length", "must hold options such as"),
         ("eval", "length: 1\nlength: 2", "comes twice"),
-        ("eval", "batch-size: 1\nbatch_size: 2", "once with dashes and once with underscores"),
+        ("eval", "batch-size: 1\nbatch_size: 2", "gives batch_size twice, with different values"),
         ("plan", "seed: 1\ncalibration: {seed: 2}", "gives seed twice, with different values"),
         ("plan", "calibration: {sample: 2}", "Did you mean samples"),
         ("eval", "config: other.yaml", "Unknown option in"),

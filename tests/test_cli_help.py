@@ -168,9 +168,6 @@ def test_the_page_about_the_command_line_names_every_verb_and_no_other() -> None
 
 def test_shells_complete_verbs_names_and_fixed_values() -> None:
     assert completions("trisect com") == ["compress", "compare"]
-    assert set(completions("trisect compress m --method a3")) == {
-        name for name in _options.method_names() if name.startswith("a3")
-    }
     assert completions("trisect compress smol") == ["smollm2-135m"]
     assert completions("trisect plan m --stream o") == []
     assert completions("trisect compress m --stream o") == ["on", "off"]
@@ -185,13 +182,9 @@ def test_the_completion_script_of_each_shell_calls_back(shell: str) -> None:
     assert done.stderr.strip() == "False"
 
 
-def test_names_read_from_the_sources_are_those_of_the_tables() -> None:
+def test_names_that_shells_complete_are_those_of_the_tables() -> None:
     from trisect.data import REGISTRY_MODELS, list_sources
-    from trisect.methods import A3_FAMILY, baselines
-    from trisect.methods.a3plus import PIECES
 
-    assert set(_options.method_names()) == {method.name for method in (*A3_FAMILY, *baselines.BASELINES)}
     assert _options.NAMES["data"]() == [name for name, _ in list_sources()]
     assert _options.NAMES["model"]() == list(REGISTRY_MODELS)
-    assert _options.NAMES["without"]() == list(PIECES)
     assert _options.NAMES["verb"]() == sorted(VERBS)

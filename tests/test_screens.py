@@ -213,7 +213,7 @@ def test_compare_shows_what_its_cells_measured(half: Path, text: Path, tmp_path:
         "evaluation": [{"name": "notes", "data": str(text), "length": 32, "windows": 4}],
     }
     (tmp_path / "two.yaml").write_text(json.dumps(recipe))  # JSON is YAML
-    assert run("compare", tmp_path / "two.yaml", "-o", tmp_path / "cells", "--no-figures") == 0
+    assert run("compare", tmp_path / "two.yaml", "-o", tmp_path / "cells") == 0
     lines = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     table = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
     cells = {cell["method"]: cell for cell in map(read, (tmp_path / "cells" / "cells").glob("*.json"))}

@@ -1,6 +1,6 @@
 """The one exception that is the user's to fix: what came, what would do, what to type next."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -8,17 +8,12 @@ class TrisectError(ValueError):
     """Bad input. The command line prints its message on one line and exits with code 2."""
 
 
-def near_names(name: str, known: Sequence[str]) -> str:
-    """What was perhaps meant, as the end of a message; nothing where nothing is near."""
-    near = get_close_matches(name, known)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
-
-
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> TrisectError:
     """An error for a name that is not in a table: near names first, then everything there is."""
     names = sorted(known)
+    near = f" Did you mean {' or '.join(found)}?" if (found := get_close_matches(name, names)) else ""
     tail = f" {hint}" if hint else ""
-    return TrisectError(f"Unknown {kind} {name!r}.{near_names(name, names)} Known: {', '.join(names)}.{tail}")
+    return TrisectError(f"Unknown {kind} {name!r}.{near} Known: {', '.join(names)}.{tail}")
 
 
 def check_names(kind: str, names: Iterable[str], known: Collection[str], hint: str = "") -> None:

@@ -124,16 +124,16 @@ def test_a_calibration_study_has_a_cell_for_each_set() -> None:
     assert "(b)" in last.describe()
 
 
-def test_a_dry_run_lists_cells_and_needs_no_model(
+def test_a_dry_run_shows_the_table_as_it_stands_and_needs_no_model(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "load_model", None)
     before = sorted(finished.rglob("*"))
     assert main(["compare", "small.yaml", "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert f"{NUM_CELLS} cells, 1 to run" in shown
-    assert shown.count(" done ") == NUM_CELLS - 1
-    assert "failed before" in shown
+    assert f"from {NUM_CELLS - 1} of {NUM_CELLS} receipts" in shown
+    assert shown.count("failed [1]") == 1
+    assert "Nothing was run." in shown
     assert sorted(finished.rglob("*")) == before
 
 

@@ -55,9 +55,9 @@ def test_a_second_run_does_no_work(
 ) -> None:
     loads = Calls(runner.load_model)
     monkeypatch.setattr(runner, "load_model", loads)
-    assert main(["compare", "small.yaml", "--no-run", "--no-figures"]) == 1  # the one failure is in the table
+    assert main(["compare", "small.yaml", "--no-run"]) == 1  # the one failure is in the table
     before = contents(finished)
-    assert main(["compare", "small.yaml", "--keep-errors", "--quiet", "--no-figures"]) == 1
+    assert main(["compare", "small.yaml", "--keep-errors", "--quiet"]) == 1
     assert compressions.count == loads.count == 0
     assert contents(finished) == before
     assert f"0 cells run, {NUM_CELLS} done before" in capsys.readouterr().out
@@ -66,7 +66,7 @@ def test_a_second_run_does_no_work(
 def test_failed_cells_are_tried_again_unless_told_not_to(
     finished: Path, compressions: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["compare", "small.yaml", "--quiet", "--no-figures"]) == 1
+    assert main(["compare", "small.yaml", "--quiet"]) == 1
     assert compressions.count == 1
     # A cell that works at last loses its error.
     (key,) = run_recipe(load_recipe("small.yaml"), Folder(path=finished)).failed

@@ -1,7 +1,5 @@
-"""Table, CSV and figures say what the receipts say."""
+"""Table, measurements and figures say what the receipts say."""
 
-import csv
-import io
 import json
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ from compare_recipes import write_recipe
 from tiny_models import tiny
 from trisect.cli import main
 from trisect.compare import Folder, load_recipe, write_results
-from trisect.compare.results import CellOutcome, ModelOutcome, draw, outcomes_of, page, to_csv
+from trisect.compare.results import CellOutcome, ModelOutcome, draw, measurements, outcomes_of, page
 from trisect.compare.runner import chosen_weights
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
@@ -97,7 +95,7 @@ def test_tasks_have_columns_and_a_mean(finished: Path) -> None:
     assert "| piqa | lambada | mean accuracy |" in text
     assert row(text, "dense", "")[5:8] == ["0.8000", "0.6000", "0.7000"]
     assert row(text, "clover qk,ov")[5:8] == ["**0.7000**", "**0.5000**", "**0.6000**"]
-    lines = list(csv.DictReader(io.StringIO(to_csv([model_outcome(finished)]))))
+    lines = list(measurements([model_outcome(finished)]))
     assert [line["data"] for line in lines if line["metric"] == "accuracy"] == ["piqa", "lambada"] * 3
 
 
@@ -139,18 +137,17 @@ def test_a_damaged_receipt_is_refused_on_one_line(finished: Path, change: dict[s
     assert str(path) in str(caught.value)
 
 
-def test_the_csv_holds_every_number(finished: Path) -> None:
+def test_the_measurements_are_every_number(finished: Path) -> None:
     (model,) = models = outcomes_of(load_recipe("small.yaml"), Folder(path=finished))
-    lines = list(csv.DictReader(io.StringIO(to_csv(models))))
+    lines = list(measurements(models))
     assert len(lines) == 2 * 11 + 1  # two texts for each cell, one line for the one that failed
     assert "out of reach" in lines[-1]["error"]
     found = {(line["method"], line["ratio"], line["data"]): line for line in lines}
     outcome = cell(model, "clover qk,ov", 0.5)
-    line = found["clover qk,ov", "0.5", "topics"]
-    assert float(line["value"]) == outcome.perplexity(1)
-    assert float(line["increase"]) == model.increase(outcome, 1)
-    assert (line["removed"], line["missed"], line["parts"]) == ("0.5", "no", "qk,ov")
-    assert float(line["removed_kv"]) == 0.5
+    line = found["clover qk,ov", 0.5, "topics"]
+    assert (line["value"], line["increase"]) == (outcome.perplexity(1), model.increase(outcome, 1))
+    assert (line["removed"], line["missed"], line["parts"]) == (0.5, "no", "qk,ov")
+    assert line["removed_kv"] == 0.5
 
 
 def test_figures_are_the_same_bytes_every_time(finished: Path) -> None:
@@ -158,7 +155,7 @@ def test_figures_are_the_same_bytes_every_time(finished: Path) -> None:
     recipe, folder = load_recipe("small.yaml"), Folder(path=finished)
     (finished / "figures").mkdir()
     (finished / "figures" / "old.svg").write_text("of a recipe that has changed since")
-    write_results(recipe, folder, Path("small.yaml"))
+    write_results(recipe, outcomes_of(recipe, folder), folder, Path("small.yaml"))
     drawn = {path.name: path.read_bytes() for path in (finished / "figures").iterdir()}
     assert draw(outcomes_of(recipe, folder)) == drawn
     assert sorted(drawn) == ["ratio-tiny-llama-fox.svg", "ratio-tiny-llama-topics.svg"]
@@ -169,12 +166,13 @@ def test_figures_are_the_same_bytes_every_time(finished: Path) -> None:
 
 def test_without_matplotlib_there_are_no_figures(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert write_results(load_recipe("small.yaml"), Folder(path=finished), Path("small.yaml"))
+    recipe, folder = load_recipe("small.yaml"), Folder(path=finished)
+    assert write_results(recipe, outcomes_of(recipe, folder), folder, Path("small.yaml"))
     assert not (finished / "figures").exists()
 
 
 def test_json_repeats_the_measurements(finished: Path) -> None:
-    assert main(["compare", "small.yaml", "--no-run", "--no-figures", "--json", "r.json"]) == 1
+    assert main(["compare", "small.yaml", "--no-run", "--json", "r.json"]) == 1
     data = json.loads(Path("r.json").read_text())
     assert data["failed"] == 1
     assert len(data["measurements"]) == 23
@@ -184,9 +182,7 @@ def test_results_lie_beside_the_folder_of_recipes(bench: Path) -> None:
     (bench / "recipes").mkdir()
     write_recipe(bench / "recipes")
     assert main(["compare", "recipes/small.yaml", "--no-run"]) == 0
-    assert sorted(path.name for path in (bench / "results" / "small").iterdir()) == [
-        *("recipe.yaml", "table.csv", "table.md")
-    ]
+    assert sorted(path.name for path in (bench / "results" / "small").iterdir()) == [*("recipe.yaml", "table.md")]
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "mpt", "gpt2", "phi3", "gpt_neox"])

@@ -133,7 +133,7 @@ def _compare(root: Path) -> None:
     path = root / "cells.yaml"
     path.write_text(yaml.safe_dump(recipe))
     with contextlib.redirect_stdout(io.StringIO()):
-        assert main(["compare", str(path), "-o", str(root / "results"), "--no-figures", "--quiet"]) == 0
+        assert main(["compare", str(path), "-o", str(root / "results"), "--quiet"]) == 0
 
 
 def _curves(shape: Any, mark: str) -> Curves:

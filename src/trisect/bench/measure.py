@@ -171,14 +171,6 @@ Turns = Generator[None, None, Run]
 """A run in pieces, so that others can have theirs in between; what it returns is what was found."""
 
 
-def run_case(model: Any, case: Case, effort: Effort, lap: Lapping) -> Run:
-    """Run a model as the case says: seconds are those of one prefill, or of one decoding step."""
-    (found,) = in_turn([turns_of(model, case, effort, lap, turns=1)])
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
 def turns_of(model: Any, case: Case, effort: Effort, lap: Lapping, *, turns: int) -> Turns:
     """A run of the case whose laps are taken in so many pieces."""
     return (_prefill if case.phase == "prefill" else _decode)(model, case, effort, partial(_laps_in, turns, lap))

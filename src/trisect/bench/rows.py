@@ -221,11 +221,11 @@ def notes_for(rows: Sequence[Row]) -> list[str]:
         return ", ".join(dict.fromkeys(f"{case.model} ({case.phase})" for case in cases))
 
     if beyond := named(lambda row: row["floor_seconds"] > BEYOND * row["times"]["p50"]):
-        again = "Measure again on a quiet machine, with more --layers if some were left out"
-        notes.append(f"Faster than this device can be, so noise: {beyond}. {again}.")
+        notes.append(f"Faster than this device can be, so noise: {beyond}. Measure again on a quiet machine.")
     if noisy := named(uneven):
         notes.append(f"Noisy (~), one lap in ten took {UNEVEN} times the median or more: {noisy}.")
-    paces = [row["floor_seconds"] / row["times"]["p50"] for row in rows if "error" not in row and _dense_step(row)]
+    steps = [row for row in rows if (row["case"]["phase"], row["case"]["kind"]) == ("decode", "dense")]
+    paces = [row["floor_seconds"] / row["times"]["p50"] for row in steps if "error" not in row]
     if min(paces, default=1.0) < CALLS:
         what = "most of a step is calls, not weights, so that fewer weights save little; larger models show more"
         notes.append(f"The dense model decodes at {min(paces):.0%} of the memory's pace: {what}.")
@@ -233,7 +233,3 @@ def notes_for(rows: Sequence[Row]) -> list[str]:
         mean = "speed-ups and their limits mean something, absolute times hold for this machine and its load only"
         notes.append(f"On a CPU, compare rows of one run: {mean}.")
     return notes
-
-
-def _dense_step(row: Row) -> bool:
-    return bool(row["case"]["phase"] == "decode" and row["case"]["kind"] == "dense")

@@ -20,9 +20,9 @@ import typer
 
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.config.goals import GOAL_OPTIONS, GOALS
-from trisect.config.settings import CUT, RUNNING, defaults_of, options_of_record, setting_names
+from trisect.config.settings import CUT, RUNNING, options_of_record, setting_names
 from trisect.config.verbs import QuantizeConfig, SampleConfig, TuneConfig
-from trisect.errors import TrisectError, check_names, near_names, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.support import checks, files
 
 
@@ -123,8 +123,7 @@ def build_record(kind: type, options: dict[str, Any]) -> Any:
 
 def _settings(kind: type) -> dict[str, Any]:
     """How each setting of a record is typed, by its name on the command line."""
-    defaults = defaults_of(kind)
-    own = {name: {"default": defaults[name], **about} for name, about in options_of_record(kind).items()}
+    own = options_of_record(kind)
     if kind is CalibrationConfig:
         return {SOURCE if name == "source" else name: about for name, about in own.items()}
     if kind is CompressConfig:
@@ -163,28 +162,9 @@ def _completed(parameter: Parameter) -> Parameter:
     return parameter.replace(annotation=Annotated[kind, declared])
 
 
-# Names of methods and pieces are read from their sources: Tab must not import torch.
-METHOD_SOURCES = Path(__file__).resolve().parents[1] / "methods"
-
-
-def method_names() -> list[str]:
-    """The names in `trisect.methods.METHODS`: those of constants that are made by a call with a name."""
-    made = r'^[A-Z0-9_]+ = \w+\(\s*(?:[A-Z0-9_]+,\s*)?(?:name=)?"([^"]+)"'
-    texts = [path.read_text(encoding="utf-8") for path in sorted(METHOD_SOURCES.glob("*.py"))]
-    return [name for text in texts for name in re.findall(made, text, re.MULTILINE)]
-
-
-def piece_names() -> list[str]:
-    """The keys of `trisect.methods.a3plus.PIECES`."""
-    text = (METHOD_SOURCES / "a3plus.py").read_text(encoding="utf-8")
-    return re.findall(r'^    "([^"]+)":', text.partition("\nPIECES")[2].partition("\n}")[0], re.MULTILINE)
-
-
 TEXTS = ("data", "calibration", "evaluate", "eval_data")  # options that name texts
 NAMES: dict[str, Callable[[], list[str]]] = {
     "model": lambda: list(import_module("trisect.data.catalogue").REGISTRY_MODELS),
-    "method": method_names,
-    "without": piece_names,
     **dict.fromkeys(TEXTS, lambda: list(import_module("trisect.data.catalogue").TEXTS)),
     "dtype": lambda: ["float32", "bfloat16", "float16"],
     "device": lambda: ["cpu", "cuda"],
@@ -246,8 +226,7 @@ def read_options(context: typer.Context, path: Path | None) -> Path | None:
     parameters = by_key(context.command.params)
     found: dict[str, Any] = {}
     for key, value in _entries(path, nested=SOURCE in parameters):
-        if key not in parameters:
-            raise _unknown(path, key, context)
+        check_names(f"option in {path}:", [key], parameters)
         if found.setdefault(key, value) != value:
             raise TrisectError(f"{path} gives {key} twice, with different values; keep one.")
     typed = {parameters[key].name: _as_typed(f"{path}: {key}", parameters[key], found[key]) for key in found}
@@ -295,26 +274,12 @@ def _entries(path: Path, *, nested: bool) -> Iterator[tuple[str, Any]]:
     data = {} if data is None else data  # every line of a fresh `trisect init` may be a comment
     if not isinstance(data, dict):
         raise TrisectError(f"{path} must hold options such as `ratio: 0.25`, not {checks.shown(data)}.")
-    options = {key.replace("-", "_"): value for key, value in data.items()}
-    if len(options) != len(data):
-        raise TrisectError(f"{path} has a key once with dashes and once with underscores; keep one.")
-    for key, value in options.items():
+    for key, value in data.items():
         if nested and key == SOURCE and isinstance(value, dict):
             for inner, setting in value.items():
                 yield SOURCE if inner == "source" else inner.replace("-", "_"), setting
         else:
-            yield key, value
-
-
-def _unknown(path: Path, key: str, context: typer.Context) -> TrisectError:
-    """The error for a typo names near options; that for another verb's option names the verb."""
-    own = sorted(by_key(context.command.params))
-    verbs = getattr(getattr(context.parent, "command", None), "commands", {})
-    others = [name for name, command in verbs.items() if key in by_key(command.params)]
-    if not others:
-        return unknown_name(f"option in {path}:", key, own)
-    known = f"{path}: {key} is an option of {', '.join(others)}, not of {context.info_name}"
-    return TrisectError(f"{known}; a file has the options of one verb.{near_names(key, own)}")
+            yield key.replace("-", "_"), value
 
 
 def _as_typed(where: str, parameter: Any, value: Any) -> Any:

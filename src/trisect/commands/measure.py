@@ -229,8 +229,7 @@ def compare(
     only: Annotated[list[str] | None, option("Run this method or model only; may be repeated.", "NAME")] = None,
     keep_errors: Annotated[bool, option("Do not try cells again that failed before.")] = False,
     no_run: Annotated[bool, option("Run nothing: table and figures from the receipts there are.")] = False,
-    no_figures: Annotated[bool, option("Table and CSV only.")] = False,
-    dry_run: Annotated[bool, option("Check the recipe and list its cells.")] = False,
+    dry_run: Annotated[bool, option("Check the recipe and show its table as it stands; write nothing.")] = False,
     device: Device = "cpu",
     json: Json = None,
 ) -> None:
@@ -247,15 +246,15 @@ def compare(
     beside = recipe.parent.parent / "results" / loaded.name if recipe.parent.name == "recipes" else Path(loaded.name)
     folder = Folder(path=out or beside)
     if dry_run:
-        _show_cells(loaded, folder)
+        screen.say(results.page(loaded, results.outcomes_of(loaded, folder)), "Nothing was run.")
         return
     counts = None
     if not no_run:
         how: dict[str, Any] = {"device": device, "only": chosen, "keep_errors": keep_errors}
         with screen.quiet_libraries(), screen.progress() as report:
             counts = run_recipe(loaded, folder, **how, progress=report, say=screen.stderr().print)
-    written = results.write_results(loaded, folder, recipe, figures=not no_figures)
     models = results.outcomes_of(loaded, folder)
+    written = results.write_results(loaded, models, folder, recipe)
     failed = sum(outcome.error is not None for model in models for outcome in model.outcomes)
     done = {} if counts is None else {"ran": len(counts.ran), "done": counts.done}
     if counts is not None:
@@ -269,21 +268,6 @@ def compare(
     if failed:
         screen.say_next("the same command tries the failed cells again (--keep-errors leaves them)")
         raise typer.Exit(code=1)
-
-
-def _show_cells(recipe: Any, folder: Any) -> None:
-    """Print the cells of a recipe, and which of them are done."""
-    from trisect.compare.recipe import cells_of
-
-    rows = []
-    for cell in cells_of(recipe):
-        record = folder.record(cell.key)
-        ratio, text = (f"{cell.ratio:g}", cell.calibration.name) if cell.calibration else ("", "")
-        state = "to run" if record is None else "failed before" if "error" in record else "done"
-        rows.append((cell.model.name, cell.label, ratio, text, state))
-    waiting = sum(state != "done" for *_, state in rows)
-    screen.say_table(("model", "method", "ratio", "calibration", "state"), rows)
-    screen.say(f"{recipe.name}: {len(rows)} cells, {waiting} to run; nothing was run.")
 
 
 @verb("Measure")

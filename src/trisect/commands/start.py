@@ -1,7 +1,6 @@
 """Start here: `trisect demo` is the whole flow, `init` a file for --config, `ls` what there is; `doctor` checks."""
 
 import platform
-import shutil
 import textwrap
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, metadata
@@ -27,7 +26,6 @@ SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
 WIDTH = 100  # of the comments in a file of options
 KINDS = ("methods", "pieces", "families", "data", "models")
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
-LITTLE = 2 * 10**9  # bytes of free disk: less does not hold a fetched model and what is made of it
 RECIPE = """# A recipe of `trisect compare`: every method at every ratio on every model, in one table.
 # Run it with: trisect compare {name}
 # All keys: docs/comparison.md. What has a receipt is not run again, so lines may be added later.
@@ -195,12 +193,12 @@ class Finding(NamedTuple):
 
 @verb("Start here")
 def doctor(json: Json = None) -> None:
-    """Check packages, devices, the cache folder, the hub and one tiny run; say what to fix.
+    """Check packages, devices, the hub and one tiny run; say what to fix.
 
     Check everything: trisect doctor
     Only what needs a hand, and all of it as a file: trisect doctor --quiet --json doctor.json
     """
-    checks = (check_packages, check_devices, check_cache, check_hub, check_run)
+    checks = (check_packages, check_devices, check_hub, check_run)
     findings: list[Finding] = []
     with screen.quiet_libraries(), screen.progress() as report:
         for done, check in enumerate(checks, start=1):
@@ -258,18 +256,6 @@ def check_devices() -> Iterator[Finding]:
         devices[f"cuda:{index}"] = (torch.cuda.get_device_name(index), *torch.cuda.mem_get_info(index))
     for device, (name, free, total) in devices.items():
         yield Finding(device, "ok", f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
-
-
-def check_cache() -> Iterator[Finding]:
-    """The folder of fetched models."""
-    folder = catalogue.cache_folder() / "models"
-    try:
-        files.check_writable(folder)
-        free = shutil.disk_usage(files.existing_parent(folder)).free
-        fix = "make room, or set TRISECT_CACHE to a larger disk" if free < LITTLE else ""
-        yield Finding("cache folder", "note" if fix else "ok", f"{folder.parent}, {free / 1e9:.1f} GB free", fix)
-    except TrisectError as error:
-        yield Finding("cache folder", "problem", str(error), "set TRISECT_CACHE to a folder that can be written")
 
 
 def check_hub() -> Iterator[Finding]:

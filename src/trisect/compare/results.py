@@ -1,7 +1,5 @@
 """The results of a recipe: its folder, what the receipts say of each cell, and the files made of them."""
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -208,12 +206,10 @@ def measurements(models: Sequence[ModelOutcome]) -> Iterator[dict[str, Any]]:
             yield fixed | {"data": task, "metric": "accuracy", "value": score.value, "increase": increase}
 
 
-def write_results(recipe: Recipe, folder: Folder, source: Path, *, figures: bool = True) -> list[Path]:
-    """Make table, CSV, figures and a copy of the recipe from the receipts; the files that changed."""
-    models = outcomes_of(recipe, folder)
+def write_results(recipe: Recipe, models: Sequence[ModelOutcome], folder: Folder, source: Path) -> list[Path]:
+    """Make table, figures and a copy of the recipe from the receipts; the files that changed."""
     made = {"recipe.yaml": source.read_bytes(), "table.md": page(recipe, models).encode()}
-    made["table.csv"] = to_csv(models).encode()
-    if figures and plots.has_matplotlib():
+    if plots.has_matplotlib():
         pictures = draw(models)
         made |= {f"figures/{name}": svg for name, svg in pictures.items()}
         for old in (folder.path / "figures").glob("*.svg"):
@@ -224,15 +220,6 @@ def write_results(recipe: Recipe, folder: Folder, source: Path, *, figures: bool
     for path in changed:
         files.atomic_write_bytes(path, paths[path])
     return changed
-
-
-def to_csv(models: Sequence[ModelOutcome]) -> str:
-    """One line per number."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(measurements(models))
-    return out.getvalue()
 
 
 def page(recipe: Recipe, models: Sequence[ModelOutcome]) -> str:

@@ -177,7 +177,6 @@ _HELP = {
     ),
     "budget": ("What --ratio is a fraction of. (default: params)", "|".join(BUDGETS)),
 }
-_COMMON: dict[str, Any] = {"typed": str, "annotation": str, "panel": "Goal", "choices": ()}
+_COMMON: dict[str, Any] = {"typed": str, "annotation": str, "panel": "Goal"}
 GOAL_OPTIONS = {name: {**_COMMON, "help": help, "metavar": metavar} for name, (help, metavar) in _HELP.items()}
 """The goal as the command line takes it: one of five options, and what it counts in."""
-GOAL_OPTIONS["budget"]["choices"] = BUDGETS

@@ -81,21 +81,17 @@ def _refusal(cls: type, error: ValidationError) -> TrisectError:
 def options_of_record(cls: type) -> dict[str, Mapping[str, Any]]:
     """Settings by name, with their help, default and how they are typed."""
     declared: Any = cls.__pydantic_fields__  # type: ignore[attr-defined]
-    return {
-        name: {**entry.json_schema_extra, "help": entry.description, "annotation": entry.annotation}
-        for name, entry in declared.items()
-        if entry.json_schema_extra
-    }
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, entry in declared.items():
+        if entry.json_schema_extra:
+            about = {"help": entry.description, "annotation": entry.annotation}
+            default = entry.get_default(call_default_factory=True)
+            found[name] = {**entry.json_schema_extra, **about, "default": default}
+    return found
 
 
 def setting_names(cls: type) -> list[str]:
     return [entry.name for entry in fields(cls)]
-
-
-def defaults_of(cls: type) -> dict[str, Any]:
-    """Settings and their defaults."""
-    declared: Any = cls.__pydantic_fields__  # type: ignore[attr-defined]
-    return {name: entry.get_default(call_default_factory=True) for name, entry in declared.items()}
 
 
 MOST_TOKENS = 1 << 28  # of a calibration set; the paper's has 262,144
@@ -308,8 +304,9 @@ class CompressConfig:
             drops = values.get("drop_layers", 0) != 0
             values["goal"] = goal_of(goals, budget=budget, optional=drops)  # also a new one, in dataclasses.replace
         if values.get("portable") is True:
-            defaults = defaults_of(cls)  # what has its default value counts as not given
-            values = _with_preset({name: v for name, v in values.items() if v != defaults.get(name)})
+            settings = options_of_record(cls)  # what has its default value counts as not given
+            plain = [name for name in values if name in settings and values[name] == settings[name]["default"]]
+            values = _with_preset({name: value for name, value in values.items() if name not in plain})
         if values["goal"].budget == "kv":
             # What holds no cache is not touched for the cache's sake.
             values["parts"] = cached_parts(parse_parts(values.get("parts", COMPONENTS)))
