@@ -1,24 +1,31 @@
-"""What needs a backward pass: gradients of drawn answers at every layer's output, and the empirical Fisher
-information of linear maps, which two baselines read (fwsvd, palu).
+"""What needs a backward pass: gradients of drawn answers at every layer's output, what they say of its channels,
+and the empirical Fisher information of linear maps, which two baselines read (fwsvd, palu).
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trisect.calibrate.replay import Progress, States, Stream, answering, in_batches
+from trisect.calibrate.replay import Progress, States, Stream, answering, in_batches, in_main_memory
 from trisect.calibrate.streams import wide
 from trisect.errors import TrisectError
 from trisect.models import LayerView, streamed
+from trisect.solve.ridge import products
 from trisect.support.clock import stage
+from trisect.support.distributed import all_reduce, world_size
 
 BLOCK = 16  # tokens whose products with a change are added up before they are squared
+METRIC_TOKENS = 1 << 15  # most tokens whose gradients a metric is made of,
+METRIC_SHARE = 4  # and one window in so many: the backward pass should not take longer than all others
+DAMPING = 0.3
+LARGEST = 10.0  # times the median: no token's gradient counts more than that
 
 
-class DrawnAnswers:
-    """Windows whose next tokens are drawn from the model itself, and what they say of every layer's output.
+class OutputGradients:
+    """Windows whose next tokens are drawn from the model itself, and their gradients at every layer's output.
 
     With answers y_s ~ p_s at every position s, g = the gradient of sum_s log p_s(y_s) at a layer's output and
     delta a change of that output, KL(dense || changed) is E <g, delta>^2 / 2 to second order.   [math.md A-6]
@@ -32,17 +39,21 @@ class DrawnAnswers:
         self.stream = Stream.embed(model, views, batches, copies=len(views) * draws)
         """The dense model's states in front of the layer whose turn it is."""
         self._generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
-        onward, inputs = self.stream.copy(), []
+        self._onward, self._inputs = self.stream.copy(), list[States]()
         for view in streamed.walk(model):
-            inputs.append(onward.hidden.copy())
-            onward.advance(view)
-        self.loss, gradients = self._draw(views, onward.hidden)
+            self._inputs.append(self._onward.hidden.copy())
+            self._onward.advance(view)
+        self.loss, self._last = self._draw(views, self._onward.hidden)
         """Mean loss of the text itself, in nats per predicted token."""
-        self._at: dict[int, list[States]] = {}
-        for view in streamed.walk(model, backwards=True):
-            self._at[view.index] = gradients
+
+    def backward(self) -> Iterator[tuple[LayerView, States, list[States]]]:
+        """Last layer first: a layer, its inputs, and for every draw the gradients at its output."""
+        gradients = self._last
+        for view in streamed.walk(self.model, backwards=True):
+            inputs = self._inputs.pop()
+            yield view, inputs, gradients
             if view.index:
-                gradients = self._in_front(view, onward, inputs.pop(), gradients)
+                gradients = self._in_front(view, self._onward, inputs, gradients)
 
     def _draw(self, views: list[LayerView], hidden: States) -> tuple[float, list[States]]:
         """The text's loss, and for every draw the gradients of its answers behind the last layer."""
@@ -81,6 +92,14 @@ class DrawnAnswers:
                     found[draw].append(torch.autograd.grad(output, states, gradients[number], retain_graph=more)[0])
         return found
 
+
+class DrawnAnswers(OutputGradients):
+    """What a change of one layer's output costs, from gradients that are kept of all layers."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._at = {view.index: gradients for view, _, gradients in self.backward()}
+
     def begin(self, view: LayerView) -> None:
         """Run a layer as it is; what changes are measured against."""
         self.after = self.stream.copy()
@@ -105,6 +124,48 @@ class DrawnAnswers:
         """Go on behind the layer."""
         self.stream = self.after
         del self._at[view.index]
+
+
+def output_metrics(
+    model: nn.Module,
+    views: list[LayerView],
+    ids: Tensor,
+    *,
+    batch_size: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[int, Tensor]:
+    """Per layer a root (D, D) of how much the answers feel of each direction of its output, in main memory.  [F-9]"""
+    few = ids[:: max(METRIC_SHARE, -(-ids.numel() // METRIC_TOKENS))]
+    answers = OutputGradients(model, views, few, draws=1, batch_size=batch_size, seed=seed)
+    roots = {}
+    for view, inputs, (gradients,) in answers.backward():
+        total = None
+        for states, slopes in zip(inputs, gradients, strict=True):
+            rows = (wide(slopes) * wide(states).norm(dim=-1, keepdim=True)).reshape(-1, slopes.shape[-1])
+            size = rows.norm(dim=-1, keepdim=True)
+            rows = rows * (LARGEST * size.median() / size.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1.0)
+            total = products(rows, rows, total)
+        assert total is not None
+        if world_size() > 1:  # the same in all processes, to the last bit
+            total = all_reduce({"sum": total})["sum"].div_(world_size())
+        roots[view.index] = in_main_memory(_damped_root(total, view.index))
+        if progress is not None:
+            progress("gradients", len(roots), len(views))
+    return roots
+
+
+def _damped_root(total: Tensor, layer: int) -> Tensor:
+    """Cholesky factor of a second moment with mean eigenvalue one, drawn towards the identity."""
+    mean = total.diagonal().mean()
+    if not mean.isfinite():
+        raise TrisectError(
+            f"Gradients behind layer {layer} hold NaN or inf; load the model in a wider dtype (--dtype float32), "
+            "or add --without fisher."
+        )
+    damped = total * ((1 - DAMPING) / mean.clamp(min=torch.finfo(total.dtype).tiny))
+    damped.diagonal().add_(DAMPING)
+    return torch.linalg.cholesky(damped).float()
 
 
 def fisher_information(

@@ -99,6 +99,7 @@ class Goal:
 
     target: Callable[[str], Tensor]  # tap -> (b, t, D)
     weight: Callable[[str], Tensor]  # tap -> (b, t), how much each token's error counts
+    metric: Tensor | None = None  # (D, D) a root of how much each direction of it counts
 
 
 class Accumulator:
@@ -184,8 +185,10 @@ class Accumulator:
     def goal_of(self, tokens: Any, target: Tensor, weight: str | None = None) -> Goal:
         """The goal of one expert: its own target for some tokens of the batch, with their weights."""
         assert self.goal is not None
-        weights = self.goal.weight
-        return Goal(target=lambda tap: target, weight=lambda tap: weights(weight or tap).flatten()[tokens])
+        weights, metric = self.goal.weight, self.goal.metric
+        return Goal(
+            target=lambda tap: target, weight=lambda tap: weights(weight or tap).flatten()[tokens], metric=metric
+        )
 
     def linearise(
         self, x: Tensor, slopes: dict[str, Tensor], features: Tensor, W_down: Tensor, tokens: Tensor | None = None
@@ -196,6 +199,9 @@ class Accumulator:
         root = self._root("down").to(x.device)
         missing = (rows(self.goal.target("down")) - product(features, W_down)) * root
         each = torch.cat([rows(slopes[name]) for name in MAPS if name in slopes], dim=-1) * root  # (n, N)
+        if self.goal.metric is not None:
+            metric = self.goal.metric.to(missing)
+            missing, W_down = product(missing, metric), product(W_down.to(metric), metric)
         self.linearised.append(rows(x), each.to(x.dtype), missing.to(x.dtype), W_down, held=self.held, tokens=tokens)
 
     def count(self, tokens: int, name: str = OBSERVED) -> None:

@@ -131,7 +131,13 @@ class TwoStreams:
         return found
 
     def statistics(
-        self, view: LayerView, component: str, names: frozenset[str], *, slots: Sequence[Slots] = ()
+        self,
+        view: LayerView,
+        component: str,
+        names: frozenset[str],
+        *,
+        slots: Sequence[Slots] = (),
+        metric: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Moments of the layer as it now stands on the narrow stream, with the dense outputs as targets.
 
@@ -150,6 +156,7 @@ class TwoStreams:
                 accumulator.goal = Goal(
                     target=self._target(view, number, states, attended, beside),
                     weight=partial(self._weight, view, number),
+                    metric=metric,
                 )
                 call = self.narrow.call(number, view.index)
                 with stage("forward"), suppress(_Enough):

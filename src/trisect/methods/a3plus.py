@@ -13,7 +13,7 @@ from torch import Tensor
 from trisect.errors import TrisectError
 from trisect.methods import a3, fold
 from trisect.methods.method import ComponentMethod, Options, need, reads
-from trisect.records.parts import INNER, MLP, OV, QK, REGRESSED, Moments, Shrunk, Slots, Spectrum
+from trisect.records.parts import INNER, METRIC, MLP, OV, QK, REGRESSED, Moments, Shrunk, Slots, Spectrum
 from trisect.solve import select
 from trisect.solve.lowrank import SOLVE_DTYPE, Basis, pooled_basis, shared_basis, stacked, value_bases
 from trisect.solve.ridge import STRENGTHS, Pairs, Regression, eliminate_pairs, eliminate_rows, held_out_ridge, ridge
@@ -63,6 +63,7 @@ CHOICE_STRENGTH = 0.3
 """Ridge of the full-width weights that a choice is made against; what stays is fitted again afterwards."""
 
 PIECES = {
+    "fisher": "weigh output channels by gradients of the model's own answers",
     "streams": "solve on what the narrow model feeds a layer, and repair what earlier layers left undone",
     "softmax": "choose rotation pairs by what softmax sees of them",
     "fold": "fold pairs of nearly equal frequency into fewer slots",
@@ -170,7 +171,7 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
     narrow, carried = part, None
     if width != part.width:
         assert both.penalty is not None
-        heads = ridge(both, prior, CHOICE_STRENGTH).unflatten(0, (part.heads, -1))
+        heads = felt(ridge(both, prior, CHOICE_STRENGTH), moments).unflatten(0, (part.heads, -1))
         kv_heads = part.W_v.shape[0]
         rounds = 0 if "values" in options.without else VALUE_ROUNDS
         awake = both.gram + AWAKE * both.penalty
@@ -196,7 +197,7 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     narrow, carried = part, None
     if width != part.width:
         carried = fold.spectrum(fold.NEURONS, select.neuron_scores(fit.energies(held), prior))
-        kept = choose_neurons(fit, held, prior, width, options)
+        kept = choose_neurons(fit, held, prior, width, options, moments)
         narrow, prior = fold.keep_neurons(part, kept), prior[kept]
         fit, held = fit.chosen(kept), held.chosen(kept)
     else:
@@ -206,13 +207,20 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shru
     return _fitted(replace(narrow, W_down=fold.like(part.W_down, wanted)), fit.joined(held), wanted, carried)
 
 
-def choose_neurons(fit: Regression, held: Regression, W: Tensor, width: int, options: Options) -> Tensor:
+def felt(W: Tensor, moments: Moments) -> Tensor:
+    """Weights (n, D) whose sizes are what the model's answers feel of them.                          [F-9]"""
+    return W @ moments[METRIC].to(W) if METRIC in moments else W
+
+
+def choose_neurons(
+    fit: Regression, held: Regression, W: Tensor, width: int, options: Options, moments: Moments
+) -> Tensor:
     """Neurons (width,) by elimination against refitted weights; without it, by a3's scores.   [E-1, M-1]"""
     if "eliminate" in options.without:
         return select.top(select.neuron_scores(fit.energies(held), W), width)[0]
     # Each step makes its own Gram of all tokens and overwrites it: a third would not fit for wide MLPs.
     wanted = ridge(fit.joined(held), W, CHOICE_STRENGTH, overwrite=True)
-    return eliminate_rows(fit.joined(held).gram, wanted, width, ridge=ROW_RIDGE, overwrite=True)
+    return eliminate_rows(fit.joined(held).gram, felt(wanted, moments), width, ridge=ROW_RIDGE, overwrite=True)
 
 
 def refit_up(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:

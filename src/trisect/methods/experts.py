@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trisect.methods.fold import keep_neurons
-from trisect.records.parts import MLP, Experts, Moments, Shrunk
+from trisect.records.parts import METRIC, MLP, Experts, Moments, Shrunk
 from trisect.solve.lowrank import SOLVE_DTYPE
 from trisect.solve.select import neuron_scores, top
 
@@ -85,9 +85,10 @@ def dropped(part: Experts, kept: Tensor, *, loss: float, total: float) -> Shrunk
 
 
 def moments_of(moments: Moments, expert: str) -> dict[str, Tensor]:
-    """What was gathered of one expert."""
+    """What was gathered of one expert, and the metric of all their outputs."""
     prefix = f"{expert}."
-    return {name.removeprefix(prefix): value for name, value in moments.items() if name.startswith(prefix)}
+    own = {name.removeprefix(prefix): value for name, value in moments.items() if name.startswith(prefix)}
+    return {**own, METRIC: moments[METRIC]} if METRIC in moments else own
 
 
 def tokens_of(moments: Moments) -> float:

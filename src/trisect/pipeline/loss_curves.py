@@ -55,7 +55,7 @@ SHARES = {"qk": HEAD_SHARES, "ov": HEAD_SHARES, "mlp": (11 / 12, 0.75, 0.5, 0.25
 """Shares of each width that are measured; `Curves` knows what lies in between."""
 TEST_TOKENS = 1 << 15  # tokens that a change is measured on; more would say the same
 DRAWS = 8  # most answers that are drawn for a token, where there are fewer tokens than that
-LEFT_OUT = ("fold", "values", "refit-up")
+LEFT_OUT = ("fisher", "fold", "values", "refit-up")
 """Pieces of a3+ that take long at every width and move all layers alike: folding looks at the text again."""
 MEASURED = ("a3", "a3+")  # methods that curves are measured with; the others go by those of the last
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trisect.calibrate import Progress, collect, fisher_information, linearised, replay, store, streams, texts
+from trisect.calibrate import Progress, collect, fisher, fisher_information, linearised, replay, store, streams, texts
 from trisect.calibrate.moments import Accumulator, recording
 from trisect.config import CompressConfig
 from trisect.data import Tokens
@@ -18,7 +18,7 @@ from trisect.errors import TrisectError
 from trisect.methods import experts, get_method
 from trisect.methods.method import ComponentMethod, Method
 from trisect.models import LayerView, fingerprint, layer_views, looking, streamed
-from trisect.records.parts import LINEARS, Slots
+from trisect.records.parts import LINEARS, METRIC, Slots
 
 if TYPE_CHECKING:
     from trisect.pipeline.run import Run
@@ -127,6 +127,7 @@ class Repaired(Statistics):
         more = max((linearised.sets_of_states(layer, every) for layer in refitted), default=0)
         ids, how = run.tokens.ids, run.how_to_run
         self.streams = streams.TwoStreams(run.model, views, ids, seed=run.config.seed, split=True, more=more, **how)
+        self.metrics = {} if "fisher" in run.options.without else self._metrics(views)
         for view in streamed.walk(run.model):
             narrowed = "qk" in run.components(view.index) and self._width(view) != view.shape().qk
             names = run.method.slot_reads if narrowed and view.index not in run.ledger.finished else frozenset()
@@ -139,8 +140,23 @@ class Repaired(Statistics):
         slots: tuple[Slots, ...] = ()
         if component == "qk" and dense and isinstance(method, ComponentMethod) and method.slots is not None:
             slots = method.slots(view.part("qk"), dense, self._width(view), self.run.options, self.shared)
-        statistics = self.streams.statistics(view, component, method.reads_for(component), slots=slots)
-        return {**{name: dense[name] for name in ROTATION if name in dense}, **statistics}
+        metric = self.metrics.get(view.index) if component != "qk" else None
+        if metric is not None:
+            metric = metric.to(next(view.layer.parameters()).device)
+        reads = method.reads_for(component)
+        statistics = self.streams.statistics(view, component, reads, slots=slots, metric=metric)
+        rotation = {name: dense[name] for name in ROTATION if name in dense}
+        return {**rotation, **statistics, **({} if metric is None else {METRIC: metric})}
+
+    def _metrics(self, views: list[LayerView]) -> dict[int, Tensor]:
+        run = self.run
+        assert run.tokens is not None
+        if set(range(len(views))) <= set(run.ledger.finished) or run.config.parts == ("qk",):
+            return {}
+        batch_size = run.config.calibration.batch_size
+        return fisher.output_metrics(
+            run.model, views, run.tokens.ids, batch_size=batch_size, seed=run.config.seed, progress=run.progress
+        )
 
     def finish(self, view: LayerView) -> None:
         self.streams.finish(view)

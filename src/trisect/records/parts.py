@@ -17,6 +17,7 @@ from trisect.records.shapes import COMPONENTS, INPUTS, LINEARS  # noqa: F401
 
 Moments = Mapping[str, Tensor]
 """One layer's calibration statistics by name; docs/math.md, section 1, lists them with their shapes."""
+METRIC = "metric"  # among them: a root (D, D) of how much the model's answers feel of a layer's output channels
 
 
 @dataclass(frozen=True, kw_only=True)
