@@ -78,20 +78,32 @@ def missing(streams: TwoStreams, view: LayerView) -> Tensor:
     return torch.cat(gaps)
 
 
+def a_metric(view: LayerView) -> Tensor:
+    """A triangle (D, D) with a positive diagonal."""
+    part = view.part("mlp")
+    mlp = part.routed[0] if isinstance(part, Experts) else part
+    size = mlp.W_down.shape[-1]
+    noise = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return (0.2 * noise).tril(-1) + torch.diag(0.5 + noise.diagonal().abs())
+
+
 def thinned(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     """Let rows of one token in `every` be enough, of the 96 that `damaged_streams` has."""
     monkeypatch.setattr(linearised, "ROWS", 96 // every)
 
 
+@pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize(
     ("name", "every"), [("llama-gqa", 1), ("llama-gqa", 4), ("phi3", 1), ("gpt2", 2), ("opt", 1), ("granite", 1)]
 )
 def test_the_regression_on_directions_is_that_on_what_they_change(
-    name: str, every: int, monkeypatch: pytest.MonkeyPatch
+    name: str, every: int, weighed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And with a metric, on what it makes of the changed outputs (math.md F-9)."""
     thinned(monkeypatch, every)
     streams, view = damaged_streams(name)
-    found = streams.statistics(view, "refit-up", frozenset({INNER}))
+    metric = a_metric(view) if weighed else None
+    found = streams.statistics(view, "refit-up", frozenset({INNER}), metric=metric)
     vectors, part = found[f"{INNER}_vectors"].double(), view.part("mlp")
     assert isinstance(part, MLP)
     before, changes = outputs(streams, view), []
@@ -100,12 +112,13 @@ def test_the_regression_on_directions_is_that_on_what_they_change(
         with view.trial():
             view.write(moved(part, size * v))
             changes.append((outputs(streams, view) - before) / size)
-    J, w = torch.stack(changes), weights(streams, view)
+    J, w, lacks = torch.stack(changes), weights(streams, view), missing(streams, view)
+    if metric is not None:
+        J, lacks = J @ metric, lacks @ metric
     some = slice(None, None, every)
     gram = torch.einsum("knd,lnd,n->kl", J[:, some], J[:, some], w[some]) / len(w[some])
     # Directions are stored in float32.
     torch.testing.assert_close(found[f"{INNER}_gram"], gram, rtol=2e-3, atol=2e-4 * gram.diagonal().max().item())
-    lacks = missing(streams, view)
     cross, energy = torch.einsum("knd,nd,n->k", J, lacks, w) / len(w), (lacks.square().sum(dim=-1) * w).mean()
     torch.testing.assert_close(found[f"{INNER}_energy"], energy, rtol=1e-6, atol=0.0)
     torch.testing.assert_close(
@@ -119,7 +132,8 @@ def test_experts_answer_for_the_tokens_they_get_with_the_weight_they_have(
 ) -> None:
     thinned(monkeypatch, every)
     streams, view = damaged_streams(name)
-    found = streams.statistics(view, "refit-up", frozenset({INNER}))
+    metric = a_metric(view)
+    found = streams.statistics(view, "refit-up", frozenset({INNER}), metric=metric)
     part, before, w = view.part("mlp"), outputs(streams, view), weights(streams, view)
     assert isinstance(part, Experts)
     names = ["expert0", "expert1", *(["shared"] if part.shared is not None else [])]
@@ -132,7 +146,7 @@ def test_experts_answer_for_the_tokens_they_get_with_the_weight_they_have(
         routed = tuple(changed if one is mlp else one for one in part.routed)
         with view.trial():
             view.write(replace(part, routed=routed, shared=changed if expert == "shared" else part.shared))
-            J = (outputs(streams, view) - before) / size
+            J = (outputs(streams, view) - before) / size @ metric
         each = (J.square().sum(dim=-1) * w)[::every]
         seen = found[f"{expert}.{INNER}_tokens"].item() if every == 1 else int((each > 0).sum())
         energy = each.sum() / seen

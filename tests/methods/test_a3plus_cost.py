@@ -38,6 +38,7 @@ def cost(name: str, method: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "mpt", "gpt_neox", "qwen3"])
-def test_a3_plus_takes_at_most_six_times_the_forward_passes_of_a3(name: str) -> None:
-    """One for the dense stream; QK, OV, neurons, their two refits, and the narrow stream's own."""
-    assert cost(name, "a3") < cost(name, "a3+") <= 6 * cost(name, "a3")
+def test_a3_plus_takes_at_most_seven_times_the_forward_passes_of_a3(name: str) -> None:
+    """One for the dense stream; QK, OV, neurons, their two refits, and the narrow stream's own; one and a half for
+    gradients of one window in two."""
+    assert cost(name, "a3") < cost(name, "a3+") <= 7 * cost(name, "a3")

@@ -44,6 +44,7 @@ def changed(a: dict[str, Tensor], b: dict[str, Tensor], layer: int) -> set[str]:
 Q, K, V, OUT = (f"self_attn.{name}_proj" for name in "qkvo")
 ROTARY = {"self_attn.rotary_index", "self_attn.rotary_rates"}
 BEHIND = {
+    "fisher": {Q, K, *ROTARY},
     "softmax": set(),
     "fold": set(),
     "compensate": {K, *ROTARY},

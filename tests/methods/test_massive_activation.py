@@ -78,7 +78,7 @@ def windows(count: int, length: int, *, seed: int = 3, rare: bool = False) -> Te
 def gap(method: str, rest: float) -> float:
     """Relative error of the logits on fresh windows, at a quarter removed."""
     model = with_a_sink(rest)
-    calibration = tokens_from_tensor(windows(12, 24, seed=5))
+    calibration = tokens_from_tensor(windows(96, 24, seed=5))
     compress(model, CompressConfig(ratio=0.25, method=method, align=None), tokens=calibration)
     fresh = windows(16, 24, seed=9, rare=True)
     with torch.no_grad():

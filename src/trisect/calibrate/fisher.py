@@ -19,8 +19,8 @@ from trisect.support.distributed import all_reduce, world_size
 
 BLOCK = 16  # tokens whose products with a change are added up before they are squared
 METRIC_TOKENS = 1 << 15  # most tokens whose gradients a metric is made of,
-METRIC_SHARE = 4  # and one window in so many: the backward pass should not take longer than all others
-DAMPING = 0.3
+METRIC_SHARE = 2  # and one window in so many: more would gain little for its time
+DAMPING = 0.5
 LARGEST = 10.0  # times the median: no token's gradient counts more than that
 
 
@@ -143,9 +143,7 @@ def output_metrics(
         total = None
         for states, slopes in zip(inputs, gradients, strict=True):
             rows = (wide(slopes) * wide(states).norm(dim=-1, keepdim=True)).reshape(-1, slopes.shape[-1])
-            size = rows.norm(dim=-1, keepdim=True)
-            rows = rows * (LARGEST * size.median() / size.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1.0)
-            total = products(rows, rows, total)
+            total = products(rows := cut(rows), rows, total)
         assert total is not None
         if world_size() > 1:  # the same in all processes, to the last bit
             total = all_reduce({"sum": total})["sum"].div_(world_size())
@@ -153,6 +151,12 @@ def output_metrics(
         if progress is not None:
             progress("gradients", len(roots), len(views))
     return roots
+
+
+def cut(rows: Tensor) -> Tensor:
+    """Rows (n, D) of which none is longer than ten times the median: a handful would be all of a second moment."""
+    sizes = rows.norm(dim=-1, keepdim=True)
+    return rows * (LARGEST * sizes.median() / sizes.clamp(min=torch.finfo(sizes.dtype).tiny)).clamp(max=1.0)
 
 
 def _damped_root(total: Tensor, layer: int) -> Tensor:
