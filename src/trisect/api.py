@@ -208,17 +208,13 @@ def summary(model: Any) -> Summary:
 def _config_for(given: dict[str, Any], config: CompressConfig | None) -> CompressConfig:
     """The config, or one of the goal and the method; both at once are refused."""
     if config is not None and given:
-        both = f"{' and '.join(given)} and config were given: config says it all"
-        them, values = "it" if len(given) == 1 else "them", ", ".join(f"{key}={given[key]!r}" for key in given)
-        raise TrisectError(f"{both}, so put {them} there, dataclasses.replace(config, {values}).")
-    if config is not None:
-        return config
-    if not given.keys() & {"ratio", "max_ppl_increase"}:
-        rise = "compress(model, max_ppl_increase='5%')"
-        raise TrisectError(
-            f"Say how much to remove, compress(model, ratio=0.25), or how much perplexity may rise, {rise}."
-        )
-    return CompressConfig(**given)
+        both, values = " and ".join(given), ", ".join(f"{key}={value!r}" for key, value in given.items())
+        say = f"put {'it' if len(given) == 1 else 'them'} there, dataclasses.replace(config, {values})"
+        raise TrisectError(f"{both} and config were given: config says it all, so {say}.")
+    if config is None and not given.keys() & {"ratio", "max_ppl_increase"}:
+        rise = "how much perplexity may rise, compress(model, max_ppl_increase='5%')"
+        raise TrisectError(f"Say how much to remove, compress(model, ratio=0.25), or {rise}.")
+    return CompressConfig(**given) if config is None else config
 
 
 def _tokenizer(model: Any, given: Any) -> Any:

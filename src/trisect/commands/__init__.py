@@ -22,9 +22,7 @@ from trisect.support.receipt import package_version
 PANELS = ("Start here", "Compress", "Measure", "Recover and shrink further", "Use")
 EVERY_VERB = "For every verb"
 Quiet = Annotated[bool, option("Results only: no progress, no hints.", None, "--quiet", "-q", panel=EVERY_VERB)]
-Verbose = Annotated[
-    bool, option("Tracebacks, time, memory, other libraries' lines.", None, "--verbose", "-v", panel=EVERY_VERB)
-]
+Verbose = Annotated[bool, option("Tracebacks, time, memory, more lines.", None, "--verbose", "-v", panel=EVERY_VERB)]
 FROM_FILE: Any = {"panel": EVERY_VERB, "is_eager": True, "callback": _options.read_options}
 ABOUT_CONFIG = "YAML with options as keys; those typed here win. `trisect init VERB` writes one."
 Config = Annotated[Path | None, option(ABOUT_CONFIG, "FILE", "--config", **FROM_FILE)]

@@ -20,22 +20,17 @@ def compress(
     loading: LoadOptions,
     out: Annotated[Path | None, option(NEW_FOLDER, "DIR")] = None,
     stream: Annotated[
-        str, option("Read layers one at a time; auto: where memory is short.", "auto|on|off", panel=RUNNING)
+        str, option("Layers one at a time; auto: if memory is short.", "auto|on|off", panel=RUNNING)
     ] = "auto",
     fast: Annotated[bool, option("The paper's method, a3: faster, less accurate.", panel=CUT)] = False,
-    best: Annotated[
-        bool, option("Widths by loss curves (--allocate balanced): slower, more accurate.", panel=CUT)
-    ] = False,
+    best: Annotated[bool, option("--allocate balanced: slower, more accurate.", panel=CUT)] = False,
     fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
     curves: CurvesFile = None,
     moments: Annotated[Path | None, option("Moments from `trisect calibrate`.", "FILE")] = None,
     evaluate: Annotated[
         str | None,
         option(
-            "Text for perplexity before and after; none to skip. (default: held out of each calibration "
-            "text, and another text)",
-            "NAME|FILE|none",
-            "--eval",
+            "Text for perplexity before and after. (default: held-out text, and another)", "NAME|FILE|none", "--eval"
         ),
     ] = None,
     eval_windows: Annotated[int, option("Windows of each such text.")] = 8,

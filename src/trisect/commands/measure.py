@@ -29,17 +29,11 @@ def eval_(
     sampling: Annotated[str, option("Which windows are taken.", "random|first")] = "first",
     seed: Annotated[int, option("Seed of random windows.")] = 0,
     tasks: Annotated[
-        str | None,
-        option(
-            "Tasks of lm-eval, from the hub: paper, zero-shot, quick, or its names: boolq,winogrande:5.",
-            "PRESET|TASK[:SHOTS],...",
-        ),
+        str | None, option("Tasks of lm-eval, or paper, zero-shot, quick for several.", "PRESET|TASK[:SHOTS],...")
     ] = None,
     limit: Annotated[int | None, option("Questions per task, for a quick look. (default: all)")] = None,
     shots: Annotated[int | None, option("Examples in each prompt. (default: as the preset or lm-eval has it)")] = None,
-    batch_size: Annotated[
-        int | None, option("Windows per forward pass; chosen for you by default.", panel=RUNNING)
-    ] = None,
+    batch_size: Annotated[int | None, option("Windows per pass; chosen for you by default.", panel=RUNNING)] = None,
     backend: Annotated[str, option("What runs the model.", "transformers|vllm", panel=RUNNING)] = "transformers",
     json: Json = None,
 ) -> None:
@@ -150,24 +144,17 @@ def bench(
     phase: Annotated[str, option("Of prefill, decode.", "LIST")] = "prefill,decode",
     batch: Annotated[str, option("Sequences at once, e.g. 1,2,4,8.", "LIST")] = "1",
     length: Annotated[
-        str | None, option("Tokens of a prompt, e.g. 1024,2048. (default: 1024, or what the model reads)", "LIST")
+        str | None, option("Tokens of a prompt, e.g. 1024,2048. (default: 1024 at most)", "LIST")
     ] = None,
-    new: Annotated[
-        int | None, option("Tokens to decode behind the prompt. (default: 128, or half of what the model reads)")
-    ] = None,
+    new: Annotated[int | None, option("Tokens to decode behind the prompt. (default: 128 at most)")] = None,
     graphs: Annotated[bool, option("Decode by CUDA graphs.")] = False,
     compile: Annotated[bool, option("Run through torch.compile.")] = False,
     repeats: Annotated[int, option("Prefills to time.")] = 10,
     steps: Annotated[int | None, option("Decoding steps to time, from the middle. (default: all)")] = None,
-    latency_table: Annotated[
-        Path | None, option("Instead: time components over the grid, for --budget latency.", "FILE")
-    ] = None,
+    latency_table: Annotated[Path | None, option("Instead: time components, for --budget latency.", "FILE")] = None,
     align: Annotated[str, option("Grid of the widths of --latency-table.", "32|16|8|none")] = "16",
     seed: Annotated[int, option("Seed of prompts and of the dense model's weights.")] = 0,
-    dtype: Annotated[
-        str | None,
-        option("float32, bfloat16, float16. (default: bfloat16 on a GPU, float32 elsewhere)", "DTYPE", panel=RUNNING),
-    ] = None,
+    dtype: Annotated[str | None, option("By default bfloat16 on a GPU, else float32.", "DTYPE", panel=RUNNING)] = None,
     device: Device = "cpu",
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -276,11 +263,7 @@ def report(
     out: Annotated[Path, option("The page.", "FILE")] = Path("report.html"),
     measured: Annotated[
         list[Path] | None,
-        option(
-            "What --json of eval, bench, compress or quantize wrote, about a run or the model it came "
-            "from. Files in RUN/measurements are read anyway.",
-            "FILE",
-        ),
+        option("What --json of eval, bench, compress or quantize wrote, besides RUN/measurements.", "FILE"),
     ] = None,
 ) -> None:
     """Write one self-contained page: what went, what it cost, where the time went, and every receipt.

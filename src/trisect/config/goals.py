@@ -171,10 +171,7 @@ _HELP = {
     "kv_ratio": ("Instead: share of the KV cache to remove, from attention alone.", "0.5|50%"),
     "target_params": ("Instead: parameters of the whole model, e.g. 100M or 1.2B.", "N"),
     "target_kv_bytes": ("Instead: KV cache bytes per token, e.g. 20K (20,000) or 20KiB (20,480).", "N"),
-    "max_ppl_increase": (
-        "Instead: the smallest model whose perplexity on held-out calibration windows rises by no more.",
-        "5%|1.5",
-    ),
+    "max_ppl_increase": ("Instead: the smallest model whose held-out perplexity rises by no more.", "5%|1.5"),
     "budget": ("What --ratio is a fraction of. (default: params)", "|".join(BUDGETS)),
 }
 _COMMON: dict[str, Any] = {"typed": str, "annotation": str, "panel": "Goal"}

@@ -196,17 +196,12 @@ class CalibrationConfig:
 
     source: Annotated[str | None, BeforeValidator(lambda s: None if s is None else as_mixture(s))] = calibrating(
         None,
-        "Calibration text: `trisect ls data`, or a file; several times for a mixture, also a:0.7+b:0.3. "
-        "(default: c4+fineweb-edu+wikipedia from the hub, else a stopgap)",
+        "Text: `trisect ls data`, or a file; several are mixed, also a:0.7+b:0.3. (default: a mixture from the hub)",
         metavar="NAME|FILE",
         typed=list[str],
     )
-    samples: int | None = calibrating(
-        None, "Calibration windows. (default: 256; on a CPU fewer, the larger the model)", ge=1
-    )
-    length: int | None = calibrating(
-        None, "Tokens per calibration window. (default: 2048, or the model's context)", ge=2
-    )
+    samples: int | None = calibrating(None, "Windows. (default: 256; on a CPU fewer, the larger the model)", ge=1)
+    length: int | None = calibrating(None, "Tokens per window. (default: 2048, or the model's context)", ge=2)
     sampling: str = calibrating("random", "Which windows are taken. (default: random)", choices=("random", "first"))
     seed: int = calibrating(0, "Seed of the random windows. (default: 0)", ge=0)
     batch_size: int | None = option(None, "Windows per forward pass; chosen for you by default.", panel=RUNNING, ge=1)
@@ -257,35 +252,22 @@ class CompressConfig:
         DEFAULT_ALIGN, "Head widths in multiples; none = exact. (default: 16)", metavar="32|16|8|none", typed=str
     )
     allocate: str | None = option(
-        None,
-        "Widths: the same share off each; by loss curves per layer; or per layer and part. "
-        "(default: as the method has it)",
-        choices=ALLOCATIONS,
+        None, "One share off all, or by loss curves of layers, or parts. (default: the method's)", choices=ALLOCATIONS
     )
-    drop_experts: bool = option(
-        False, "Mixtures of experts: drop whole experts where that costs less than narrowing all of them."
-    )
+    drop_experts: bool = option(False, "Drop whole experts where that costs less than narrowing all of them.")
     drop_layers: int = option(
-        0,
-        "Before all else, drop so many decoder layers: those that change the hidden states least. A ratio "
-        "counts what is left; alone, nothing else is done. (default: 0)",
-        metavar="N",
-        ge=0,
+        0, "Drop so many layers first; a ratio, if any, counts what is left. (default: 0)", metavar="N", ge=0
     )
     calibration: Annotated[CalibrationConfig, BeforeValidator(CalibrationConfig.read)] = option(CalibrationConfig, "")
     qk_norm_tolerance: float = option(
-        0.1,
-        "Models with QK-norm: how far a narrow layer's norm may be off before its QK stays whole. (default: 0.1)",
-        ge=0,
+        0.1, "How far a narrow layer's QK-norm may be off before QK stays whole. (default: 0.1)", ge=0
     )
     rope_scope: str = option(
         "head", "Who shares one set of RoPE frequencies, in a3+. (default: head)", choices=ROPE_SCOPES
     )
     without: Names = listed((), "Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.")
     portable: bool = option(
-        False,
-        "For `trisect export` without padding: --rope-scope model, one head width that kernels know "
-        "(multiples of 16 from half the old width on), one MLP width. --align 32 also suits K-quants.",
+        False, "Fit for `trisect export`: --rope-scope model, one head width that kernels know, one MLP width."
     )
     seed: int = calibrating(0, "Seed of the random windows. (default: 0)", ge=0)
 

@@ -43,10 +43,7 @@ class QuantizeConfig:
 
     bits: int = setting(4, "Bits per weight, before scales.", metavar="8|4|3|2")
     group_size: Annotated[int | None, BeforeValidator(_group_size)] = setting(
-        None,
-        "Inputs that share a scale; auto: per layer, the largest of 128 ... 8 that fits. (default: auto)",
-        metavar="N|auto",
-        typed=str,
+        None, "Inputs with one scale; auto: at most 128 that fit. (default: auto)", metavar="N|auto", typed=str
     )
     backend: str = setting("hqq", "torchao: int8 with one scale per output.", choices=("hqq", "torchao"))
     parts: settings.Parts = listed(COMPONENTS, "What to quantise. (default: qk,ov,mlp)")
