@@ -40,7 +40,6 @@ REFUSED = {
         f"compress model -o full {CUT}",
         f"compress model -o text.txt/out {CUT}",
         f"compress model -o out {CUT} --json text.txt/m.json",
-        "plan model --ratio 0.25 --heatmap plan.docx",
         "quantize model -o full",
         "finetune model --data text.txt -o full",
         "init compress -o text.txt",

@@ -128,12 +128,6 @@ def test_ranks_of_linear_maps_are_planned_from_the_configuration_alone(
         assert facts["kv_bytes_per_token"] == 0.25 if method == "palu" else gone > 0
 
 
-def test_a_heat_map_is_drawn(model_folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    assert run("plan", model_folder, "--ratio", 0.25, "--align", 8, "--heatmap", tmp_path / "plan.svg") == 0
-    assert "25.0% of the decoder removed" in (tmp_path / "plan.svg").read_text()
-
-
 def test_a_typed_goal_replaces_the_files(model_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("ratio: 0.5\nalign: 8\nparts: [ov]\n")
     out = tmp_path / "p.json"
@@ -190,7 +184,6 @@ def test_compress_finds_the_smallest_model_within_a_bound(
         (["--ratio", "0.2", "--allocate", "balanced"], "--curves FILE"),
         (["--ratio", "0.2", "--curves", "no.json"], "--allocate search or balanced"),
         (["--max-ppl-increase", "5%"], "--curves FILE"),
-        (["--ratio", "0.2", "--heatmap", "plan.jpg"], ".png or .svg"),
         (["--ratio", "0.2", "--method", "asvd"], "looks at calibration text"),
         (["--max-ppl-increase", "5%", "--method", "svd"], "--ratio 0.25"),
         (["--ratio", "0.2", "--method", "clover"], "no solution for mlp; use --parts qk,ov"),

@@ -12,7 +12,7 @@ from report_runs import HOSTILE
 from trisect.records.shapes import LinearShape
 from trisect.report.charts import loss_map, plan_map, tuning_chart
 from trisect.report.runs import Run, read_runs
-from trisect.support.plots import COLOURS, Chart, Figure, HeatMap, Series, file_name, png, svg
+from trisect.support.plots import COLOURS, Chart, Figure, HeatMap, Series, file_name, svg
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -109,13 +109,6 @@ def test_a_figure_is_xml_without_scripts_whatever_its_names(figure: Figure) -> N
     assert not [element for element in root.iter(f"{NAMESPACE}g") if "id" in element.attrib]
     assert "var(--" not in drawn
     assert "var(--ink)" in svg(figure, themed=True)
-
-
-@each_example
-def test_a_picture_is_a_png_and_always_the_same(figure: Figure) -> None:
-    drawn = png(figure)
-    assert drawn.startswith(b"\x89PNG\r\n\x1a\n")
-    assert drawn == png(figure)
 
 
 def marks(chart: Chart, colour: str = COLOURS[0]) -> list[tuple[float, float]]:

@@ -203,7 +203,6 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "device": checks.check_device,
     "moments": _check_file,
     "curves": files.check_writable,  # read, or measured and written
-    "heatmap": files.check_writable,
     **dict.fromkeys(TEXTS, _check_texts),
 }
 """What can be refused in a second, by the name of the option and in this order: no torch, no weights, no text read."""

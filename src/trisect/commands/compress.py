@@ -10,7 +10,7 @@ from trisect.commands._options import NEW_FOLDER, CurvesFile, Json, LoadOptions,
 from trisect.config import CalibrationConfig, CompressConfig, verbs
 from trisect.config.settings import CUT, RUNNING
 from trisect.errors import TrisectError, option_name
-from trisect.support import files, plots
+from trisect.support import files
 
 
 @verb("Compress")
@@ -88,41 +88,25 @@ def at_pace(settings: CompressConfig, *, fast: bool, best: bool) -> CompressConf
 
 @verb("Compress")
 def plan(
-    model: Model,
-    settings: CompressConfig,
-    loading: LoadOptions,
-    curves: CurvesFile = None,
-    heatmap: Annotated[Path | None, option("Draw the plan, layers by parts: .png or .svg.", "FILE")] = None,
-    json: Json = None,
+    model: Model, settings: CompressConfig, loading: LoadOptions, curves: CurvesFile = None, json: Json = None
 ) -> None:
     """Show the widths that a goal comes to; weights are read only to measure loss curves.
 
     The widths that a quarter less comes to: trisect plan smollm2-135m --ratio 0.25
-    Spread by measured losses, drawn as a picture:
-        trisect plan smollm2-135m --ratio 0.25 --allocate balanced --curves curves.json --heatmap plan.svg
+    Spread by measured losses: trisect plan smollm2-135m --ratio 0.25 --allocate balanced --curves curves.json
     What fits 100 million parameters: trisect plan smollm2-135m --target-params 100M
     """
     from trisect.pipeline.job import Job, plan_before_work
-    from trisect.report.charts import plan_map
     from trisect.report.terminal import compression_table, heat_tables
 
-    if heatmap is not None:
-        plots.picture_format(heatmap)
-        plots.need_matplotlib("leave --heatmap out: the plan is shown as text")
-        files.check_writable(heatmap)
     with screen.quiet_libraries(), screen.progress() as report:
         how: Any = {"load_options": asdict(loading), "say": screen.say, "progress": report}
         found = plan_before_work(Job(model=model, config=settings, curves=curves, **how))
-    before, after, facts = found.before, found.after, found.facts
+    before, after = found.before, found.after
     screen.say(found.outlook)
     screen.say(compression_table(before, after), *([] if found.plan.masked else heat_tables(before, after)))
     screen.say(*found.lines)
-    if heatmap is not None:
-        removed = f"{facts['ratio']:.1%} of the decoder removed"
-        title = f"{Path(model).name}: {settings.method}, {facts['allocate']}, {removed}"
-        plots.write_figure(heatmap, plan_map(before, after, title=title))
-        screen.say(f"Saved to {heatmap}")
-    screen.keep_measurement(json, {"model": model, **facts})
+    screen.keep_measurement(json, {"model": model, **found.facts})
     goal = " ".join(f"{option_name(name)} {v}" for name, v in settings.goal.settings().items() if v != "params")
     goal = f"--drop-layers {settings.drop_layers}" if settings.removes_nothing else goal
     screen.say_next(f"trisect compress {screen.quoted(model)} -o OUT {goal}, other options as here")

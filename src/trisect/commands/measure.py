@@ -226,10 +226,9 @@ def compare(
     What a recipe would run: trisect compare experiments/recipes/main-stories15m.yaml --dry-run
     Run what is missing, on a GPU: trisect compare recipe.yaml -o results --device cuda
     """
-    from trisect.compare import Folder, load_recipe, results, run_recipe, runner
+    from trisect.compare import Folder, load_recipe, results, run_recipe
 
-    loaded, chosen = load_recipe(recipe), only or ()
-    runner.check_only(loaded, chosen)
+    loaded = load_recipe(recipe)
     beside = recipe.parent.parent / "results" / loaded.name if recipe.parent.name == "recipes" else Path(loaded.name)
     folder = Folder(path=out or beside)
     if dry_run:
@@ -237,7 +236,7 @@ def compare(
         return
     counts = None
     if not no_run:
-        how: dict[str, Any] = {"device": device, "only": chosen, "keep_errors": keep_errors}
+        how: dict[str, Any] = {"device": device, "only": only or (), "keep_errors": keep_errors}
         with screen.quiet_libraries(), screen.progress() as report:
             counts = run_recipe(loaded, folder, **how, progress=report, say=screen.stderr().print)
     models = results.outcomes_of(loaded, folder)

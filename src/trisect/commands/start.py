@@ -262,11 +262,8 @@ def check_hub() -> Iterator[Finding]:
     """Whether models, texts and tasks can come from the hub; everything else works without."""
     from trisect.data.read import hub_answers
 
-    if hub_answers():
-        yield Finding("hub", "ok", "answers")
-    else:
-        fix = "check the connection and HF_HUB_OFFLINE, or give models and texts as files"
-        yield Finding("hub", "note", "does not answer", fix)
+    fix = "check the connection and HF_HUB_OFFLINE, or give models and texts as files"
+    yield Finding("hub", "ok", "answers") if hub_answers() else Finding("hub", "note", "does not answer", fix)
 
 
 def check_run() -> Iterator[Finding]:

@@ -52,7 +52,7 @@ def run_recipe(
     say: Callable[[str], None] = lambda text: None,
 ) -> RunCounts:
     """Run every cell that has no receipt yet; with `keep_errors`, not those that failed before either."""
-    check_only(recipe, only)
+    check_names("method or model of this recipe", only, {word for cell in cells_of(recipe) for word in _words(cell)})
     folder.prepare()
     models = {model.name for model in recipe.models}.intersection(only)
     methods = set(only) - models
@@ -72,12 +72,6 @@ def run_recipe(
             run = ModelRun(recipe, model, folder=folder, device=device, progress=progress, say=say)
             _run_model(run, cells, counts)
     return counts
-
-
-def check_only(recipe: Recipe, only: Sequence[str]) -> None:
-    """Refuse a method or model that the recipe does not have."""
-    known = {word for cell in cells_of(recipe) for word in _words(cell)}
-    check_names("method or model of this recipe", only, known)
 
 
 def _words(cell: Cell) -> set[str]:

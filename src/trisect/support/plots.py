@@ -1,4 +1,4 @@
-"""Figures: plain numbers and words first, then drawn by matplotlib as SVG or PNG.
+"""Figures: plain numbers and words first, then drawn by matplotlib as SVG.
 
 The same figure gives the same bytes: no dates, no random ids, text left as text. matplotlib is the extra
 `plots`; the records and their tables need nothing.
@@ -11,12 +11,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
-
-from trisect.errors import TrisectError
-from trisect.support.files import atomic_write_bytes
 
 INK, SOFT, FAINT, PAPER = "#1c2128", "#57606a", "#d8dde3", "#ffffff"
 COLOURS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #7f7f7f #8c564b #a09000 #5e4fa2".split()
@@ -40,7 +36,7 @@ LONGEST_TITLE, LONGEST_LABEL = 76, 40  # letters that are drawn: folders may hav
 LINE_OF_LEGEND = 90  # letters that fit beside each other above a plot
 LOG_RANGE = 20.0  # an axis whose largest value is so many times its smallest is logarithmic where it may be
 MOST_MARKS, MOST_MARKED = 16, 100  # marks of one line, and points of a line that has any
-WIDTH, DPI = 5.8, 120  # inches, and dots per inch of a PNG
+WIDTH = 5.8  # inches
 
 Point = tuple[float, float]
 Row = tuple[str | float, ...]
@@ -159,28 +155,6 @@ def has_matplotlib() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def need_matplotlib(instead: str) -> None:
-    """Refuse where figures cannot be drawn, with what to install and what to type instead."""
-    if not has_matplotlib():
-        raise TrisectError(f"Figures need matplotlib: pip install 'trisect[plots]', or {instead}.")
-
-
-def picture_format(path: str | Path) -> str:
-    """png or svg, by the end of a file's name; others are refused."""
-    kind = Path(path).suffix.removeprefix(".").lower()
-    if kind not in ("png", "svg"):
-        raise TrisectError(f"Cannot draw a figure as {Path(path).name!r}; name a .png or .svg file.")
-    return kind
-
-
-def write_figure(path: str | Path, figure: Figure) -> Path:
-    """Draw a figure into a .png or .svg file."""
-    is_png = picture_format(path) == "png"
-    need_matplotlib("leave the figure out")
-    atomic_write_bytes(path, png(figure) if is_png else f"{svg(figure)}\n".encode())
-    return Path(path)
-
-
 def svg(figure: Figure, *, themed: bool = False) -> str:
     """A figure as an SVG element; `themed` takes a page's colours."""
     canvas = _draw(figure)
@@ -195,10 +169,6 @@ def svg(figure: Figure, *, themed: bool = False) -> str:
     return text.replace("<svg ", f'<svg role="img" stroke-linejoin="round" aria-label={quoteattr(label)} ', 1)
 
 
-def png(figure: Figure) -> bytes:
-    return _saved(_draw(figure), STYLE, format="png", dpi=DPI, metadata={"Software": None})
-
-
 def file_name(text: str) -> str:
     """The name of an SVG file from words that may hold anything."""
     return re.sub(r"[^a-z0-9.+]+", "-", text.lower()).strip("-") + ".svg"
@@ -206,12 +176,17 @@ def file_name(text: str) -> str:
 
 def as_svg(figure: Any, *, style: Any = STYLE) -> bytes:
     """A matplotlib figure as a file."""
+    from matplotlib import rc_context
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     FigureCanvasSVG(figure)
-    made = _saved(figure, style, format="svg", metadata={"Date": None, "Creator": "trisect"})
+    out = io.BytesIO()
+    with rc_context(style), warnings.catch_warnings():
+        # A name in letters that the font does not have gets boxes.
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": "trisect"})
     # matplotlib ends some lines in blanks, which editors and hooks like to take off.
-    return re.sub(rb"[ \t]+$", b"", made, flags=re.MULTILINE)
+    return re.sub(rb"[ \t]+$", b"", out.getvalue(), flags=re.MULTILINE)
 
 
 def heat_colours(share: float) -> tuple[str, str]:
@@ -223,17 +198,6 @@ def heat_colours(share: float) -> tuple[str, str]:
 def _mixed(one: Sequence[int], other: Sequence[int], share: float) -> str:
     """A colour between two, as #rrggbb."""
     return "#" + bytes(round(a + share * (b - a)) for a, b in zip(one, other, strict=True)).hex()
-
-
-def _saved(figure: Any, style: Any, **settings: Any) -> bytes:
-    from matplotlib import rc_context
-
-    out = io.BytesIO()
-    with rc_context(style), warnings.catch_warnings():
-        # A name in letters that the font does not have gets boxes.
-        warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(out, **settings)
-    return out.getvalue()
 
 
 def _draw(figure: Figure) -> Any:
