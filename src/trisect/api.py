@@ -24,8 +24,7 @@ from trisect.pipeline.resume import Ledger
 from trisect.pipeline.run import Compressed, Run, Step, with_method_defaults
 from trisect.plan import Plan, budget_of
 from trisect.report.terminal import Summary
-from trisect.support import quiet_transformers
-from trisect.support.clock import timing
+from trisect.support import clock, quiet_transformers
 
 Calibration = str | Sequence[str] | CalibrationConfig | Tensor | Tokens
 """A name or a text file, or several; a record with more settings; or token ids (windows, length)."""
@@ -166,7 +165,7 @@ def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step
     """
     config = with_method_defaults(config)
     original, losses, hashes = original_widths(model), [], set()
-    with timing(next(model.parameters()).device) as clock:
+    with clock.timing(next(model.parameters()).device) as timer:
         for step in steps:
             # A step carries its layer with it: written elsewhere, or twice, it would go unnoticed.
             if all(step.view.layer is not module for module in model.modules()):
@@ -179,7 +178,7 @@ def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step
             hashes.add(step.token_hash)
         plan = flow.finish(Run(model=model, config=config, tokens=None, plan=plan), original)
     token_hash = hashes.pop() if len(hashes) == 1 else None
-    return flow.with_receipt(model, config, plan, losses, token_hash, clock.seconds())
+    return flow.with_receipt(model, config, plan, losses, token_hash, timer.seconds())
 
 
 def perplexity(

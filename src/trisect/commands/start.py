@@ -11,9 +11,8 @@ import typer
 import yaml
 
 from trisect import commands, data, models
-from trisect.commands import _options
 from trisect.commands import _screen as screen
-from trisect.commands._options import Json, LoadOptions, argument, option, verb
+from trisect.commands._options import Json, LoadOptions, argument, by_key, is_flag, option, takes_many, verb
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import catalogue
 from trisect.errors import TrisectError, check_names
@@ -112,13 +111,13 @@ def commented_options(verb: str, out: Path) -> str:
 # Run it with: trisect {verb} --config {out.name}
 # What is typed on the command line wins over this file; lines left out have their default.
 """
-    for key, parameter in _options.by_key(command.params).items():
+    for key, parameter in by_key(command.params).items():
         needed = " Needed, here or on the command line." if parameter.required else ""
-        kind = "true|false" if _options.is_flag(parameter) else parameter.metavar
+        kind = "true|false" if is_flag(parameter) else parameter.metavar
         about = f"{parameter.help}{needed}" + (f" [{kind.strip('[]')}]" if kind else "")
         comment = textwrap.fill(" ".join(about.split()), WIDTH, initial_indent="# ", subsequent_indent="# ")
         default = parameter.default
-        line = f"# {key}: [...]" if _options.takes_many(parameter) else f"# {key}: ..."
+        line = f"# {key}: [...]" if takes_many(parameter) else f"# {key}: ..."
         if default is not None and not parameter.required:
             value = default if isinstance(default, bool | int | float) else str(default)
             line = yaml.safe_dump({key: value}, width=10**6).strip()

@@ -16,8 +16,7 @@ from trisect.compare.results import Folder
 from trisect.config import CompressConfig
 from trisect.data import Tokens, evaluation_tokens, load_tokens
 from trisect.errors import TrisectError, check_names
-from trisect.evaluate import tasks
-from trisect.evaluate.perplexity import perplexity
+from trisect.evaluate import perplexity, tasks
 from trisect.methods import get_method
 from trisect.models import Loaded, fingerprint, load_model, shape_of, zeros_of
 from trisect.pipeline.run import Compressed, compress
@@ -153,7 +152,7 @@ class ModelRun:
         # Plan and losses of every layer are too long to keep for every cell.
         kept = {name: value for name, value in made.items() if name not in ("recipe", "plan", "losses")}
         report = None if self.progress is None else partial(self.progress, "perplexity")
-        measured = [asdict(perplexity(model, tokens, progress=report)) for tokens in texts]
+        measured = [asdict(perplexity.perplexity(model, tokens, progress=report)) for tokens in texts]
         # The name as the recipe has it: where the file is on this machine does not matter.
         named = zip(cell.model.evaluations, measured, strict=True)
         body["perplexity"] = [{**found, "data": text.data} for text, found in named]

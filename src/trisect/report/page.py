@@ -22,7 +22,6 @@ from trisect.report.runs import FLOPS, KV_CACHE, PARAMETERS, Fact, Kind, Quantit
 from trisect.report.terminal import count, short
 from trisect.support import plots
 from trisect.support.files import check_writable
-from trisect.support.plots import Figure
 
 HINTS = {
     Kind.PERPLEXITY: ("perplexity", "`trisect eval MODEL --data wikitext2 --json F` for the run and its original"),
@@ -49,12 +48,12 @@ class Section(NamedTuple):
 
     title: str
     content: Any = None  # what the template shows below the figures
-    figures: Sequence[Figure] = ()
+    figures: Sequence[plots.Figure] = ()
 
 
 def report_sections(runs: Sequence[Run]) -> dict[str, Section]:
     """All that the page has to say, by the name of its link."""
-    maps: list[Figure] = []
+    maps: list[plots.Figure] = []
     for run in runs:
         title = f"{run.name}: what each layer keeps"
         plan = charts.plan_map(run.before, run.after, name=f"plan-{run.name}", title=title)

@@ -329,16 +329,12 @@ def read_runs(folders: Sequence[Path], measured: Sequence[Path] = ()) -> list[Ru
         for name, about in _by_run(read_measurement(path), runs, path, owner=own.get(path)).items():
             readings[name] += about
     # A dense model that several runs were made from was measured for all of them; speeds only beside each.
-    dense = [
-        (run.source, reading)
-        for run in runs
-        for reading in readings[run.name]
-        if reading.side == BEFORE and reading.quantity.kind != Kind.SPEED
-    ]
+    dense = {run.name: [entry for entry in readings[run.name] if entry.side == BEFORE] for run in runs}
     for run in runs:
-        known = {reading.quantity for reading in readings[run.name] if reading.side == BEFORE}
-        same = [reading for source, reading in dense if source is not None and source == run.source]
-        readings[run.name] += [reading for reading in same if reading.quantity not in known]
+        known = {reading.quantity for reading in dense[run.name]}
+        kin = [other.name for other in runs if run.source is not None and other.source == run.source]
+        shared = [reading for name in kin for reading in dense[name] if reading.quantity.kind != Kind.SPEED]
+        readings[run.name] += [reading for reading in shared if reading.quantity not in known]
     return [run.with_facts(readings[run.name]) for run in runs]
 
 
