@@ -144,10 +144,9 @@ def in_batches(ids: Tensor, *, batch_size: int | None = None, hold_out: bool = F
         processes = distributed.world_size()
         sets = tuple(numbers.tensor_split(processes)[distributed.rank()] for numbers in sets)
         if not len(sets[0]) or (hold_out and not len(sets[1])):
-            raise TrisectError(
-                f"{len(ids)} calibration windows are too few for {processes} processes; "
-                f"use --samples {processes * (HELD_SHARE if hold_out else 1)} or more."
-            )
+            enough = processes * (HELD_SHARE if hold_out else 1)
+            few = f"{len(ids)} calibration windows are too few for {processes} processes"
+            raise TrisectError(f"{few}; use --samples {enough} or more.")
     fit, held = ([batch for batch in numbers.split(size) if len(batch)] for numbers in sets)
     return Windows(batches=[ids[batch] for batch in fit + held], numbers=fit + held, num_held=len(held), shared=shared)
 
@@ -242,10 +241,8 @@ class Stream:
                 done, layers = view.index * len(self.hidden) + number + 1, len(next(iter(self.calls.values())))
                 progress(label, done, layers * len(self.hidden))
         if broken:
-            raise TrisectError(
-                f"The hidden states after layer {view.index} hold NaN or inf; load the model in a wider "
-                "dtype (--dtype float32), or check the checkpoint."
-            )
+            broke = f"The hidden states after layer {view.index} hold NaN or inf"
+            raise TrisectError(f"{broke}; load the model with --dtype float32, or check the checkpoint.")
 
 
 def _apart(calls: list[LayerCall]) -> list[LayerCall]:

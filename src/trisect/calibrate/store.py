@@ -19,6 +19,7 @@ from trisect.support.checks import parse_json, shown, validated
 from trisect.support.files import new_file
 
 FORMAT = "trisect-moments-1"
+COLLECT = "collect them with `trisect calibrate MODEL -o moments.safetensors`"
 
 
 class MomentsInfo(BaseModel, strict=True, extra="forbid", frozen=True):
@@ -50,10 +51,8 @@ def load_moments(
     """One layer's moments after the other, for the model they were collected on."""
     stored, info = _header(path)
     if info.fingerprint != fingerprint or info.num_layers != len(layers):
-        raise TrisectError(
-            f"{path} holds moments of another model ({info.num_layers} layers, {shown(info.source)}); "
-            "collect them again with `trisect calibrate MODEL -o moments.safetensors`."
-        )
+        other = f"{path} holds moments of another model ({info.num_layers} layers, {shown(info.source)})"
+        raise TrisectError(f"{other}; {COLLECT}.")
     names = _by_layer(path, stored, layers)
     with safe_open(path, framework="pt") as file:
         for layer in range(info.num_layers):
@@ -93,10 +92,7 @@ def _header(path: str | Path) -> tuple[dict[str, StoredTensor], MomentsInfo]:
         raise TrisectError(f"Cannot read moments from {path}: there is no such file.")
     stored, metadata = read_header(Path(path))
     if metadata.get("format") != FORMAT:
-        raise TrisectError(
-            f"{path} is not a moments file of this version; write one with "
-            "`trisect calibrate MODEL -o moments.safetensors`."
-        )
+        raise TrisectError(f"{path} is not a moments file of this version; {COLLECT}.")
     info = parse_json(metadata.get("info", ""), where=f"the description inside {path}")
     return stored, validated(MomentsInfo, info, where=f"{path} does not describe its moments")
 
@@ -111,8 +107,7 @@ def _by_layer(path: str | Path, stored: Mapping[str, StoredTensor], layers: Sequ
         if expected is None or tensor.dtype != "F64":
             raise TrisectError(f"{path} holds {shown(key)} in {tensor.dtype}, which is no moment of this model.")
         if tensor.shape != expected:
-            raise TrisectError(
-                f"{path}: {name} of layer {place} has the shape {tensor.shape}, not {expected}; collect it again."
-            )
+            wrong = f"{name} of layer {place} has the shape {tensor.shape}, not {expected}"
+            raise TrisectError(f"{path}: {wrong}; collect it again.")
         names[places[place]].append(name)
     return names

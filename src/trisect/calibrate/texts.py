@@ -294,10 +294,10 @@ def _pieces(writer: "Writer", folder: Path, key: str, progress: TokensWritten | 
             kept = f"{number} of {writer.batches} batches are kept, and the same command goes on with them."
             raise KeyboardInterrupt(kept if number else "") from error
         except torch.OutOfMemoryError as error:
-            raise TrisectError(
-                f"{writer.batch} texts of {writer.length} tokens at once do not fit into the memory of "
-                f"{writer.decoder.device}; give a smaller --batch-size than {writer.batch}, or --dtype bfloat16."
-            ) from error
+            many = (
+                f"{writer.batch} texts of {writer.length} tokens do not fit into the memory of {writer.decoder.device}"
+            )
+            raise TrisectError(f"{many}; give a smaller --batch-size, or --dtype bfloat16.") from error
         if texts:
             files.atomic_write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
         yield path.read_text(encoding="utf-8")
@@ -308,10 +308,8 @@ class Writer:
 
     def __init__(self, model: Any, tokenizer: Any, config: SampleConfig):
         if tokenizer is None:
-            raise TrisectError(
-                "The model came without a tokenizer, so it cannot write text: put the tokenizer's files into "
-                "the model's folder."
-            )
+            why = "The model came without a tokenizer, so it cannot write text"
+            raise TrisectError(f"{why}: put the tokenizer's files into the model's folder.")
         self.config, self.tokenizer = config, tokenizer
         self.before = torch.tensor(tokenizer("")["input_ids"], dtype=torch.int64)  # (t,), often one or none
         self.length = length = config.length or usual_length(model)

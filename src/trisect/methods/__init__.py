@@ -18,9 +18,7 @@ def get_method(name: str) -> Method:
 def register_method(method: Method) -> Method:
     """Add a method from outside the package, for this process; a name that is taken is refused."""
     if METHODS.get(method.name, method) != method:
-        raise TrisectError(
-            f"There is a method {method.name!r} already; give yours another name, or take an earlier one of "
-            f"yours out with METHODS.pop({method.name!r})."
-        )
+        taken = f"There is a method {method.name!r} already"
+        raise TrisectError(f"{taken}; give yours another name, or take that one out: METHODS.pop({method.name!r}).")
     METHODS[method.name] = method
     return method

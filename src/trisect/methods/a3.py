@@ -98,10 +98,8 @@ def solve_ov_overall(part: OV, moments: Moments, width: int, options: Options) -
     if part.W_g is not None:
         return Shrunk(part=part, loss=0.0, total=0.0, note="OV left whole: a gate stands in front of W_o")
     if part.group != 1:
-        raise TrisectError(
-            "a3-ov-overall needs one value head per query head (MHA); this layer shares each value head "
-            f"among {part.group} query heads. Use --method a3."
-        )
+        shares = f"this layer shares each value head among {part.group} query heads"
+        raise TrisectError(f"a3-ov-overall needs one value head per query head (MHA); {shares}. Use --method a3.")
     h, _, d = part.W_v.shape
     rank = min(round(width * 2 * h / (h + 1)), h * d)  # as many parameters as `width` per head would have
     W_o = part.W_o.to(SOLVE_DTYPE).flatten(0, 1)  # (h, d, D) -> (h d, D)
@@ -172,10 +170,8 @@ def renormalise(
 def refuse_shared_output(part: OV) -> None:
     """Heads that share one output projection have no rows of their own to map."""
     if part.W_o.shape[0] != part.heads:
-        raise TrisectError(
-            "This layer's heads already share one output projection (a3-ov-overall), which is not cut again; "
-            "start from the original model, or use --parts qk,mlp."
-        )
+        shared = "This layer's heads already share one output projection (a3-ov-overall), which is not cut again"
+        raise TrisectError(f"{shared}; start from the original model, or use --parts qk,mlp.")
 
 
 def weight_moment(W: Tensor, b: Tensor | None) -> Tensor:

@@ -104,9 +104,8 @@ def check_parts(method: Method, parts: tuple[str, ...]) -> None:
     """Refuse parts that a method on components has no solver for; one on linear maps passes over them."""
     missing = [part for part in parts if part not in method.solvers]
     if missing and not method.linear:
-        raise TrisectError(
-            f"{method.name} has no solution for {', '.join(missing)}; use --parts {','.join(method.parts)}."
-        )
+        known = ",".join(method.parts)
+        raise TrisectError(f"{method.name} has no solution for {', '.join(missing)}; use --parts {known}.")
 
 
 def solve(method: Method, component: str, part: Part, moments: Moments, *, width: int, options: Options) -> Solution:
@@ -120,9 +119,7 @@ def solve(method: Method, component: str, part: Part, moments: Moments, *, width
     if width == part.width and not (method.streams == "narrow" and moments):
         return Shrunk(part=part, loss=0.0, total=0.0, note="full width")
     if width > part.width:
-        raise TrisectError(
-            f"{component} has width {part.width} and cannot be widened to {width}; plan a smaller width."
-        )
+        raise TrisectError(f"{component} has width {part.width} and cannot be widened to {width}; plan less.")
     solver = method.solvers[component]
     if isinstance(part, Experts):
         mixture = method.mixture if isinstance(method, ComponentMethod) else None
@@ -139,8 +136,6 @@ def need(moments: Moments, name: str) -> Tensor:
     """A moment by name, or the command that collects it."""
     if name not in moments:
         have = ", ".join(sorted(moments)) or "none"
-        raise TrisectError(
-            f"The calibration has no {name!r} moments (it has: {have}). Collect them with "
-            "`trisect calibrate MODEL -o moments.safetensors --method NAME` for the method you use."
-        )
+        collect = "`trisect calibrate MODEL -o moments.safetensors --method NAME` collects what a method needs"
+        raise TrisectError(f"The calibration has no {name!r} moments (it has: {have}); {collect}.")
     return moments[name]

@@ -82,9 +82,7 @@ def carry_out(job: Job) -> Result:
         with _work_folder(job) as work:
             result = _compress_in_memory(job, work)
             if job.out is not None and distributed.is_rank_zero():
-                shards = work is not None and hasattr(
-                    result.model, "layer_store"
-                )  # finished layers of a streamed model
+                shards = hasattr(result.model, "layer_store")  # finished layers of a streamed model are
                 layers = sorted(work.glob("layer-*")) if work is not None and shards else None
                 checkpoint.save_model(result.model, result.tokenizer, job.out, receipt=result.receipt, layers=layers)
             distributed.barrier()
@@ -96,8 +94,8 @@ def refuse_early(job: Job) -> None:
     if job.out is not None:
         files.check_new_folder(job.out)
     config = flow.with_method_defaults(job.config)
-    reading = "--max-ppl-increase" if isinstance(config.goal, Increase) else "--drop-layers"
     if job.moments is not None and (isinstance(config.goal, Increase) or config.drop_layers):
+        reading = "--drop-layers" if config.drop_layers else "--max-ppl-increase"
         raise TrisectError(f"{reading} reads calibration windows, which moments do not hold; leave --moments out.")
     check_names("way to stream", [job.load_options.get("stream", "off")], streamed.STREAM)
     if not isinstance(job.model, str):
@@ -111,9 +109,8 @@ def refuse_early(job: Job) -> None:
     source.check_weights(source.resolve(checkpoint.fetched(job.model)))
     length, context = config.calibration.length, info["context"]
     if context is not None and length is not None and length > context:
-        raise TrisectError(
-            f"The model reads {context} tokens at once, and --length {length} asks for more; use {context}."
-        )
+        most = f"The model reads {context} tokens at once"
+        raise TrisectError(f"{most}, and --length {length} asks for more; use {context}.")
     if config.allocate == "uniform" and not isinstance(config.goal, Increase):
         shape = apply_plan(shape, flow.plan_from_shape(shape, config))
         if job.out is not None:  # finished layers lie beside the result until it is whole
@@ -150,16 +147,13 @@ def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], w
     """Compress, with perplexity before and after on each of the evaluation texts."""
     # Beside what is held out, as many of the windows that are fitted: the difference is what more text could gain.
     fitted = job.evaluate is None and job.tokens is not None and bool(evaluations)
-    if fitted:
-        assert job.tokens is not None
+    if fitted and job.tokens is not None:
         evaluations = [*evaluations, tokens_from_tensor(job.tokens.ids[: job.eval_windows], FITTED)]
 
     def measure(model: Any, when: str) -> list[Perplexity]:
-        found = []
-        for text in evaluations:
-            report = job.progress and partial(job.progress, f"perplexity {when}, {text.source}")
-            found.append(perplexity(model, text, progress=report))
-        return found
+        stages = [f"perplexity {when}, {text.source}" for text in evaluations]
+        reports = [job.progress and partial(job.progress, stage) for stage in stages]
+        return [perplexity(model, text, progress=report) for text, report in zip(evaluations, reports, strict=True)]
 
     before, fewer = shape_of(loaded.model), job.config.drop_layers
     planned = _say_outlook(job, looking.shape_without(loaded.model, fewer) if fewer else before)
@@ -242,7 +236,7 @@ def plan_before_work(job: Job) -> Planned:
         before = shape
     known = _known_curves(job)
     plan = flow.plan_from_shape(shape, config, known)
-    after, outcome = apply_plan(shape, plan), outlook(shape, config, plan)
+    after, outcome, said = apply_plan(shape, plan), outlook(shape, config, plan), _outlook_line(shape, config, plan)
     rise = None if known is None else known.rise(shape, plan)
     facts = {**sizes(before, after), "plan": plan.to_dict(), "allocate": config.allocate}
     facts |= {"budget": outcome.counts(), "predicted_rise": rise}
@@ -250,9 +244,8 @@ def plan_before_work(job: Job) -> Planned:
     lines = [f"{UNITS[outcome.unit]}: {outcome.planned:,} planned{allowed}, {outcome.before:,} before"]
     if rise is not None:
         factor = f"perplexity x{math.exp(rise):.3f} (+{rise:.4f} nats per token)"
-        known_rise = factor if math.isfinite(rise) else "nothing, the plan goes below them"
-        lines.append(f"predicted from the curves: {known_rise}")
-    said = _outlook_line(shape, config, plan)
+        below = "nothing, the plan goes below them"
+        lines.append(f"predicted from the curves: {factor if math.isfinite(rise) else below}")
     return Planned(plan=plan, before=before, after=after, outlook=said, facts=facts, lines=lines)
 
 
@@ -273,9 +266,7 @@ def _known_curves(job: Job) -> Curves | None:
     if path.exists():
         return read_curves(path)
     if job.config.allocate not in CURVED:
-        raise TrisectError(
-            f"There are no loss curves at {path}; --allocate search or balanced measures and writes them."
-        )
+        raise TrisectError(f"There are no loss curves at {path}; --allocate balanced or search measures them.")
     if job.config.drop_layers:
         raise TrisectError("Curves are measured behind the layers dropped: compress --curves FILE writes them.")
     files.check_writable(path)
@@ -320,10 +311,8 @@ def read_texts(job: Job, loaded: Loaded) -> tuple[Job, list[Tokens]]:
         try:
             prepared = prepare(loaded.model, job.config, loaded.tokenizer) if job.evaluate is None else None
         except TrisectError as error:
-            raise TrisectError(
-                f"What to measure on cannot be held out of the text of {job.moments}: {error} Or name a text "
-                "with --eval, or --eval none."
-            ) from error
+            nothing = f"Nothing can be held out of the text of {job.moments} to measure on"
+            raise TrisectError(f"{nothing}: {error} Or name a text with --eval, or --eval none.") from error
     return job, [] if job.evaluate == NO_TEXT else _evaluations(job, loaded, prepared)
 
 
@@ -347,15 +336,11 @@ def _with_smaller_batches(job: Job, error: Exception) -> Job:
     size = calibration.batch_size or max(1, replay.TOKENS_PER_BATCH // calibration.length)
     if distributed.world_size() > 1:
         # The other processes are in the middle of the same step: starting over is for all of them.
-        raise TrisectError(
-            f"Process {distributed.rank()} ran out of memory with batches of {size} windows; start all again "
-            f"with --batch-size {max(1, size // 2)}: finished layers are kept."
-        ) from error
+        again = f"start all again with --batch-size {max(1, size // 2)}: finished layers are kept"
+        raise TrisectError(f"Process {distributed.rank()} ran out of memory; {again}.") from error
     if size == 1:
-        raise TrisectError(
-            "The device has too little memory even for one window at a time; use --stream on, a shorter "
-            "--length, or --states host."
-        ) from error
+        instead = "use --stream on, a shorter --length, or --states host"
+        raise TrisectError(f"The device has too little memory even for one window at a time; {instead}.") from error
     job.say(f"out of memory: again with batches of {size // 2} windows")
     return replace(job, config=replace(job.config, calibration=replace(calibration, batch_size=size // 2)))
 

@@ -70,10 +70,8 @@ class Problem:
     def ids(self) -> Tensor:
         """Calibration tokens (windows, length)."""
         if self.tokens is None:
-            raise TrisectError(
-                f"The rank search of {self.method.name} looks at calibration text, which a plan alone and "
-                "stored moments do not have; use --allocate uniform (or compress without --moments)."
-            )
+            search = f"The rank search of {self.method.name} looks at calibration text"
+            raise TrisectError(f"{search}, not at a plan or at --moments; use --allocate uniform.")
         return self.tokens.ids
 
 
@@ -87,10 +85,8 @@ def linear_plan(
     shape, method = model if isinstance(model, ModelShape) else shape_of(model), get_method(config.method)
     assert isinstance(method, LinearMethod)
     if any(layer.experts for layer in shape.layers) and {"mlp"} & set(method.parts) & set(config.parts):
-        raise TrisectError(
-            f"{method.name} takes linear maps one by one, and the experts of a layer are one tensor: use "
-            "--parts qk,ov, or a method that narrows experts, --method a3+."
-        )
+        why = f"{method.name} takes linear maps one by one, and the experts of a layer are one tensor"
+        raise TrisectError(f"{why}: use --parts qk,ov, or --method a3+, which narrows experts.")
     sizes: dict[Key, Size] = {}
     for index in chosen_layers(config.layers, num_layers=len(shape.layers)):
         layer = shape.layers[index]
@@ -125,21 +121,15 @@ def maps_of(method: LinearMethod, layer: LayerShape, parts: tuple[str, ...]) -> 
 
 def _ratio(method: LinearMethod, config: CompressConfig) -> float:
     if config.floor > 0:
-        raise TrisectError(
-            f"{method.name} gives linear maps ranks and leaves every width as it is, so there is nothing for "
-            "a floor to hold; leave --floor out."
-        )
+        raise TrisectError(f"{method.name} leaves every width as it is, and a floor holds widths; leave --floor out.")
     ratio, counted = config.ratio, ("params", "kv") if method.cached else ("params",)
     if ratio is None or config.goal.budget not in counted:
-        raise TrisectError(
-            f"{method.name} works on single linear maps, whose goal is a ratio of "
-            f"{'the KV cache' if method.cached else 'their weights'}; use e.g. --ratio 0.25, and no --budget."
-        )
+        counts = "the KV cache" if method.cached else "their weights"
+        goal = f"{method.name} works on single linear maps, whose goal is a ratio of {counts}"
+        raise TrisectError(f"{goal}; use e.g. --ratio 0.25, and no --budget.")
     if method.ratio is not None and ratio != method.ratio:
-        raise TrisectError(
-            f"{method.name} removes exactly {method.ratio:g} of the weights, not {ratio:g}; "
-            f"use --ratio {method.ratio:g}, or --method wanda-sparse for any other ratio."
-        )
+        exactly = f"{method.name} removes exactly {method.ratio:g} of the weights, not {ratio:g}"
+        raise TrisectError(f"{exactly}; use --ratio {method.ratio:g}, or --method wanda-sparse for any other.")
     return ratio
 
 
@@ -314,9 +304,7 @@ def sensitivity_ranks(
             high = middle - 1
     found = ranks(low)
     if _parameters(found, sizes) > budget:
-        raise TrisectError(
-            f"A ratio of {ratio:g} is beyond the measured sensitivities; use less, or --allocate uniform."
-        )
+        raise TrisectError(f"A ratio of {ratio:g} is beyond the sensitivities; use less, or --allocate uniform.")
     return found
 
 

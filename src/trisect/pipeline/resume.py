@@ -142,10 +142,8 @@ def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path 
     plan = known.pop("plan", None)
     different = list(_differences(known, json.loads(json.dumps(files.plain(manifest)))))
     if different:
-        raise TrisectError(
-            f"{work} holds an unfinished run with other settings: {'; '.join(different[:4])}. Give the same "
-            "settings to go on with it, add --fresh to start anew, or name another output with -o."
-        )
+        other = f"{work} holds an unfinished run with other settings: {'; '.join(different[:4])}"
+        raise TrisectError(f"{other}. Give the same to go on, add --fresh to start anew, or name another -o.")
     return Ledger(model, work), None if plan is None else Plan.from_dict(plan)
 
 

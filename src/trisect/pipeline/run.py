@@ -191,11 +191,8 @@ def solve_layers(run: Run) -> Iterator[Step]:
                 step = solve_step(run, view, component, source.moments(view, component), owner)
                 yield step
                 if not step.applied and run.method.in_order:
-                    raise TrisectError(
-                        f"{run.method.name} solves each part behind those solved before it: apply every step "
-                        "before you take the next, as api.rewrite does; --method a3 can solve without "
-                        "rewriting."
-                    )
+                    behind = f"{run.method.name} solves each part behind those before it"
+                    raise TrisectError(f"{behind}: apply each step before the next (or use --method a3).")
             looking.round_as_stored(run.model, view.layer)
             run.ledger.keep(view)
         source.finish(view)
@@ -261,17 +258,13 @@ def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | 
     if method.linear:
         return rank_search.linear_plan(shape, config)
     if "qk" in config.parts and "x_energy" in method.reads["qk"] and any(layer.kv_in for layer in shape.layers):
-        raise TrisectError(
-            f"{method.name} weighs queries and keys by the hidden states, and here they are made of latents; "
-            "use --method a3, or --parts mlp."
-        )
+        why = f"{method.name} weighs queries and keys by the hidden states, and here they are made of latents"
+        raise TrisectError(f"{why}; use --method a3, or --parts mlp.")
     if not isinstance(config.goal, Increase):
         return plan_for(shape, config, curves)
     if curves is None:
-        raise TrisectError(
-            "Only loss curves can predict perplexity: name their file with --curves FILE, and --allocate "
-            "balanced or search to have one measured."
-        )
+        measured = "name their file with --curves FILE, and --allocate balanced to have one measured"
+        raise TrisectError(f"Only loss curves can predict perplexity: {measured}.")
     posed = problem.problem_for(shape, config)
     return predicted_within(posed, planner_for(posed, config.allocate, curves), curves)
 
@@ -353,18 +346,13 @@ def compress_within(
     if not isinstance(goal, Increase):
         raise TrisectError("No bound on perplexity was given; set max_ppl_increase, e.g. to '5%'.")
     if method.linear:
-        raise TrisectError(
-            f"{method.name} has ranks of single linear maps and no widths to search over; "
-            "use --ratio, or --method a3+."
-        )
+        raise TrisectError(f"{method.name} has ranks and no widths to search over; use --ratio, or --method a3+.")
     streamed.refuse_streamed(model, "A bound on perplexity is kept by trying copies, which")
     run = open_run(model, config, **given)
     config, shape = run.config, run.shape
     assert run.tokens is not None
     if len(run.tokens.ids) < 2:
-        raise TrisectError(
-            "A bound on perplexity is measured on calibration windows set aside; give --samples 8 or more."
-        )
+        raise TrisectError("A bound on perplexity is measured on windows set aside; give --samples 8 or more.")
     names = f"{run.tokens.source} (solving)", f"{run.tokens.source} (held out)"
     solving, testing = map(tokens_from_tensor, loss_curves.held_out(run.tokens.ids), names)
     known = loss_curves.curves_for(model, config, run.tokens, path=curves, progress=run.progress)

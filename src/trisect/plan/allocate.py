@@ -239,10 +239,8 @@ def plan_for(shape: ModelShape, config: CompressConfig, curves: Curves | None = 
 def check_plannable(config: CompressConfig) -> None:
     """Refuse a goal that only measurements can reach."""
     if isinstance(config.goal, Increase):
-        raise TrisectError(
-            "A bound on perplexity is kept by measuring, not by planning alone: use `trisect compress` or "
-            "pipeline.run.compress_within (`trisect plan --curves FILE` predicts what it will find)."
-        )
+        use = "use `trisect compress` (`trisect plan --curves FILE` predicts what it will find)"
+        raise TrisectError(f"A bound on perplexity is kept by measuring, not by planning alone: {use}.")
 
 
 def planner_for(problem: Problem, allocate: str | None, curves: Curves | None = None) -> Planner:
@@ -250,10 +248,8 @@ def planner_for(problem: Problem, allocate: str | None, curves: Curves | None = 
     if allocate in (None, "uniform"):
         return uniform_planner(problem)
     if curves is None:
-        raise TrisectError(
-            f"Loss curves are needed for --allocate {allocate}: name their file with --curves FILE; "
-            "one that does not exist yet is measured and written."
-        )
+        new = "one that does not exist yet is measured and written"
+        raise TrisectError(f"--allocate {allocate} needs loss curves: name their file with --curves FILE; {new}.")
     return CURVED[str(allocate)](problem, curves)
 
 

@@ -233,10 +233,8 @@ class LatencyTable:
         points = self.seconds.get(key)
         if points is None or width > max(points):
             shape = f"d_model {layer.d_model}, {layer.heads} heads, {layer.kv_heads} key heads, width {width}"
-            raise TrisectError(
-                f"{self.source} has no time for {component} of {shape}; measure this model with "
-                "`trisect bench MODEL --latency-table FILE`."
-            )
+            measure = "`trisect bench MODEL --latency-table FILE` measures this model"
+            raise TrisectError(f"{self.source} has no time for {component} of {shape}; {measure}.")
         below = max((w for w in points if w <= width), default=min(points))
         above = min((w for w in points if w >= width), default=below)
         share = (width - below) / (above - below) if above > below else 0.0

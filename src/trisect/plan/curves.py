@@ -60,10 +60,8 @@ class Curves(BaseModel, strict=True, frozen=True):
             here = x, y
         if removed == 0:
             return 0.0
-        raise TrisectError(
-            f"The curve of {component} in layer {layer} ends at width {full[0] - here[0]}; {width} is below it. "
-            "Use a smaller --ratio, or measure curves with lower widths."
-        )
+        end = f"The curve of {component} in layer {layer} ends at width {full[0] - here[0]}"
+        raise TrisectError(f"{end}; {width} is below it. Use a smaller --ratio.")
 
     def floor(self, layer: int, component: str) -> int:
         return min(self.points[layer, component])
@@ -85,16 +83,12 @@ class Curves(BaseModel, strict=True, frozen=True):
         """Refuse curves that do not have these components at this model's widths."""
         for layer, component in keys:
             if (layer, component) not in self.points:
-                raise TrisectError(
-                    f"The loss curves have none for {component} of layer {layer}; leave it out with --parts "
-                    "or --layers, or name a new file with --curves, so that it is measured."
-                )
+                instead = "leave it out with --parts or --layers, or name a new file with --curves"
+                raise TrisectError(f"The loss curves have none for {component} of layer {layer}; {instead}.")
             full, widest = shape.layers[layer].width(component), max(self.points[layer, component])
             if full != widest:
-                raise TrisectError(
-                    f"The loss curves start at width {widest} for {component} of layer {layer}, which has "
-                    f"{full}: they are another model's; name a new file with --curves."
-                )
+                start = f"The loss curves start at width {widest} for {component} of layer {layer}, which has {full}"
+                raise TrisectError(f"{start}: they are another model's; name a new file with --curves.")
 
     def to_dict(self) -> dict[str, Any]:
         """One row per point, ready for JSON; `read_curves` reads it."""
@@ -176,10 +170,8 @@ def predicted_within(problem: Problem, planner: Planner, curves: Curves) -> Plan
     """The smallest plan that the curves alone predict to stay within the problem's bound."""
     assert isinstance(problem.config.goal, Increase)
     if curves.dense_loss is None and not problem.config.goal.relative:
-        raise TrisectError(
-            "These loss curves do not say what perplexity they start from; "
-            "give the bound as a share, e.g. --max-ppl-increase 5%."
-        )
+        share = "give the bound as a share, e.g. --max-ppl-increase 5%"
+        raise TrisectError(f"These loss curves do not say what perplexity they start from; {share}.")
     bound = problem.config.goal.nats(curves.dense_loss or 0.0)
 
     def rise(plan: Plan) -> float:

@@ -141,26 +141,21 @@ class Problem:
             raise TrisectError(f"The model is too narrow to be cut at all{self._on_grid()}.")
         why = "the measured curves, the grid and the floor" if curved else "the grid and the floor"
         if limit:
-            raise TrisectError(
-                f"{goal} cannot be reached: with these parts and layers, {why} leave "
-                f"{least + self.fixed:,}; ask for that much or more."
-            )
+            leave = f"with these parts and layers, {why} leave {least + self.fixed:,}"
+            raise TrisectError(f"{goal} cannot be reached: {leave}; ask for that much or more.")
         hundredths = 100 * (self.full - least) // (self.full + self.fixed)
         finer = "" if self.config.align is None or self.tied else ", or --align none"
-        raise TrisectError(
-            f"{str(goal).capitalize()} is out of reach: with these parts and layers, {why} "
-            f"reach {hundredths / 100:.2f}; ask for less{', or --allocate uniform' if curved else finer}."
-        )
+        reach = f"with these parts and layers, {why} reach {hundredths / 100:.2f}"
+        less = f"ask for less{', or --allocate uniform' if curved else finer}"
+        raise TrisectError(f"{str(goal).capitalize()} is out of reach: {reach}; {less}.")
 
     def check_removal(self, plan: Plan, smallest: int) -> None:
         """Refuse a plan that changes nothing; `smallest` is what the smallest step saves."""
         if plan.layers != tuple(map(widths_of, self.shape.layers)):
             return
         step = math.ceil(10_000 * smallest / (self.full + self.fixed)) / 10_000
-        raise TrisectError(
-            f"{str(self.config.goal).capitalize()} removes nothing: the smallest step of a width is {step:g}"
-            f"{self._on_grid()}; ask for that much or more."
-        )
+        smallest_step = f"the smallest step of a width is {step:g}{self._on_grid()}; ask for that much or more"
+        raise TrisectError(f"{str(self.config.goal).capitalize()} removes nothing: {smallest_step}.")
 
     def _on_grid(self) -> str:
         align = self.config.align

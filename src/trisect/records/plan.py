@@ -63,10 +63,8 @@ class Plan:
 def apply_plan(shape: ModelShape, plan: Plan) -> ModelShape:
     """The shape a model has once the plan is carried out."""
     if len(plan.layers) != len(shape.layers):
-        raise TrisectError(
-            f"The plan is for {len(plan.layers)} layers, but the model has {len(shape.layers)}; "
-            "make a plan for this model with `trisect compress MODEL --dry-run`."
-        )
+        other = f"The plan is for {len(plan.layers)} layers, but the model has {len(shape.layers)}"
+        raise TrisectError(f"{other}; make a plan for this model with `trisect compress MODEL --dry-run`.")
     layers = tuple(
         layer.with_widths(qk=widths.qk, pairs=widths.pairs, vo=widths.vo, mlp=widths.mlp)
         for layer, widths in zip(shape.layers, plan.layers, strict=True)
