@@ -168,7 +168,7 @@ def shape_of_widths(dense: ModelShape, text: str) -> ModelShape:
             )
         if layer.pairs and 2 * layer.pairs == layer.qk and qk % 2:
             raise TrisectError(f"A rotated head has an even width, not {qk}; try {qk - 1}/{vo}/{mlp}.")
-    layers = [x.with_widths(qk=qk, pairs=min(x.pairs, qk // 2), vo=vo, mlp=mlp) for x in dense.layers]
+    layers = [replace(x, qk=qk, pairs=min(x.pairs, qk // 2), vo=vo, mlp=mlp) for x in dense.layers]
     return replace(dense, layers=tuple(layers))
 
 

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from command_line import read, run
 from tiny_models import character_tokenizer, save_tiny, tiny
-from trisect.calibrate.texts import MOST, Prepared, held_out_texts, prepare, usual_windows, windows_on_cpu
+from trisect.calibrate.texts import MOST, Prepared, held_out_texts, prepare, usual_windows
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import load_tokens
 from trisect.errors import TrisectError
@@ -42,7 +43,8 @@ def ids_file(folder: Path, ids: torch.Tensor, name: str = "ids") -> str:
     ],
 )
 def test_on_a_cpu_the_windows_follow_from_the_models_size(parameters: int, length: int, windows: int) -> None:
-    assert windows_on_cpu(parameters, length=length) == windows
+    model = nn.Linear(parameters, 1, bias=False, device="meta")
+    assert usual_windows(model, length=length) == windows
 
 
 def test_on_cuda_there_are_256_windows_whatever_the_model(model: Any) -> None:

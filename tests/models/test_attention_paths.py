@@ -230,12 +230,12 @@ def test_a_slow_path_names_the_widths_that_are_padded(
     kind: Kind, widths: tuple[int, int, int], padded: int | None
 ) -> None:
     qk, vo, mlp = widths
-    found = slow_widths(SHAPE.with_widths(qk=qk, pairs=qk // 2, vo=vo, mlp=mlp), kind, 2)
+    found = slow_widths(replace(SHAPE, qk=qk, pairs=qk // 2, vo=vo, mlp=mlp), kind, 2)
     assert found == ([] if padded is None else [f"heads of {qk}/{vo} channels are padded to {padded} at every call"])
 
 
 def test_an_odd_mlp_width_is_named_with_the_grid_that_it_is_off() -> None:
-    found = slow_widths(SHAPE.with_widths(qk=96, pairs=48, vo=96, mlp=11059), "cudnn", 2)
+    found = slow_widths(replace(SHAPE, qk=96, pairs=48, vo=96, mlp=11059), "cudnn", 2)
     assert found == ["MLP width 11059 is no multiple of 8"]
     assert slow_widths(SHAPE, "cudnn", 2) == []
     assert slow_widths(replace(SHAPE, mlp=11059), "cpu", 4) == []

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def shape_with(widths: dict[tuple[int, str], int]) -> ModelShape:
     layers = []
     for index, layer in enumerate(LAYERS):
         qk, vo, mlp = (widths[index, part] for part in COMPONENTS)
-        layers.append(layer.with_widths(qk=qk, pairs=min(layer.pairs, qk // 2), vo=vo, mlp=mlp))
+        layers.append(replace(layer, qk=qk, pairs=min(layer.pairs, qk // 2), vo=vo, mlp=mlp))
     return ModelShape(layers=tuple(layers), other_parameters=1000, bytes_per_element=2)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -40,7 +41,7 @@ Widths = dict[tuple[int, str], int]
 def test_component_costs_and_the_fixed_rest_are_the_whole_budget(layer, unit, new):
     costs = Costs(shape=model_shape(layer, layer, other=7), unit=unit)
     qk, vo, mlp = new
-    narrow = layer.with_widths(qk=qk, pairs=0, vo=vo, mlp=mlp)
+    narrow = replace(layer, qk=qk, pairs=0, vo=vo, mlp=mlp)
     after = getattr(budget_of(model_shape(layer, narrow, other=7)), FIELDS[unit])
     first = sum(costs.full(0, part) for part in COMPONENTS)
     second = sum(costs.of(1, part, width) for part, width in zip(COMPONENTS, new, strict=True))

@@ -13,7 +13,7 @@ from trisect.support.plots import svg
 
 LAYER = layer_shape(qk=64, pairs=32, vo=64, mlp=1536)
 BEFORE = model_shape(*[LAYER] * 30)
-AFTER = model_shape(*[LAYER.with_widths(qk=48, pairs=24, vo=64, mlp=1152 - 64 * (n % 3)) for n in range(30)])
+AFTER = model_shape(*[replace(LAYER, qk=48, pairs=24, vo=64, mlp=1152 - 64 * (n % 3)) for n in range(30)])
 
 
 def test_shares_are_those_of_the_widths():

@@ -1,6 +1,7 @@
 """Uniform plans: no more is removed than asked for, less by no whole step, and evenly over the layers."""
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -213,7 +214,7 @@ def test_heads_that_the_grid_would_cut_by_a_third_are_cut_in_some_layers():
 @settings(deadline=None, max_examples=100)
 @given(layer=LAYERS, n=st.integers(1, 40), percent=PERCENTS, align=st.sampled_from([8, 16, 32]))
 def test_queries_and_values_are_narrowed_in_the_same_layers_but_one(layer, n, percent, align):
-    alike = layer.with_widths(qk=layer.qk, pairs=layer.pairs, vo=layer.qk, mlp=layer.mlp)
+    alike = replace(layer, qk=layer.qk, pairs=layer.pairs, vo=layer.qk, mlp=layer.mlp)
     plan = planned(model_shape(*[alike] * n), CompressConfig(ratio=percent / 100, align=align, method="a3"))
     assert sum(widths.qk != widths.vo for widths in plan.layers) <= 1
 

@@ -51,10 +51,8 @@ class Linearised:
     def append(
         self, x: Tensor, slopes: Tensor, missing: Tensor, W_down: Tensor, *, held: bool, tokens: Tensor | None = None
     ) -> None:
-        """Inputs (n, D), slopes (n, N) of neurons and what is missing (n, D), the last two in F-5's metric.
-
-        `tokens` (n,) are their places in the batch, where they are not all of it.
-        """
+        """Inputs (n, D), slopes (n, N) of neurons and what is missing (n, D), the last two in F-5's metric."""
+        # `tokens` (n,) are their places in the batch, where they are not all of it.
         self.W_down = W_down.detach().to(x.dtype)  # (I, D)
         if not held:
             self.sums["right"] = self.pull(missing, x, slopes, self.sums.get("right"))
@@ -136,11 +134,9 @@ class Linearised:
 
 
 def lift(modules: dict[str, nn.Module], down: nn.Module, tell: Callable[..., None], columns: Any) -> list[Any]:
-    """Hooks that differentiate neurons by what the maps in front of them put out.
-
-    `tell` gets inputs, slopes by map and neurons. Neurons answer to their own pre-activations only, so the
-    gradient of their sum has every slope. Between the maps and `down` gradients are on.
-    """
+    """Hooks that differentiate neurons by what the maps in front of them put out."""
+    # `tell` gets inputs, slopes by map and neurons. Neurons answer to their own pre-activations only, so the gradient
+    # of their sum has every slope. Between the maps and `down` gradients are on.
     leaves: dict[nn.Module, Tensor] = {}
     seen: dict[str, Tensor] = {}
 

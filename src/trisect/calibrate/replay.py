@@ -26,8 +26,11 @@ from trisect.support import distributed
 from trisect.support.clock import stage
 
 ROOM = {"cuda": 0.35, "host": 0.4}  # shares of the memory that is free that hidden states may take
+TOKENS_PER_BATCH = 8192  # per forward pass when the caller does not say: enough to keep the matrix units busy
+HELD_SHARE = 4  # one window in so many is held out: it chooses the ridge and takes no part in the fit
 
 Fetch = Callable[[], Tensor]
+Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 class States:
@@ -104,19 +107,11 @@ _KEEPERS: dict[str, Callable[[Tensor], Fetch]] = {
 }
 
 
-# Tokens per forward pass when the caller does not say: enough to keep the matrix units busy.
-TOKENS_PER_BATCH = 8192
-
-
 def windows_at_once(model: Any, windows: Tensor) -> int:
     """How many of the windows (n, t) go through a layer together: on a GPU more of a narrow model's."""
     device, width = next(model.parameters()).device, model.config.get_text_config().hidden_size
     more = min(8, max(1, 4096 // width)) if device.type == "cuda" else 1  # or the GPU waits for the host
     return max(1, more * TOKENS_PER_BATCH // windows.shape[1])
-
-
-# One window in four is held out: it chooses the ridge and takes no part in the fit that it is measured on.
-HELD_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -151,9 +146,6 @@ def in_batches(ids: Tensor, *, batch_size: int | None = None, hold_out: bool = F
     return Windows(batches=[ids[batch] for batch in fit + held], numbers=fit + held, num_held=len(held), shared=shared)
 
 
-Progress = Callable[[str, int, int], None]  # (stage, done, total)
-
-
 class LayerCall(NamedTuple):
     """Everything a layer is called with besides the hidden states."""
 
@@ -183,10 +175,8 @@ class Stream:
         place: str = "auto",
         copies: int = 1,
     ) -> "Stream":
-        """Hidden states of batches (b, t) in front of the first layer.
-
-        `copies` is how many such sets the caller will keep at a time, for the choice of a place.
-        """
+        """Hidden states of batches (b, t) in front of the first layer."""
+        # `copies` is how many such sets the caller will keep at a time, for the choice of a place.
         hidden: States | None = None
         calls: dict[int, list[LayerCall]] = {}
         differ = views[0].family.calls_differ

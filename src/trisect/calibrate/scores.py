@@ -7,9 +7,8 @@ b = batch, t = tokens, h = query heads, k = key heads, g = h / k, P = rotation p
 p = slots, r = rows: key heads of windows, all those of one window side by side
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,18 +17,13 @@ from torch.nn import functional as F
 from trisect.models.heads import softcapped
 from trisect.records.parts import Slots
 
-# Sampled queries per layer over all windows; more settle the Gram, fewer save time.
-QUERIES = 2048
-
+QUERIES = 2048  # sampled per layer over all windows; more settle the Gram, fewer save time
 MOST_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}
 """Of the largest tensor that one step makes: windows, or else heads, are taken together as long as they stay
-below. A CPU is faster on what its caches hold; a GPU waits for every operation, and gets few and large ones.
-"""
-
+below. A CPU is faster on what its caches hold; a GPU waits for every operation, and gets few and large ones."""
 AWAKE = 1e-3
 """Share of a query's attention that is taken to go to all visible keys alike. A head that rests on one key
 says nothing of the others; on other text it may look at them."""
-
 WINDOWS_APART = 1_000_003  # seeds of neighbouring layers are further apart than there are windows
 
 
@@ -46,11 +40,8 @@ class SampledQueries:
     """Some queries each, and how many of the first keys these may look at: the others weigh nothing."""
 
 
-class Reading(Protocol):
-    """Something to be summed over sampled queries."""
-
-    def __call__(self, seen: SampledQueries) -> dict[str, Tensor]:
-        """Name -> sum over a row's queries, leading dimension the rows, or the query heads of all rows."""
+Reading = Callable[[SampledQueries], dict[str, Tensor]]
+"""Gives name -> sum over a row's queries, leading dimension the rows, or the query heads of all rows."""
 
 
 class QuerySampler:
@@ -66,10 +57,8 @@ class QuerySampler:
     def __call__(
         self, q: Tensor, k: Tensor, mask: Tensor | None = None, sinks: Tensor | None = None
     ) -> tuple[dict[str, Tensor], int]:
-        """Scaled and rotated queries (b, t, h, d) and keys (b, t, k, d) -> sums and the queries in them.
-
-        `sinks` (h,) are logits that join the softmax.
-        """
+        """Scaled and rotated queries (b, t, h, d) and keys (b, t, k, d) -> sums and the queries in them."""
+        # `sinks` (h,) are logits that join the softmax.
         b, t = q.shape[:2]
         numbers = range(b) if self.numbers is None else self.numbers
         drawn = torch.stack([self.positions(number, t) for number in numbers])  # (b, q), on the host
@@ -168,30 +157,28 @@ def _hidden(positions: Tensor, tokens: int, mask: Tensor | None) -> Tensor:
     return hidden | (~rows if rows.dtype == torch.bool else rows < -1e4)
 
 
+@dataclass(frozen=True)
 class PairGrams:
     """Gram (h, 2P, 2P) of every pair's share s of the score and of its quadrature t, [s | t]."""
 
-    def __init__(self, num_pairs: int):
-        self.num_pairs = num_pairs
+    num_pairs: int
 
     def __call__(self, seen: SampledQueries) -> dict[str, Tensor]:
-        """Both are linear in the key, so the key's covariance (2P x 2P per query) is all that is summed over
-        tokens: s = q1 k1 + q2 k2 and t = q1 k2 - q2 k1.
-        """
+        # s = q1 k1 + q2 k2 and t = q1 k2 - q2 k1 are linear in the key: its covariance is all they need
         P = self.num_pairs
         cov = covariance(seen.key[..., : 2 * P], seen)  # (r, g, q, 2P, 2P)
         query = seen.query[..., : 2 * P]
         return {"scores": turned(query, turned(query, cov).mT).sum(dim=2).flatten(0, 1).double()}
 
 
+@dataclass(frozen=True)
 class KeyCovariances:
     """Covariance (k, P, P) of the keys' pairs as complex numbers, in the frame of the query that looks.
 
     Relative to the query, near keys hardly turn; in absolute positions the slow pairs would seem unrelated.
     """
 
-    def __init__(self, rates: Tensor):
-        self.rates = rates  # (k, P)
+    rates: Tensor  # (k, P)
 
     def __call__(self, seen: SampledQueries) -> dict[str, Tensor]:
         P, theta = self.rates.shape[-1], self.rates[seen.heads]  # (r, P)
@@ -206,15 +193,15 @@ class KeyCovariances:
         return {"keys": (cov * frame).sum(dim=1).to(torch.complex128)}
 
 
+@dataclass(frozen=True)
 class SlotGrams:
     """For each set of slots the Gram (h, 2p, 2p) of [s | t], and its product with what all pairs score.
 
     Channels that do not rotate have maps of their own, so their share of the score is not the slots' to fit.
     """
 
-    def __init__(self, slots: Sequence[Slots], rates: Tensor):
-        self.slots = slots
-        self.rates = rates  # (k, P) of the pairs the slots stand in for
+    slots: Sequence[Slots]
+    rates: Tensor  # (k, P) of the pairs the slots stand in for
 
     def __call__(self, seen: SampledQueries) -> dict[str, Tensor]:
         rotated = 2 * self.rates.shape[-1]

@@ -50,15 +50,11 @@ def usual_length(model: Any) -> int:
 
 
 def usual_windows(model: Any, *, length: int) -> int:
-    """256 windows on a GPU; on a CPU as many as keep its work within bounds."""
+    """256 windows on a GPU; on a CPU from 16 on, fewer the larger the model is."""
     if next(model.parameters()).device.type == "cuda":
         return MOST
-    return windows_on_cpu(sum(parameter.numel() for parameter in model.parameters()), length=length)
-
-
-def windows_on_cpu(parameters: int, *, length: int) -> int:
-    """Between 16 and 256, fewer the larger the model is."""
-    return max(FEWEST, min(MOST, int(CPU_WORK / (parameters * length))))
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return max(FEWEST, min(MOST, int(CPU_WORK / (size * length))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +195,8 @@ def _mixed(splits: list[WindowSplit], *, seed: int) -> Tensor:
 def held_out_texts(
     prepared: Prepared, tokenizer: Any, *, count: int, other: bool = True
 ) -> tuple[list[Tokens], list[str]]:
-    """Up to `count` windows of each text of a calibration, and what there is to say of those without any.
-
-    With `other`, also of a text that took no part in the calibration.
-    """
+    """Up to `count` windows of each text of a calibration, and what there is to say of those without any."""
+    # With `other`, also of a text that took no part in the calibration.
     length, found, notes = prepared.calibration.length, [], []
     assert length is not None
     texts = {text.source: text for text in prepared.texts}

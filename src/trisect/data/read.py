@@ -105,7 +105,7 @@ def json_entries(path: Path) -> Iterator[tuple[str, Any]]:
     # C4 and others call a file of lines .json, so the content decides, not the name.
     text = read_text(path)
     if text.lstrip().startswith("["):
-        for number, entry in enumerate(_parsed(text, path, line=None), start=1):
+        for number, entry in enumerate(_parsed(text, path, line=1), start=1):
             yield f"{path}, entry {number}", entry
         return
     # Not splitlines(): JSON strings may hold U+2028 and its kin raw, which splitlines() would cut.
@@ -114,17 +114,16 @@ def json_entries(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"{path}, line {number}", _parsed(line, path, line=number)
 
 
-def _parsed(text: str, path: Path, *, line: int | None) -> Any:
-    """What a whole file, or one line of it, says."""
-    where = str(path) if line is None else f"{path}, line {line}"
+def _parsed(text: str, path: Path, *, line: int) -> Any:
+    """What a file says from a line on."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         form = 'A .jsonl file has one object per line, such as {"text": "..."}; rename plain text to .txt'
-        why = f"line {line or error.lineno}: not JSON ({error.msg}, column {error.colno})"
+        why = f"line {line - 1 + error.lineno}: not JSON ({error.msg}, column {error.colno})"
         raise TrisectError(f"{path}, {why}. {form}.") from error
     except (ValueError, RecursionError) as error:
-        raise TrisectError(f"{where}: JSON that cannot be read ({str(error)[:100]}).") from error
+        raise TrisectError(f"{path}, line {line}: JSON that cannot be read ({str(error)[:100]}).") from error
 
 
 def _text_of(entry: Any, *, where: str, fields: Sequence[str]) -> str:
@@ -214,10 +213,9 @@ def hub_documents(record: DatasetRecord, *, name: str, split: str) -> list[str]:
     import datasets
 
     part: Split = getattr(record, split)
-    what = f"The dataset {name} ({record.path}) could not be loaded; pass a text file instead, set TRISECT_DATA to a "
-    what += (
-        f"folder that holds {name}/{split}.txt or .jsonl, or, where it is gated, say who you are by `hf auth login`"
-    )
+    local = f"set TRISECT_DATA to a folder that holds {name}/{split}.txt or .jsonl"
+    what = f"The dataset {name} ({record.path}) could not be loaded; pass a text file instead, {local}, or, where it "
+    what += "is gated, say who you are by `hf auth login`"
     with explained(what), short_patience(hub="/" in record.path):
         # Do not fetch gigabytes to read their beginning.
         some = part.max_documents is not None or part.max_characters is not None

@@ -267,7 +267,8 @@ def original_shape(model: Any) -> ModelShape:
     now = shape_of(model)
     layers = tuple(
         replace(
-            shape.with_widths(qk=w.qk, pairs=w.pairs, vo=w.vo, mlp=w.mlp),
+            shape,
+            **vars(w),
             experts=shape.experts + shape.dropped_experts,
             dropped_experts=0,
             shared_output=False,

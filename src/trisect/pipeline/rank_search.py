@@ -4,6 +4,7 @@ docs/math.md, L-4 and L-10 to L-12. A ratio is what is removed, a share what is 
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
 from trisect.methods import get_method
-from trisect.methods.method import LinearMethod, options_of, solve
+from trisect.methods.method import LinearMethod, RankRule, options_of, solve
 from trisect.models import LayerView, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
 from trisect.plan import Plan, budget, chosen_layers
@@ -23,20 +24,14 @@ from trisect.records.parts import COMPONENTS, Factored
 from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
 
 Key = tuple[int, str]  # (layer, name of the linear map)
-
 Size = tuple[int, int, int]  # (inputs, outputs, heads)
-
-Rule = Callable[[int, int, int, float], int]  # (inputs, outputs, heads, ratio) -> rank: what a ratio means to a method
-
 Curve = Mapping[float, float]
 """Share of its parameters one linear map keeps -> perplexity of the model with only that map cut."""
+Item = TypeVar("Item")
 
 MOST_REMOVED = 0.95  # no linear map is cut by more than this on account of its small loss, unless all of them are
-
 SMALLEST_LOSS = math.e
 """Below this, 1 / log(loss) grows without bound and then turns negative; smaller losses count as this."""
-
-Item = TypeVar("Item")
 KEPT_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 """Shares of a linear map's parameters at which ASVD's search looks at the loss."""
 TEST_WINDOWS, TEST_TOKENS = 8, 4096
@@ -71,17 +66,14 @@ class Problem:
         """Calibration tokens (windows, length)."""
         if self.tokens is None:
             search = f"The rank search of {self.method.name} looks at calibration text"
-            raise TrisectError(f"{search}, not at a plan or at --moments; use --allocate uniform.")
+            raise TrisectError(f"{search}, which a plan alone and --moments lack; use --allocate uniform.")
         return self.tokens.ids
 
 
 def linear_plan(
     model: Any, config: CompressConfig, tokens: Tokens | None = None, *, progress: Progress | None = None
 ) -> Plan:
-    """The ranks (or kept weights) of every linear map that a method on linear maps is to change.
-
-    Uniform ranks need sizes only: there `model` may be a ModelShape.
-    """
+    """The ranks (or kept weights) of every linear map to change; for uniform ones `model` may be a ModelShape."""
     shape, method = model if isinstance(model, ModelShape) else shape_of(model), get_method(config.method)
     assert isinstance(method, LinearMethod)
     if any(layer.experts for layer in shape.layers) and {"mlp"} & set(method.parts) & set(config.parts):
@@ -214,7 +206,9 @@ def _entries(problem: Problem, widths: dict[Key, int], index: int) -> tuple[Line
 # From losses, Fisher information or sensitivities to a rank for each map: numbers alone.
 
 
-def ranks_at(sizes: Mapping[Key, Size], rule: Rule, ratios: Mapping[Key, float], align: int | None) -> dict[Key, int]:
+def ranks_at(
+    sizes: Mapping[Key, Size], rule: RankRule, ratios: Mapping[Key, float], align: int | None
+) -> dict[Key, int]:
     """A ratio of its own for every linear map."""
     return {key: aligned(rule(*size, ratios[key]), most=rule(*size, 0.0), align=align) for key, size in sizes.items()}
 
@@ -235,11 +229,8 @@ def truncation_loss(mean_square: float, *, tokens: int) -> float:
 
 
 def loss_ratios(losses: Mapping[Key, float], ratio: float) -> dict[Key, float]:
-    """SVD-LLM V2: linear maps of one type are cut in proportion to 1 / log(loss).           [math.md L-10]
-
-    `losses` are Frobenius norms over all calibration tokens at the common ratio (`truncation_loss`). The mean
-    over each type is `ratio`.
-    """
+    """SVD-LLM V2: linear maps of one type are cut in proportion to 1 / log(loss).           [math.md L-10]"""
+    # Losses are Frobenius norms over all calibration tokens at the common ratio; the mean over each type is `ratio`.
     ratios: dict[Key, float] = {}
     for kind in {name for _, name in losses}:
         weights = {key: 1 / math.log(max(loss, SMALLEST_LOSS)) for key, loss in losses.items() if key[1] == kind}
@@ -248,10 +239,8 @@ def loss_ratios(losses: Mapping[Key, float], ratio: float) -> dict[Key, float]:
 
 
 def fisher_ratios(fisher: Mapping[Key, float], ratio: float) -> dict[Key, float]:
-    """Palu: ranks in proportion to Fisher information, over all keys and values together.   [math.md L-11]
-
-    Full ranks are taken as equal, as keys and values of one model are. The mean over all is `ratio`.
-    """
+    """Palu: ranks in proportion to Fisher information, over all keys and values together.   [math.md L-11]"""
+    # Full ranks are taken as equal, as keys and values of one model are. The mean over all is `ratio`.
     return {key: 1 - share for key, share in spread(fisher, mean=1 - ratio, most=1.0).items()}
 
 
@@ -276,7 +265,7 @@ def spread(weights: Mapping[Item, float], *, mean: float, most: float) -> dict[I
 
 
 def sensitivity_ranks(
-    curves: Mapping[Key, Curve], sizes: Mapping[Key, Size], rule: Rule, ratio: float
+    curves: Mapping[Key, Curve], sizes: Mapping[Key, Size], rule: RankRule, ratio: float
 ) -> dict[Key, int]:
     """ASVD's STRS: every cut whose own perplexity is below one threshold, the lowest.       [math.md L-12]"""
     # Every linear map takes the deepest of its cuts below the threshold, or stays whole (its full rank) if it
@@ -295,23 +284,16 @@ def sensitivity_ranks(
         whole = {key: min(sizes[key][:2]) for key in shares}
         return {key: whole[key] if share >= 1 else rule(*sizes[key], 1 - share) for key, share in shares.items()}
 
-    low, high = 0, len(cuts)  # forbidding more never makes a model smaller, so bisection finds the most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _parameters(ranks(middle), sizes) <= budget:
-            low = middle
-        else:
-            high = middle - 1
-    found = ranks(low)
-    if _parameters(found, sizes) > budget:
-        raise TrisectError(f"A ratio of {ratio:g} is beyond the sensitivities; use less, or --allocate uniform.")
-    return found
+    # Forbidding more never makes a model smaller, so bisection finds the most that can be.
+    most = bisect_right(range(len(cuts) + 1), budget, key=lambda harmful: _parameters(ranks(harmful), sizes)) - 1
+    if most < 0:
+        raise TrisectError(
+            f"A ratio of {ratio:g} is beyond the measured sensitivities; use less or --allocate uniform."
+        )
+    return ranks(most)
 
 
 def _parameters(ranks: Mapping[Key, int], sizes: Mapping[Key, Size]) -> int:
     """Of factored maps; one at its full rank is not factored."""
-    total = 0
-    for key, rank in ranks.items():
-        inputs, outputs, _ = sizes[key]
-        total += inputs * outputs if rank >= min(inputs, outputs) else rank * (inputs + outputs)
-    return total
+    maps = [(rank, *sizes[key][:2]) for key, rank in ranks.items()]
+    return sum(n * m if rank >= min(n, m) else rank * (n + m) for rank, n, m in maps)

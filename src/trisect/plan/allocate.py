@@ -89,12 +89,10 @@ def _solve(costs: list[list[int]], losses: list[list[float]], *, size: int) -> l
 
 
 def settled(items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int, at_least: bool = False) -> list[C]:
-    """Widen while the budget lasts: what most loss is won with per cost, then what was cut deepest.
-
-    Items are in order of width and no loss rises with it. Flat curves and rounded costs leave something over;
-    after this, less than the next step of any item is left. Where the budget is to be kept (`at_least`), one
-    of these steps is taken as well, and others go back for it as long as no more is lost than without it.
-    """
+    """Widen while the budget lasts: what most loss is won with per cost, then what was cut deepest."""
+    # Items are in order of width and no loss rises with it. Flat curves and rounded costs leave something over; after
+    # this, less than the next step of any item is left. Where the budget is to be kept (`at_least`), one of these
+    # steps is taken as well, and others go back for it as long as no more is lost than without it.
     at = [list(item).index(choice) for item, choice in zip(items, picked, strict=True)]
     rest = budget - sum(choice.cost for choice in picked)
 
@@ -134,8 +132,7 @@ def settled(items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int, a
 
 # Allocations from loss curves: every component by itself (balanced), or one ratio per layer (search).
 
-# Widths between grid points would only run slower; exact ranks have no grid, so they get the finest one.
-FINEST_ALIGN = 8
+FINEST_ALIGN = 8  # of exact ranks, which have no grid: widths between its points would only run slower
 
 
 def balanced_planner(problem: Problem, curves: Curves) -> Planner:
@@ -239,7 +236,7 @@ def plan_for(shape: ModelShape, config: CompressConfig, curves: Curves | None = 
 def check_plannable(config: CompressConfig) -> None:
     """Refuse a goal that only measurements can reach."""
     if isinstance(config.goal, Increase):
-        use = "use `trisect compress` (`trisect plan --curves FILE` predicts what it will find)"
+        use = "use `trisect compress` or compress_within (`trisect plan --curves FILE` predicts what they will find)"
         raise TrisectError(f"A bound on perplexity is kept by measuring, not by planning alone: {use}.")
 
 

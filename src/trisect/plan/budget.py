@@ -79,13 +79,13 @@ def budget_of(shape: ModelShape) -> Budget:
     components = {part: sum(matrix_parameters(layer, part) for layer in shape.layers) for part in COMPONENTS}
     linear = sum(components.values())
     biases = sum(bias_parameters(layer) for layer in shape.layers)
-    cached = sum(cached_channels(layer) for layer in shape.layers)
+    cached, length = sum(cached_channels(layer) for layer in shape.layers), PREFILL_LENGTH
     return Budget(
         components=components,
         linear_parameters=linear,
         parameters=linear + biases + shape.other_parameters,
         kv_bytes_per_token=cached * shape.bytes_per_element,
-        flops=sum(flops_of(layer, length=PREFILL_LENGTH) for layer in shape.layers),
+        flops=sum(layer_flops(layer, batch=1, tokens=length, context=length).total for layer in shape.layers),
     )
 
 
@@ -171,18 +171,11 @@ def bias_parameters(layer: LayerShape) -> int:
     return sum(biases[component] for component in layer.components)
 
 
-def flops_of(layer: LayerShape, *, length: int, batch: int = 1) -> int:
-    """FLOPs of one layer's prefill: every token looks at all of them."""
-    return layer_flops(layer, batch=batch, tokens=length, context=length).total
-
-
 def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> Flops:
-    """One layer: `tokens` new ones in each sequence, each looking at `context` keys.
-
-    With tokens = context = L this is the paper's formula (appendix, runtime analysis), with unequal widths
-    and shared key heads: 8BLHD + 4BL^2 AD + BL^2 A + 6BLIH + 4BLH, where the first D is the width of all
-    heads together and the second that of one head.
-    """
+    """One layer: `tokens` new ones in each sequence, each looking at `context` keys."""
+    # With tokens = context = L this is the paper's formula (appendix, runtime analysis), with unequal widths and
+    # shared key heads: 8BLHD + 4BL^2 AD + BL^2 A + 6BLIH + 4BLH, where the first D is the width of all heads together
+    # and the second that of one head.
     rows = batch * tokens
     return Flops(
         projections=2 * rows * (matrix_parameters(layer, "qk") + matrix_parameters(layer, "ov") + layer.whole),
@@ -198,9 +191,7 @@ def layer_flops(layer: LayerShape, *, batch: int, tokens: int, context: int) -> 
 # price per channel times its width; the price is read off `budget_of` itself: the two cannot disagree.  [math.md A-2]
 
 NANOSECONDS = 10**9
-
 ShapeKey = tuple[str, int, int, int]  # component, d_model, heads, key heads; an MLP knows no heads, so its are 0
-
 REST = "rest"  # what a layer does beside its components, at any width: norms and residuals
 HEADLESS = ("mlp", REST)
 
@@ -305,7 +296,7 @@ class Costs:
         """What a layer costs whatever its widths: norms, softmax, biases of outputs."""
         if self.table is not None:
             return self.table.rest(self.shape.layers[layer])
-        bare = self.shape.layers[layer].with_widths(qk=0, pairs=0, vo=0, mlp=0)
+        bare = replace(self.shape.layers[layer], qk=0, pairs=0, vo=0, mlp=0)
         return _total(bare, self.unit, self.shape.bytes_per_element)
 
     def whole(self) -> int:

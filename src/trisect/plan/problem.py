@@ -16,9 +16,7 @@ from trisect.records.shapes import WIDTH_FIELDS, LayerShape, ModelShape, widths_
 MLP_STEPS = {8: 64, 16: 128, 32: 256}  # head step -> MLP step: what an MLP's GEMM tiles need beside heads of that step
 EXPERT_STEPS = {None: 8, 8: 32, 16: 64, 32: 128}
 """The same for experts; grouped products of 16-bit numbers want rows of 16 bytes, so no width is quite exact."""
-
 MINIMUM_HEAD = 2
-MINIMUM_MLP = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ def grid_of(layer: LayerShape, component: str, *, align: int | None) -> Grid:
         return Grid(width=width, step=step, minimum=min(step, width), nearest=True)
     if align is None:
         rotary = component == "qk" and layer.pairs > 0
-        smallest = MINIMUM_MLP if component == "mlp" else MINIMUM_HEAD
+        smallest = 1 if component == "mlp" else MINIMUM_HEAD
         # A rotation turns two channels, so they leave together.
         return Grid(width=width, step=2 if rotary else 1, minimum=min(smallest, width), nearest=False)
     step = MLP_STEPS[align] if component == "mlp" else align

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from trisect.errors import TrisectError, check_names
-from trisect.records.shapes import LayerWidths, LinearShape, ModelShape
+from trisect.records.shapes import LayerWidths, LinearShape, ModelShape, Width
 from trisect.support.checks import first_problem
 
 
@@ -18,8 +20,8 @@ class Plan:
     """`pairs` is exact for fully rotary heads. With partial RoPE it is "at most": the solver shares
     a narrow head between rotated and plain channels, and the pipeline puts the result here."""
     method: str
-    ratio: float  # the ratio asked for; what is really removed comes from the budget
-    align: int | None
+    ratio: Annotated[float, Field(ge=0, le=1)]  # the ratio asked for; what is really removed comes from the budget
+    align: Width | None
     linears: tuple[tuple[LinearShape, ...], ...] = ()
     """Per layer, the linear maps that become two, for methods that work on those; else nothing."""
     masked: bool = False  # the ranks in `linears` count the weights each output keeps, and no shape changes
@@ -46,18 +48,9 @@ class Plan:
             plan = TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             raise TrisectError(f"A plan that cannot be used: {first_problem(error)}") from error
-        plan._check()
+        if plan.linears and len(plan.linears) != len(plan.layers):
+            raise TrisectError(f"A plan of {len(plan.layers)} layers has linears for {len(plan.linears)}.")
         return plan
-
-    def _check(self) -> None:
-        if not 0 <= self.ratio <= 1:
-            raise TrisectError(f"A plan's ratio is from 0 to 1, not {self.ratio}.")
-        if self.linears and len(self.linears) != len(self.layers):
-            raise TrisectError(f"A plan of {len(self.layers)} layers has linears for {len(self.linears)}.")
-        records = [*self.layers, *(linear for linears in self.linears for linear in linears)]
-        for name, value in [("align", self.align), *(entry for record in records for entry in vars(record).items())]:
-            if isinstance(value, int) and not 0 <= value < 2**31:
-                raise TrisectError(f"A plan has {value} as its {name}, which is no width.")
 
 
 def apply_plan(shape: ModelShape, plan: Plan) -> ModelShape:
@@ -65,11 +58,7 @@ def apply_plan(shape: ModelShape, plan: Plan) -> ModelShape:
     if len(plan.layers) != len(shape.layers):
         other = f"The plan is for {len(plan.layers)} layers, but the model has {len(shape.layers)}"
         raise TrisectError(f"{other}; make a plan for this model with `trisect compress MODEL --dry-run`.")
-    layers = tuple(
-        layer.with_widths(qk=widths.qk, pairs=widths.pairs, vo=widths.vo, mlp=widths.mlp)
-        for layer, widths in zip(shape.layers, plan.layers, strict=True)
-    )
+    layers = [replace(x, **vars(widths)) for x, widths in zip(shape.layers, plan.layers, strict=True)]
     if plan.linears and not plan.masked:
-        pairs = zip(layers, plan.linears, strict=True)
-        layers = tuple(replace(layer, linears=linears) for layer, linears in pairs)
-    return replace(shape, layers=layers)
+        layers = [replace(x, linears=linears) for x, linears in zip(layers, plan.linears, strict=True)]
+    return replace(shape, layers=tuple(layers))

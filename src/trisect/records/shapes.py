@@ -1,19 +1,20 @@
 """Sizes of a model's layers: integers only, enough to count parameters, cache bytes and FLOPs."""
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from pydantic import Field
 
 COMPONENTS = ("qk", "ov", "mlp")
-
 LINEARS = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
 """Component -> the linear maps it is made of, by the same names in every family, fused or not."""
-
 INPUTS = {"q": "x", "k": "x", "v": "x", "o": "a", "gate": "up", "up": "up", "down": "down"}
 """Linear map -> its input's name in the moments: x attention, a heads' outputs, up MLP, down neurons."""
-
 STRICT = {"strict": True, "extra": "forbid"}
 """How pydantic reads a record from a file: no text for a number, nothing besides its fields."""
 WIDTH_FIELDS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
 """Component -> the field that holds its width in the records below."""
+Width = Annotated[int, Field(ge=0, lt=2**31)]  # checked where a record is read from a file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,8 @@ class LinearShape:
 
     __pydantic_config__ = STRICT
     name: str
-    rank: int  # per group
-    groups: int = 1
+    rank: Width  # per group
+    groups: Width = 1
     cached: bool = False  # the KV cache is to hold the narrow side (docs/design.md, 'Factored linear maps')
 
 
@@ -81,10 +82,6 @@ class LayerShape:
         """The width of a component as it is."""
         return int(getattr(self, WIDTH_FIELDS[component]))
 
-    def with_widths(self, *, qk: int, pairs: int, vo: int, mlp: int) -> "LayerShape":
-        """The same layer with other inner widths."""
-        return replace(self, qk=qk, pairs=pairs, vo=vo, mlp=mlp)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
@@ -112,10 +109,10 @@ class LayerWidths:
     """The inner widths a layer is to have (or has)."""
 
     __pydantic_config__ = STRICT
-    qk: int
-    pairs: int
-    vo: int
-    mlp: int
+    qk: Width
+    pairs: Width
+    vo: Width
+    mlp: Width
 
     def of(self, component: str) -> int:
         """The width of a component."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Roots of ill-conditioned moments lose half their digits, which float32 does not have to spare.
-SOLVE_DTYPE = torch.float64
-
-# Directions whose energy is below this share of the mean are silence plus rounding, not signal.
-FLOOR = 1e-13
+SOLVE_DTYPE = torch.float64  # roots of ill-conditioned moments lose half their digits, which float32 cannot spare
+FLOOR = 1e-13  # directions whose energy is below this share of the mean are silence plus rounding, not signal
+BALANCE_FLOOR = 1e-12  # balancing divides by roots of singular values; below this share of the largest is nothing
+CONJUGATE_STEPS = 20
+LARGE = 256  # matrices with both sides at least this long are solved through their square
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,6 @@ def factor(C: Tensor, *, floor: float = FLOOR) -> Factor:
     inverse = vectors * torch.where(alive, 1 / safe, 0.0).unsqueeze(-2)
     clipped = 1.0 - alive.double().mean().item() if alive.numel() else 0.0
     return Factor(root=root, inverse=inverse, clipped=clipped)
-
-
-# Balancing divides by a singular value's root; below this share of the largest there is nothing to balance.
-BALANCE_FLOOR = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +78,11 @@ def shared_basis(C_x: Tensor, C_y: Tensor) -> Basis:
     return Basis(values=values, x_slots=F.inverse @ V, y_slots=F.root.mT @ V, clipped=F.clipped)
 
 
-CONJUGATE_STEPS = 20
-
-
 def value_bases(gram: Tensor, W: Tensor, *, kv_heads: int, rank: int, rounds: int) -> Tensor:
-    """Bases T (k, d, r) for  min E|a W - sum_i a_i T_g(i) B_i|^2  over T and B together.      [math.md V-1]
-
-    `gram` (h d, h d) is the moment of all head outputs, `W` (h, d, D) what they are multiplied with. Starts
-    from the pooled per-head solution and alternates between B (least squares) and T (conjugate gradients: the
-    system in T has (k d r)^2 entries and is never formed).
-    """
+    """Bases T (k, d, r) for  min E|a W - sum_i a_i T_g(i) B_i|^2  over T and B together.      [math.md V-1]"""
+    # `gram` (h d, h d) is the moment of all head outputs, `W` (h, d, D) what they are multiplied with. Starts from the
+    # pooled per-head solution and alternates between B (least squares) and T (conjugate gradients: the system in T has
+    # (k d r)^2 entries and is never formed).
     h, d, _ = W.shape
     T, _ = pooled_basis(gram, W, kv_heads=kv_heads).maps(rank)
     T = torch.linalg.qr(T).Q
@@ -151,9 +142,6 @@ def _improve(T: Tensor, B: Tensor, gram: Tensor, goal: Tensor) -> Tensor:
 
 def _sum_groups(per_head: Tensor, groups: int) -> Tensor:
     return per_head.unflatten(0, (groups, -1)).sum(dim=1)
-
-
-LARGE = 256  # matrices with both sides at least this long are solved through their square
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,25 +10,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-# Strengths tried on held-out tokens, from "trust the data" to "keep the prior".
 STRENGTHS = (1e-4, 1e-2, 1e-1, 3e-1, 1.0, 10.0, 1e4)
-
-# Features this much quieter than the mean are silent: their weights stay at the prior.
-SILENCE = 1e-14
-
-# Added to the unit diagonal: exactly dependent features would make the system singular.
-DEPENDENCE = 1e-10
-
-# Strengths whose held-out errors differ by less than this share are as good as each other.
-TIE = 1e-3
+"""Tried on held-out tokens, from "trust the data" to "keep the prior"."""
+SILENCE = 1e-14  # features this much quieter than the mean are silent: their weights stay at the prior
+DEPENDENCE = 1e-10  # added to the unit diagonal: exactly dependent features would make the system singular
+TIE = 1e-3  # strengths whose held-out errors differ by less than this share are as good as each other
+ROUNDS = 64  # in which neurons go, at most; each pays one rank-m update of the inverse
+DAMPING = 1e-3  # of the mean energy, added to inputs and to outputs: silent ones have no inverse
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """x y in float32, or float64 where either is.
-
-    On a GPU numbers of 16 bits are multiplied as they are: their products are exact in float32, where the
-    tensor cores add them up, ten times as fast as float32 would be.
-    """
+    """x y in float32, or float64 where either is."""
+    # On a GPU numbers of 16 bits are multiplied as they are: their products are exact in float32, where the tensor
+    # cores add them up, ten times as fast as float32 would be.
     if torch.float64 in (x.dtype, y.dtype):
         return x.double() @ y.double()
     if x.is_cuda and x.dtype == y.dtype and x.dtype in (torch.bfloat16, torch.float16):
@@ -204,18 +198,12 @@ def steady_choice(errors: Tensor) -> float:
     return (shares * strengths.log()).sum().exp().item()
 
 
-# Neurons go in at most this many rounds; each round pays one rank-m update of the inverse.
-ROUNDS = 64
-
-
 def eliminate_rows(
     gram: Tensor, W: Tensor, keep: int, *, ridge: float, rounds: int = ROUNDS, overwrite: bool = False
 ) -> Tensor:
-    """Indices (keep,), ascending, of the rows of W whose loss hurts most after refitting.    [math.md E-1]
-
-    Dropping row i and refitting the others costs |w_i|^2 / H_ii with H the inverse Gram. There are never more
-    than two matrices of that size at a time; with `overwrite` the Gram is one of them.
-    """
+    """Indices (keep,), ascending, of the rows of W whose loss hurts most after refitting.    [math.md E-1]"""
+    # Dropping row i and refitting the others costs |w_i|^2 / H_ii with H the inverse Gram. There are never more than
+    # two matrices of that size at a time; with `overwrite` the Gram is one of them.
     gram, scale = unit_system(gram, ridge, overwrite=overwrite)
     H, W = inverse_positive(gram), W / scale.unsqueeze(-1)
     del gram
@@ -276,11 +264,9 @@ class Pairs:
 
 
 def eliminate_pairs(G: Tensor, keep: int, *, ridge: float, quadrature: bool = True) -> Pairs:
-    """Drop rotation pairs while the kept ones, each times a complex number, stand in.       [math.md E-2]
-
-    `G` (k, g, 2 P, 2 P) is the Gram of every pair's share s of the score and of its quadrature t, [s | t],
-    for the g query heads of k key heads. The sum of all s is regressed on the kept s and t.
-    """
+    """Drop rotation pairs while the kept ones, each times a complex number, stand in.       [math.md E-2]"""
+    # `G` (k, g, 2 P, 2 P) is the Gram of every pair's share s of the score and of its quadrature t, [s | t], for the g
+    # query heads of k key heads. The sum of all s is regressed on the kept s and t.
     k, g, twice, _ = G.shape
     P, B = twice // 2, 2 if quadrature else 1
     G = G[..., : B * P, : B * P]
@@ -339,8 +325,6 @@ def _take(x: Tensor, index: Tensor, dim: int) -> Tensor:
 
 # Least squares over millions of weights, in the few directions that explain most of what is missing.
 # D = inputs, N = outputs of all maps that read them, K = directions
-
-DAMPING = 1e-3  # of the mean energy, added to inputs and to outputs: silent ones have no inverse
 
 
 @dataclass(frozen=True, kw_only=True)

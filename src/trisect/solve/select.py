@@ -79,10 +79,8 @@ def _dropped_by_count(scores: Tensor) -> Tensor:
 
 
 def denominator(squares: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Least-squares factor (h,) from kept to full mean square, and the share it misses.    [math.md Q-1]
-
-    `squares` (h, d, d) is E[u^T u] with u the squared channels before the norm; `kept` (h, r) indices.
-    """
+    """Least-squares factor (h,) from kept to full mean square, and the share it misses.    [math.md Q-1]"""
+    # `squares` (h, d, d) is E[u^T u] with u the squared channels before the norm; `kept` (h, r) indices.
     h, d, _ = squares.shape
     r = kept.shape[-1]
     rows = squares.gather(1, kept.unsqueeze(-1).expand(h, r, d))
@@ -135,13 +133,11 @@ def bilinear_energies(C_k: Tensor, C_q: Tensor) -> Tensor:
 
 
 def band_slots(C_k: Tensor, C_q: Tensor, rates: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Maps k_map, q_map (k, m, n) and rates (k, n), slowest first, for one band of every head.   [P-3, P-4]
-
-    Each pair is first scaled so that its query and key are equally loud; which changes no score. There an
-    orthogonal projection on the loudest directions of both sides keeps the rotation self-adjoint, so the
-    slots' rates are real and lie between the band's. What the scaling does to the band as a whole is taken
-    back at the end: how much keys vary says little of how large they are, and weights must fit 16 bits.
-    """
+    """Maps k_map, q_map (k, m, n) and rates (k, n), slowest first, for one band of every head.   [P-3, P-4]"""
+    # Each pair is first scaled so that its query and key are equally loud; which changes no score. There an orthogonal
+    # projection on the loudest directions of both sides keeps the rotation self-adjoint, so the slots' rates are real
+    # and lie between the band's. What the scaling does to the band as a whole is taken back at the end: how much keys
+    # vary says little of how large they are, and weights must fit 16 bits.
     loud_k, loud_q = (_energy(C) for C in (C_k, C_q))
     balance = (loud_q / loud_k).pow(0.25)  # (k, m): keys times it, queries over it
     both = C_k * _outer(balance) + C_q / _outer(balance)

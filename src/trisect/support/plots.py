@@ -191,13 +191,9 @@ def as_svg(figure: Any, *, style: Any = STYLE) -> bytes:
 
 def heat_colours(share: float) -> tuple[str, str]:
     """The colour of a share that is kept, and the ink that can be read on it."""
-    colour = _mixed(HOT, COLD, min(1.0, max(0.0, share)))
-    return colour, "white" if sum(bytes.fromhex(colour[1:])) < 380 else "black"
-
-
-def _mixed(one: Sequence[int], other: Sequence[int], share: float) -> str:
-    """A colour between two, as #rrggbb."""
-    return "#" + bytes(round(a + share * (b - a)) for a, b in zip(one, other, strict=True)).hex()
+    kept = min(1.0, max(0.0, share))
+    colour = bytes(round(hot + kept * (cold - hot)) for hot, cold in zip(HOT, COLD, strict=True))
+    return f"#{colour.hex()}", "white" if sum(colour) < 380 else "black"
 
 
 def _draw(figure: Figure) -> Any:
