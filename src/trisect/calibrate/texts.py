@@ -140,17 +140,10 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
         tests = load.count_windows(shares, samples=max(1, sum(counts) // TEST_SHARE))
     texts = []
     for index, name in enumerate(names):
-        split = split_windows(
-            streams[index],
-            samples=counts[index],
-            length=length,
-            sampling=asked.sampling,
-            seed=asked.seed + index,  # so that a source named twice gives other windows the second time
-            source=name,
-            whole=load.has_two_parts(name),
-            test=tests[index],
-            bos=load.bos_of(tokenizer),
-        )
+        # Another seed for each, so that a source named twice gives other windows the second time.
+        cut: Any = {"length": length, "sampling": asked.sampling, "seed": asked.seed + index}
+        cut |= {"samples": counts[index], "test": tests[index], "bos": load.bos_of(tokenizer)}
+        split = split_windows(streams[index], source=name, whole=load.has_two_parts(name), **cut)
         texts.append(Text(source=name, split=split, is_text=from_text[index]))
     return Prepared(
         calibration=replace(asked, source=source, samples=sum(counts), length=length),

@@ -17,7 +17,7 @@ import torch
 from trisect.calibrate import Progress, read_info, replay
 from trisect.calibrate.texts import Prepared, held_out_texts, prepare, usual_length
 from trisect.config import CompressConfig, Increase
-from trisect.data import Tokens, load_tokens, tokens_from_tensor
+from trisect.data import Tokens, evaluation_tokens, tokens_from_tensor
 from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
@@ -266,7 +266,7 @@ def _known_curves(job: Job) -> Curves | None:
     if path.exists():
         return read_curves(path)
     if job.config.allocate not in CURVED:
-        raise TrisectError(f"There are no loss curves at {path}; --allocate balanced or search measures them.")
+        raise TrisectError(f"There are no loss curves at {path}; --allocate search or balanced measures them.")
     if job.config.drop_layers:
         raise TrisectError("Curves are measured behind the layers dropped: compress --curves FILE writes them.")
     files.check_writable(path)
@@ -326,8 +326,8 @@ def _evaluations(job: Job, loaded: Loaded, prepared: Prepared | None) -> list[To
             job.say(note)
         return found
     length = job.config.calibration.length or usual_length(loaded.model)
-    cut: dict[str, Any] = {"samples": job.eval_windows, "length": length, "sampling": "first", "seed": job.config.seed}
-    return [load_tokens(job.evaluate, loaded.tokenizer, split="evaluation", **cut)]
+    cut: Any = {"windows": job.eval_windows, "length": length, "seed": job.config.seed}
+    return [evaluation_tokens(job.evaluate, loaded.tokenizer, **cut)]
 
 
 def _with_smaller_batches(job: Job, error: Exception) -> Job:

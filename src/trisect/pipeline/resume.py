@@ -29,7 +29,8 @@ MANIFEST = "manifest.json"
 class Ledger:
     """What became of each layer so far: in memory, and on disk where there is a folder for it."""
 
-    def __init__(self, model: Any = None, folder: Path | None = None):
+    def __init__(self, model: Any = None, folder: Path | None = None, manifest: dict[str, Any] | None = None):
+        self.manifest = manifest
         self.store: LayerStore | None = getattr(model, "layer_store", None)
         self.folder = folder
         self.losses: dict[int, list[dict[str, Any]]] = {}
@@ -53,8 +54,7 @@ class Ledger:
     def settle(self, plan: Plan) -> None:
         """The widths are decided: a run that resumes does not measure anything for them again."""
         if self.folder is not None and distributed.is_rank_zero():
-            manifest = _read_manifest(self.folder)
-            files.write_json(self.folder / MANIFEST, {**manifest, "plan": plan.to_dict()})
+            files.write_json(self.folder / MANIFEST, {**(self.manifest or {}), "plan": plan.to_dict()})
         distributed.barrier()
 
     def keep(self, view: LayerView) -> None:
@@ -136,7 +136,7 @@ def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path 
         if not (work / MANIFEST).is_file():
             work.mkdir(parents=True, exist_ok=True)
             files.write_json(work / MANIFEST, manifest)
-        known = _read_manifest(work)
+        known = checks.read_record(work / MANIFEST, what="manifest of a run", instead="add --fresh to start anew")
     # A process that reads for itself may come late and find what the first one has written since.
     known = distributed.broadcast(known)
     plan = known.pop("plan", None)
@@ -144,11 +144,7 @@ def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path 
     if different:
         other = f"{work} holds an unfinished run with other settings: {'; '.join(different[:4])}"
         raise TrisectError(f"{other}. Give the same to go on, add --fresh to start anew, or name another -o.")
-    return Ledger(model, work), None if plan is None else Plan.from_dict(plan)
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    return checks.read_record(folder / MANIFEST, what="manifest of a run", instead="add --fresh to start anew")
+    return Ledger(model, work, known), None if plan is None else Plan.from_dict(plan)
 
 
 def _prefix(view: LayerView) -> str:

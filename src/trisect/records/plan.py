@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from trisect.errors import TrisectError, check_names
 from trisect.records.shapes import LayerWidths, LinearShape, ModelShape, Width
@@ -40,8 +40,6 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Any) -> "Plan":
         """The inverse of `to_dict`; what does not fit is named."""
-        from pydantic import TypeAdapter, ValidationError
-
         if isinstance(data, Mapping):
             check_names("key in a plan", map(str, data), [entry.name for entry in fields(cls)])
         try:
