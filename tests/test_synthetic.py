@@ -141,7 +141,7 @@ def test_a_device_that_is_too_small_is_told_what_to_type(tmp_path: Path, monkeyp
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Decoder, "step", full)
-    with pytest.raises(TrisectError, match="smaller --batch-size than 2"):
+    with pytest.raises(TrisectError, match="type --batch-size 1, or --dtype bfloat16"):
         write(tmp_path / "a.jsonl")
     assert not list(tmp_path.iterdir())
 

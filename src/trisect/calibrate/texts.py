@@ -281,10 +281,9 @@ def _pieces(writer: "Writer", folder: Path, key: str, progress: TokensWritten | 
             kept = f"{number} of {writer.batches} batches are kept, and the same command goes on with them."
             raise KeyboardInterrupt(kept if number else "") from error
         except torch.OutOfMemoryError as error:
-            many = (
-                f"{writer.batch} texts of {writer.length} tokens do not fit into the memory of {writer.decoder.device}"
-            )
-            raise TrisectError(f"{many}; give a smaller --batch-size, or --dtype bfloat16.") from error
+            few = f"--batch-size {writer.batch // 2}" if writer.batch > 1 else f"--length {writer.length // 2}"
+            many = f"{writer.batch} texts of {writer.length} tokens do not fit into memory"
+            raise TrisectError(f"{many} ({writer.decoder.device}); type {few}, or --dtype bfloat16.") from error
         if texts:
             files.atomic_write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
         yield path.read_text(encoding="utf-8")
