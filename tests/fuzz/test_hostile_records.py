@@ -120,7 +120,7 @@ def test_impossible_points_of_curves_are_refused(seeds: Seeds, tmp_path: Path, r
         ({"layers": {}}, "layers must be"),
         ({"layers": [3]}, "not 3"),
         ({"layers": [{"qk": "8", "pairs": 4, "vo": 8, "mlp": 8}]}, "qk must be .*not '8'"),
-        ({"layers": [{"qk": 8, "pairs": 4, "vo": -8, "mlp": 8}]}, "layers.0..vo .* not -8"),
+        ({"layers": [{"qk": 8, "pairs": 4, "vo": -8, "mlp": 8}]}, r"layers\[0\]: vo .* not -8"),
         ({"ratio": "x"}, "ratio"),
         ({"ratio": 3}, "ratio"),
         ({"method": None}, "method"),

@@ -10,13 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 from torch import nn
 
 from trisect.errors import TrisectError
 from trisect.models.compressed import FORMAT, check_format
 from trisect.models.families import Family
 from trisect.models.linear import BITS, SCALES, Packing
+from trisect.records.plan import WIDEST, with_widths
 from trisect.records.shapes import LayerWidths, LinearShape
 from trisect.support.checks import first_problem, is_number, shown
 
@@ -32,7 +34,6 @@ OTHER_CODE = ("transformers_weights", "experts_implementation", "_experts_implem
 ELSEWHERE = ("trisect", "quantization_config")  # entries with readers of their own
 SPARE_BUFFERS = 1 << 26  # elements that tables which no file holds (rotation frequencies, masks) may have
 PACKED = 8  # weights that a byte of a quantised file may stand for
-WIDEST = 1 << 24
 
 
 def _count(most: int) -> Any:
@@ -152,8 +153,10 @@ class LayerEntry(LayerWidths):
     dropped_experts: int = 0
     linears: tuple[LinearShape, ...] = ()
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse what no layer can be; whether this one fits the model is known once that is built."""
+        for record in (self, *self.linears):
+            with_widths(record)
         if (self.qk == 0) != (self.vo == 0) or 2 * self.pairs > self.qk:
             raise ValueError("impossible widths")
         if len({linear.name for linear in self.linears}) != len(self.linears):
@@ -182,19 +185,13 @@ class TrisectEntry(BaseModel):
     format: int
     method: Annotated[str, Field(max_length=100)]
     ratio: Annotated[float, Field(ge=0, le=1)]
-    original: list[LayerWidths]
+    original: list[Annotated[LayerWidths, AfterValidator(with_widths)]]
     layers: list[LayerEntry]
-    dropped_layers: list[int] = []
+    dropped_layers: list[Annotated[int, Field(ge=0)]] = []
     quantization: QuantizationEntry | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrisectEntry":
-        records = [*self.original, *self.layers, *(linear for layer in self.layers for linear in layer.linears)]
-        numbers = [value for record in records for value in vars(record).values() if isinstance(value, int)]
-        if not all(0 <= number <= WIDEST for number in (*numbers, *self.dropped_layers)):
-            raise ValueError(f"widths go from 0 to {WIDEST:,}")
-        for layer in self.layers:
-            layer.check()
         if not self.method.isprintable():
             raise ValueError("the method must be a name")
         if len(self.original) != len(self.layers):

@@ -3,26 +3,38 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from trisect.errors import TrisectError, check_names
-from trisect.records.shapes import LayerWidths, LinearShape, ModelShape, Width
+from trisect.records.shapes import LayerWidths, LinearShape, ModelShape
 from trisect.support.checks import first_problem
+
+WIDEST = 1 << 24  # far above every width there is
+AnyRecord = TypeVar("AnyRecord")
+
+
+def with_widths(record: AnyRecord) -> AnyRecord:
+    """A record of widths from a file, whose integers are some."""
+    # Here, because the modelling file of a saved folder holds shapes.py and has no pydantic.
+    for name, value in vars(record).items():
+        if isinstance(value, int) and not 0 <= value <= WIDEST:
+            raise ValueError(f"{name} must be a width from 0 to {WIDEST:,}, not {value}")
+    return record
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The widths of every layer after compression, untouched layers included."""
 
-    layers: tuple[LayerWidths, ...]
+    layers: tuple[Annotated[LayerWidths, AfterValidator(with_widths)], ...]
     """`pairs` is exact for fully rotary heads. With partial RoPE it is "at most": the solver shares
     a narrow head between rotated and plain channels, and the pipeline puts the result here."""
     method: str
     ratio: Annotated[float, Field(ge=0, le=1)]  # the ratio asked for; what is really removed comes from the budget
-    align: Width | None
-    linears: tuple[tuple[LinearShape, ...], ...] = ()
+    align: Annotated[int, Field(ge=0, le=WIDEST)] | None
+    linears: tuple[tuple[Annotated[LinearShape, AfterValidator(with_widths)], ...], ...] = ()
     """Per layer, the linear maps that become two, for methods that work on those; else nothing."""
     masked: bool = False  # the ranks in `linears` count the weights each output keeps, and no shape changes
 

@@ -1,9 +1,6 @@
 """Sizes of a model's layers: integers only, enough to count parameters, cache bytes and FLOPs."""
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated
-
-from pydantic import Field
 
 COMPONENTS = ("qk", "ov", "mlp")
 LINEARS = {"qk": ("q", "k"), "ov": ("v", "o"), "mlp": ("gate", "up", "down")}
@@ -14,7 +11,6 @@ STRICT = {"strict": True, "extra": "forbid"}
 """How pydantic reads a record from a file: no text for a number, nothing besides its fields."""
 WIDTH_FIELDS = {"qk": "qk", "ov": "vo", "mlp": "mlp"}
 """Component -> the field that holds its width in the records below."""
-Width = Annotated[int, Field(ge=0, lt=2**31)]  # checked where a record is read from a file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +19,8 @@ class LinearShape:
 
     __pydantic_config__ = STRICT
     name: str
-    rank: Width  # per group
-    groups: Width = 1
+    rank: int  # per group
+    groups: int = 1
     cached: bool = False  # the KV cache is to hold the narrow side (docs/design.md, 'Factored linear maps')
 
 
@@ -109,10 +105,10 @@ class LayerWidths:
     """The inner widths a layer is to have (or has)."""
 
     __pydantic_config__ = STRICT
-    qk: Width
-    pairs: Width
-    vo: Width
-    mlp: Width
+    qk: int
+    pairs: int
+    vo: int
+    mlp: int
 
     def of(self, component: str) -> int:
         """The width of a component."""
