@@ -1,135 +1,168 @@
-"""How the cost of compressing grows: seconds and peak memory against layers, widths and tokens.
+"""How the cost of compressing grows: seconds, peak memory and moments against layers, widths, tokens and experts.
 
-    python experiments/cost_growth.py --device cuda
-    .venv/bin/python experiments/cost_growth.py --device cpu      # smaller sizes, seconds of the process
+    OMP_NUM_THREADS=1 .venv/bin/python experiments/cost_growth.py            # what the file has not yet
+    OMP_NUM_THREADS=1 .venv/bin/python experiments/cost_growth.py --again    # everything, some ten minutes
 
 One size at a time is doubled from a common start; the exponent is the slope of a straight line through the
-logarithms. Random weights, streamed from main memory. Lines that the file has are not measured again; `make
-results` draws the figure.
+logarithms, and beside it stands the slope of the operations, or bytes, that operation_counts.py counts at the
+same points. Random weights in float32, one thread; every run is a process of its own, of which seconds and
+memory are counted, the least of a few runs each. `make results` draws the table.
 """
 
 import argparse
 import math
 import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import scale_shapes
 import torch
-from scale_shapes import Case, measure
+from operation_counts import IN_DOUBLE, Shape, memory, moments, operations
+from scale_shapes import Case, ProcessMeter, build
 from tables import keep_row, known
 
+from trisect.config import CompressConfig
+from trisect.data import tokens_from_tensor
+from trisect.pipeline import run as pipeline
+from trisect.support.receipt import build_receipt
+
 FILE = "cost-growth.json"
-START = {
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "vocab_size": 32000,
+HEAD, VOCABULARY, LENGTH = 64, 512, 256
+START = Shape(d_model=256, mlp=512, heads=4, kv_heads=2, head_dim=HEAD)
+MIXTURE = replace(START, mlp=128, experts=8, active=2)
+WINDOWS = 32
+STEPS: dict[str, tuple[int, ...]] = {
+    "layers": (1, 2, 4, 8),
+    "d_model": (128, 256, 512, 1024),
+    "MLP width": (192, 384, 768, 1536),
+    "tokens": (4096, 8192, 16384, 32768),
+    "experts": (4, 8, 16, 24),
 }
-STEPS = {
-    "layers": ("num_hidden_layers", (2, 4, 8, 16)),
-    "d_model": ("hidden_size", (1024, 2048, 4096, 8192)),
-    "d_inter": ("intermediate_size", (4096, 8192, 16384, 28672)),
-    "tokens": (None, (32, 64, 128, 256)),
-}
-SMALLER = 4
-"""On a CPU widths and windows are this much smaller, windows as much shorter, and there is no last step."""
-EXPECTED = {
-    "a3": {
-        "layers": {"seconds": 1.0, "memory": 0.0},
-        "d_model": {"seconds": 2.0, "memory": 2.0},
-        "d_inter": {"seconds": 1.0, "memory": 1.0},
-        "tokens": {"seconds": 1.0, "memory": 1.0},
-    },
-    "a3+": {
-        "layers": {"seconds": 1.0, "memory": 0.0},
-        "d_model": {"seconds": 3.0, "memory": 2.0},
-        "d_inter": {"seconds": 3.0, "memory": 2.0},
-        "tokens": {"seconds": 1.0, "memory": 1.0},
-    },
-}
-"""At most. a3: forward passes, linear in tokens and d_inter, quadratic in d_model, as heads are added;
-in memory one layer and the hidden states. a3+ adds Grams of the head outputs and of the neurons, quadratic in
-memory, and their inverses, cubic in time."""
+"""With five tokens or more for every neuron, so that a3+ refits all maps at every point."""
+METHODS = ("a3", "a3+")
+TIMES = 3
 
 
-def sizes_for(name: str, value: int) -> tuple[dict[str, int], int]:
-    """The shape, and the number of windows."""
-    key, _ = STEPS[name]
-    sizes = dict(START)
-    if key is None:
-        return sizes, value
-    sizes[key] = value
+def case_for(name: str, value: int) -> tuple[Shape, int, int]:
+    """The layer, how many there are, and the windows."""
     if name == "d_model":  # heads keep their width
-        sizes["num_attention_heads"], sizes["num_key_value_heads"] = value // 128, value // 512
-    return sizes, 64
+        return replace(START, d_model=value, heads=value // HEAD, kv_heads=value // HEAD // 2), 1, WINDOWS
+    if name == "MLP width":
+        return replace(START, mlp=value), 1, WINDOWS
+    if name == "experts":
+        return replace(MIXTURE, experts=value), 1, WINDOWS
+    return START, value if name == "layers" else 1, value // LENGTH if name == "tokens" else WINDOWS
 
 
-def smaller(sizes: dict[str, int], windows: int) -> tuple[dict[str, int], int]:
-    """The same proportions for a CPU."""
-    widths = ("hidden_size", "intermediate_size", "vocab_size")
-    cut = {name: value // SMALLER if name in widths else value for name, value in sizes.items()}
-    return {**cut, "head_dim": 128 // SMALLER}, max(1, windows // SMALLER)
-
-
-def exponent(points: list[tuple[float, float]]) -> float:
-    logs = [(math.log(x), math.log(y)) for x, y in points]
-    mean_x, mean_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
-    return sum((x - mean_x) * (y - mean_y) for x, y in logs) / sum((x - mean_x) ** 2 for x, _ in logs)
-
-
-def one(sizes: dict[str, int], method: str, *, device: str, windows: int, length: int) -> dict[str, Any]:
-    """One shape; the first run of a process pays for what is loaded then, so a small one goes before it."""
-    small = {**START, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 8}
-    for shape in (small, sizes):
-        scale_shapes.SHAPES["growth"] = shape
-        scale_shapes.CASES["growth"] = Case(shape="growth", method=method)
-        found = measure("growth", device=device, samples=windows, length=length)
-    return found
-
-
-def apart(*arguments: Any, **settings: Any) -> dict[str, Any]:
-    """The same in a process of its own: memory that an earlier run gave back is not counted as free."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 17)  # what is freed goes back to the system at once
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(one, *arguments, **settings).result()
-
-
-def grow(name: str, method: str, *, device: str, length: int) -> dict[str, Any]:
-    rows = []
-    on_cpu = torch.device(device).type == "cpu"
-    values = STEPS[name][1]
-    for value in values[:-1] if on_cpu else values:
-        sizes, windows = sizes_for(name, value)
-        if on_cpu:
-            sizes, windows = smaller(sizes, windows)
-        run = apart if on_cpu else one
-        found = run(sizes, method, device=device, windows=windows, length=length // SMALLER if on_cpu else length)
-        size = windows if name == "tokens" else sizes[str(STEPS[name][0])]
-        rows.append({"value": size, "seconds": found["seconds"], "peak_bytes": found["peak_bytes"]})
-        print(name, method, rows[-1], flush=True)
-    slopes = {
-        word: exponent([(row["value"], row[key]) for row in rows])
-        for word, key in (("seconds", "seconds"), ("memory", "peak_bytes"))
+def config_of(shape: Shape, layers: int) -> dict[str, int]:
+    """The sizes as transformers names them."""
+    sizes = {
+        "hidden_size": shape.d_model,
+        "intermediate_size": shape.mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": VOCABULARY,
     }
-    return {"rows": rows, "exponents": slopes, "receipt": found["receipt"]}
+    if shape.experts > 1:
+        sizes |= {"moe_intermediate_size": shape.mlp, "num_experts": shape.experts}
+        sizes |= {"num_experts_per_tok": shape.active}
+    return sizes
+
+
+def measure(shape: Shape, layers: int, windows: int, method: str) -> dict[str, Any]:
+    """Seconds of the process, what its memory rose by, and bytes of the largest step's moments."""
+    torch.set_num_threads(1)
+    # What is loaded at first use is paid for by a small model of the same kind.
+    small = replace(shape, d_model=HEAD, mlp=32, heads=1, kv_heads=1, experts=min(shape.experts, 4))
+    _once(small, 1, 8, method)
+    return _once(shape, layers, windows, method)
+
+
+def _once(shape: Shape, layers: int, windows: int, method: str) -> dict[str, Any]:
+    scale_shapes.SHAPES["growth"] = config_of(shape, layers)
+    scale_shapes.KINDS["growth"] = "Qwen3Moe" if shape.experts > 1 else "Llama"
+    model = build(Case(shape="growth", method=method), device="cpu", dtype=torch.float32)
+    ids = torch.randint(0, VOCABULARY, (windows, LENGTH), generator=torch.Generator().manual_seed(0))
+    tokens, config = tokens_from_tensor(ids, "random ids"), CompressConfig(ratio=0.25, method=method, align=None)
+    sizes, solve = [0], pipeline.solve
+
+    def weighed(method: Any, component: str, part: Any, found: Any, **given: Any) -> Any:
+        sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in found.values()))
+        return solve(method, component, part, found, **given)
+
+    pipeline.solve = weighed
+    meter = ProcessMeter()
+    result = pipeline.compress(model, config, tokens=tokens)
+    seconds, peak = meter.read()
+    pipeline.solve = solve
+    receipt = build_receipt(config.to_dict(), seed=0, token_hash=tokens.hash, timings=result.receipt["timings"])
+    return {"seconds": seconds, "memory": peak, "moments": max(sizes), "receipt": receipt}
+
+
+def apart(*arguments: Any) -> dict[str, Any]:
+    """The same in a process of its own: memory that an earlier run gave back is not counted as free."""
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        return pool.apply(measure, arguments)
+
+
+def counted(shape: Shape, layers: int, windows: int, method: str) -> dict[str, float]:
+    """What operation counts say; numbers of 64 bits take twice the time."""
+    given: dict[str, Any] = {"tokens": windows * LENGTH, "length": LENGTH, "refit": method == "a3+"}
+    found = operations(shape, method, **given)
+    work = sum((2 if stage in IN_DOUBLE else 1) * value for stage, value in found.items())
+    return {
+        "seconds": layers * work,
+        "memory": memory(shape, method, **given),
+        "moments": moments(shape, method, refit=given["refit"]),
+    }
+
+
+def exponent(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The slope of a straight line through the logarithms, and its standard error."""
+    logs = [(math.log(x), math.log(max(y, 1.0))) for x, y in points]
+    mean_x, mean_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in logs)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in logs) / spread
+    missed = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in logs)
+    return slope, math.sqrt(missed / (len(logs) - 2) / spread)
+
+
+def grow(name: str, method: str) -> dict[str, Any]:
+    """A measured and a counted exponent of every quantity, and the points."""
+    rows, receipt = [], None
+    for value in STEPS[name]:
+        case = (*case_for(name, value), method)
+        runs = [apart(*case) for _ in range(TIMES)]
+        receipt = runs[0]["receipt"]
+        least = {what: min(run[what] for run in runs) for what in ("seconds", "memory", "moments")}
+        rows.append({"value": value, **least, "counted": counted(*case)})
+        print(name, method, rows[-1], flush=True)
+    found = {}
+    for what in ("seconds", "memory", "moments"):
+        slope, error = exponent([(row["value"], row[what] * (1e9 if what == "seconds" else 1)) for row in rows])
+        expected, _ = exponent([(row["value"], row["counted"][what]) for row in rows])
+        found[what] = {"power": slope, "error": error, "counted": expected}
+    about = {"start": asdict(MIXTURE if name == "experts" else START), "windows": WINDOWS, "length": LENGTH}
+    return {"size": name, "method": method, **about, "rows": rows, "exponents": found, "receipt": receipt}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("sizes", nargs="*", default=list(STEPS), help=", ".join(STEPS))
+    parser.add_argument("--again", action="store_true", help="measure what the file has, too")
     options = parser.parse_args()
-    for size in STEPS:
-        for method, expected in EXPECTED.items():
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 17)  # what is freed goes back to the system at once
+    multiprocessing.set_forkserver_preload(["cost_growth"])
+    for size in options.sizes:
+        for method in METHODS:
             name = f"{size} {method}"
-            if name not in known(FILE):
-                row = grow(size, method, device=options.device, length=options.length)
-                about = {"name": name, "size": size, "method": method, "expected": expected[size]}
-                keep_row(FILE, {**about, **row, "device": options.device})
+            if options.again or name not in known(FILE):
+                keep_row(FILE, {"name": name, **grow(size, method)})
 
 
 if __name__ == "__main__":

@@ -158,14 +158,14 @@ def _resident(name: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
-def build(case: Case, *, device: str) -> Any:
+def build(case: Case, *, device: str, dtype: torch.dtype = torch.bfloat16) -> Any:
     """The model with its layers in main memory; the numbers are drawn on the device, which is faster."""
     sizes = dict(SHAPES[case.shape])
     sizes["num_hidden_layers"] = case.layers or sizes["num_hidden_layers"]
     kind = KINDS.get(case.shape, "Llama")
     config = getattr(transformers, f"{kind}Config")(**sizes, max_position_embeddings=4096)
     with init_empty_weights(include_buffers=False):
-        model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.bfloat16)
+        model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=dtype)
     fill(model, device=device, generator=torch.Generator(device).manual_seed(0))
     return hosted(model.eval().requires_grad_(False), device=device)
 
