@@ -25,7 +25,7 @@ CALIBRATION = tokens_from_tensor(tokens(16, 30, seed=5))
 def test_measuring_leaves_the_model_untouched(name: str) -> None:
     model = tiny(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    measured = measure_curves(model, CALIBRATION, METHODS["a3+"])
+    measured = measure_curves(model, CALIBRATION, METHODS["a3+"], CompressConfig(ratio=0.3))
     after = model.state_dict()
     assert before.keys() == after.keys()
     assert all(after[key].equal(value) for key, value in before.items())
@@ -80,7 +80,9 @@ def test_a_point_of_a_curve_is_the_kl_of_the_model_with_that_component_narrowed(
 ) -> None:
     monkeypatch.setattr("trisect.pipeline.loss_curves.DRAWS", 100)
     monkeypatch.setattr("trisect.calibrate.fisher.BLOCK", 30)
-    measured = measure_curves(tiny("gpt2"), CALIBRATION, METHODS["a3+"], parts=("ov", "mlp"))
+    measured = measure_curves(
+        tiny("gpt2"), CALIBRATION, METHODS["a3+"], CompressConfig(ratio=0.3), parts=("ov", "mlp")
+    )
     solving, testing = held_out(CALIBRATION.ids)
     for (layer, part), curve in measured.points.items():
         width = sorted(curve)[-2]  # the widest but one: the second order is enough there

@@ -21,10 +21,7 @@ MODEL = ModelShape(layers=(LAYER,) * 3, other_parameters=1000, bytes_per_element
 
 choices = st.lists(
     st.builds(
-        Choice,
-        width=st.integers(1, 9),
-        cost=st.integers(1, 6).map(lambda n: 4 * n),
-        loss=st.floats(0, 10, allow_nan=False),
+        Choice, widths=st.just(()), cost=st.integers(1, 6).map(lambda n: 4 * n), loss=st.floats(0, 10, allow_nan=False)
     ),
     min_size=1,
     max_size=4,

@@ -16,7 +16,7 @@ from trisect.data import TEST_SHARE, Tokens
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import window_losses
 from trisect.methods import METHODS
-from trisect.methods.method import Method, Options, options_of, solve
+from trisect.methods.method import Method, options_of, solve
 from trisect.models import LayerView, fingerprint, layer_views, streamed
 from trisect.plan import CURVED, MINIMUM_HEAD, Curves, read_curves
 from trisect.records.parts import COMPONENTS, Solution
@@ -64,11 +64,9 @@ def measure_curves(
     model: Any,
     tokens: Tokens,
     method: Method,
+    config: CompressConfig,
     *,
     parts: tuple[str, ...] = COMPONENTS,
-    options: Options | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> Curves:
     """The rise of the loss at SHARES of every width, one component of one layer at a time.     [math.md A-6]"""
@@ -78,12 +76,11 @@ def measure_curves(
     # Spread over all that are held out: there may be several texts.
     testing = testing[:: -(-testing.numel() // TEST_TOKENS)]
     draws = min(DRAWS, max(1, TEST_TOKENS // testing.numel()))
-    views = layer_views(model, own=True)
+    views, batch_size, seed = layer_views(model, own=True), config.calibration.batch_size, config.seed
     answers = fisher.DrawnAnswers(model, views, testing, draws=draws, batch_size=batch_size, seed=seed)
     streams = TwoStreams(model, views, solving, batch_size=batch_size, seed=seed)
     points: dict[tuple[int, str], dict[int, float]] = {}
-    options = options or Options()
-    options = replace(options, rope_scope="head", without=(*options.without, *LEFT_OUT))
+    options = replace(options_of(config), rope_scope="head", without=(*config.without, *LEFT_OUT))
     for view in streamed.walk(model):
         present = [part for part in parts if part in view.components]
         dense = streams.begin(view, method.reads_for("qk") if "qk" in present else frozenset())
@@ -130,35 +127,23 @@ def curves_for(
     """The loss curves a plan goes by: from their file as far as it has them, the rest measured and added."""
     if config.allocate not in CURVED or METHODS[config.method].linear:
         return None
-    known = None
+    method = config.method if config.method in MEASURED else MEASURED[-1]
+    known = Curves(fingerprint=fingerprint(model), token_hash="", method=method, points={})
     if path is not None and distributed.broadcast(Path(path).exists()):
-        known = read_curves(path, fingerprint=fingerprint(model))
+        known = read_curves(path, fingerprint=known.fingerprint)
         if config.method in MEASURED and config.method != known.method:
             log.warning("the loss curves were measured with %s, the plan is for %s", known.method, config.method)
-    measured = {part for _, part in known.points} if known is not None else set()
+    measured = {part for _, part in known.points}
     missing = tuple(part for part in config.parts if part not in measured)
-    if known is not None and not missing:
+    if not missing:
         return known
     if tokens is None:
         raise TrisectError("Loss curves are measured on tokens, not on moments; leave --moments out.")
-    if known is not None and known.token_hash != tokens.hash:
-        raise TrisectError(
-            f"{path} has no curves of {','.join(missing)} and was measured on other calibration tokens; "
-            "calibrate on the same, or name a new file with --curves."
-        )
-    method = config.method if config.method in MEASURED else MEASURED[-1]
-    curves = measure_curves(
-        model,
-        tokens,
-        METHODS[known.method if known is not None else method],
-        parts=missing,
-        options=options_of(config),
-        batch_size=config.calibration.batch_size,
-        seed=config.seed,
-        progress=progress,
-    )
-    if known is not None:
-        curves = curves.model_copy(update={"points": {**known.points, **curves.points}})
+    if measured and known.token_hash != tokens.hash:
+        other = f"{path} has no curves of {','.join(missing)} and was measured on other calibration tokens"
+        raise TrisectError(f"{other}; calibrate on the same, or name a new file with --curves.")
+    curves = measure_curves(model, tokens, METHODS[known.method], config, parts=missing, progress=progress)
+    curves = curves.model_copy(update={"points": {**known.points, **curves.points}})
     if path is not None and distributed.is_rank_zero():
         write_json(path, curves.to_dict())
     return curves

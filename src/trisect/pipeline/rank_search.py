@@ -7,6 +7,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -20,7 +21,7 @@ from trisect.methods.method import LinearMethod, RankRule, options_of, solve
 from trisect.models import LayerView, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
 from trisect.plan import Plan, budget, chosen_layers
-from trisect.records.parts import COMPONENTS, Factored
+from trisect.records.parts import COMPONENTS, Factored, Solution
 from trisect.records.shapes import LayerShape, LinearShape, ModelShape, widths_of
 
 Key = tuple[int, str]  # (layer, name of the linear map)
@@ -50,11 +51,14 @@ class Problem:
     tokens: Tokens | None
     progress: Progress | None
 
-    def statistics(self) -> Iterator[tuple[LayerView, dict[str, Tensor]]]:
-        """Every layer with the moments that the method reads."""
-        names = frozenset().union(*self.method.reads.values())
+    def solved(self, widths: Mapping[Key, int]) -> Iterator[tuple[LayerView, dict[Key, Solution]]]:
+        """Every layer with its maps solved at these widths, from the moments that the method reads."""
+        names, options = frozenset().union(*self.method.reads.values()), options_of(self.config)
         size = self.config.calibration.batch_size
-        return collect(self.model, self.ids, lambda layer: names, batch_size=size, progress=self.progress)
+        for view, moments in collect(self.model, self.ids, lambda _: names, batch_size=size, progress=self.progress):
+            keys = [key for key in self.sizes if key[0] == view.index]
+            one = partial(solve, self.method, moments=moments, options=options)
+            yield view, {key: one(key[1], view.linear(key[1]), width=widths[key]) for key in keys}
 
     def ranks(self, ratios: Mapping[Key, float] | None = None) -> dict[Key, int]:
         """The ranks at a ratio for each linear map, or at the common one, on the grid."""
@@ -137,13 +141,9 @@ def _search(method: LinearMethod, config: CompressConfig) -> Callable[[Problem],
 
 def _by_loss(problem: Problem) -> dict[Key, int]:
     """SVD-LLM v2: what each map would lose at the common rank decides its ratio."""
-    common, options = problem.ranks(), options_of(problem.config)
     losses: dict[Key, float] = {}
-    for view, statistics in problem.statistics():
-        for key in (key for key in problem.sizes if key[0] == view.index):
-            part = view.linear(key[1])
-            solution = solve(problem.method, key[1], part, statistics, width=common[key], options=options)
-            losses[key] = truncation_loss(solution.loss, tokens=problem.ids.numel())
+    for _, solutions in problem.solved(problem.ranks()):
+        losses |= {key: truncation_loss(x.loss, tokens=problem.ids.numel()) for key, x in solutions.items()}
     return problem.ranks(loss_ratios(losses, problem.ratio))
 
 
@@ -157,27 +157,24 @@ def _by_fisher(problem: Problem) -> dict[Key, int]:
 
 def _by_sensitivity(problem: Problem) -> dict[Key, int]:
     """ASVD: the perplexity with each map alone cut, at a few shares, on a few calibration windows."""
-    ids, method = problem.ids, problem.method
+    ids, rule = problem.ids, problem.method.rank
     few = max(1, min(TEST_WINDOWS, TEST_TOKENS // ids.shape[1]))
     views = layer_views(problem.model, own=True)
     held_out = HeldOutLoss(problem.model, views, ids[:few], batch_size=problem.config.calibration.batch_size)
-    curves: dict[Key, dict[float, float]] = {}
-    for view, statistics in replace(problem, progress=None).statistics():
-        for key in (key for key in problem.sizes if key[0] == view.index):
-            name, part = key[1], view.linear(key[1])
-            widths = {share: method.rank(*problem.sizes[key], 1 - share) for share in KEPT_SHARES}
-            most = max(widths.values())
-            widest = solve(method, name, part, statistics, width=most, options=options_of(problem.config))
-            assert isinstance(widest, Factored)
-            curves[key] = {}
-            for share, width in widths.items():
+    widths = {key: {share: rule(*size, 1 - share) for share in KEPT_SHARES} for key, size in problem.sizes.items()}
+    widest = {key: max(found.values()) for key, found in widths.items()}
+    curves: dict[Key, dict[float, float]] = {key: {} for key in widths}
+    for view, solutions in replace(problem, progress=None).solved(widest):
+        for key, solution in solutions.items():
+            assert isinstance(solution, Factored)
+            for share, width in widths[key].items():
                 with view.trial():
-                    view.apply(leading(widest, width))
+                    view.apply(leading(solution, width))
                     curves[key][share] = math.exp(held_out.loss(view.index))
             if problem.progress is not None:
-                problem.progress("sensitivity", len(curves), len(problem.sizes))
+                problem.progress("sensitivity", sum(map(bool, curves.values())), len(problem.sizes))
         held_out.stream.advance(view)
-    return sensitivity_ranks(curves, problem.sizes, problem.method.rank, problem.ratio)
+    return sensitivity_ranks(curves, problem.sizes, rule, problem.ratio)
 
 
 def leading(solution: Factored, width: int) -> Factored:
@@ -287,9 +284,7 @@ def sensitivity_ranks(
     # Forbidding more never makes a model smaller, so bisection finds the most that can be.
     most = bisect_right(range(len(cuts) + 1), budget, key=lambda harmful: _parameters(ranks(harmful), sizes)) - 1
     if most < 0:
-        raise TrisectError(
-            f"A ratio of {ratio:g} is beyond the measured sensitivities; use less or --allocate uniform."
-        )
+        raise TrisectError(f"No measured sensitivity reaches a ratio of {ratio:g}; use less, or --allocate uniform.")
     return ranks(most)
 
 

@@ -2,9 +2,8 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
@@ -22,14 +21,11 @@ TABLE = 1 << 15  # most columns of the dynamic programme; finer costs are rounde
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One width that an item may take, what it costs, and what it loses."""
+    """Widths that an item, one component or all of a layer, may take; what they cost, and what they lose."""
 
-    width: int
+    widths: tuple[tuple[Key, int], ...]
     cost: int
     loss: float
-
-
-C = TypeVar("C", bound=Choice)
 
 
 def smallest_step(costs: Iterable[Sequence[int]]) -> int:
@@ -38,14 +34,14 @@ def smallest_step(costs: Iterable[Sequence[int]]) -> int:
     return min((step for step in steps if step > 0), default=0)
 
 
-def spend(items: Sequence[Sequence[C]], *, budget: int, at_least: bool = False, table: int = TABLE) -> list[C]:
-    """The best choices for a budget that the cheapest ones fit, met to one step: from below, or `at_least`."""
+def spend(items: Sequence[Sequence[Choice]], *, budget: int, table: int = TABLE) -> list[Choice]:
+    """The best choices for a budget that the cheapest ones fit, met to one step from below."""
     picked = knapsack(items, budget=budget, table=table)
     assert picked is not None, "the reach was checked"
-    return settled(items, picked, budget=budget, at_least=at_least)
+    return settled(items, picked, budget=budget)
 
 
-def knapsack(items: Sequence[Sequence[C]], *, budget: int, table: int = TABLE) -> list[C] | None:
+def knapsack(items: Sequence[Sequence[Choice]], *, budget: int, table: int = TABLE) -> list[Choice] | None:
     """One choice per item with the least total loss and total cost within the budget; None if none fits.
 
     Exact where the costs above each item's cheapest choice, in units of their greatest common divisor, fit
@@ -88,7 +84,9 @@ def _solve(costs: list[list[int]], losses: list[list[float]], *, size: int) -> l
     return numbers[::-1]
 
 
-def settled(items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int, at_least: bool = False) -> list[C]:
+def settled(
+    items: Sequence[Sequence[Choice]], picked: Sequence[Choice], *, budget: int, at_least: bool = False
+) -> list[Choice]:
     """Widen while the budget lasts: what most loss is won with per cost, then what was cut deepest."""
     # Items are in order of width and no loss rises with it. Flat curves and rounded costs leave something over; after
     # this, less than the next step of any item is left. Where the budget is to be kept (`at_least`), one of these
@@ -130,96 +128,53 @@ def settled(items: Sequence[Sequence[C]], picked: Sequence[C], *, budget: int, a
     return [item[here] for item, here in zip(items, at, strict=True)]
 
 
-# Allocations from loss curves: every component by itself (balanced), or one ratio per layer (search).
+# Allocations from loss curves: a width for every component (balanced), or one ratio per layer (search).
 
+CURVED = ("search", "balanced")
 FINEST_ALIGN = 8  # of exact ranks, which have no grid: widths between its points would only run slower
-
-
-def balanced_planner(problem: Problem, curves: Curves) -> Planner:
-    """The least loss that any budget can buy."""
-    choices = choices_of(problem, curves)
-    items = list(choices.values())
-
-    def at(budget: int) -> Plan:
-        picked = spend(items, budget=budget, at_least=problem.at_least)
-        return problem.plan({key: choice.width for key, choice in zip(choices, picked, strict=True)})
-
-    return _curved(items, items, at)
-
-
-def _curved(
-    items: Iterable[Sequence[Choice]], single: Iterable[Sequence[Choice]], at: Callable[[int], Plan]
-) -> Planner:
-    """A planner that picks one of each of `items` and then takes steps in `single`."""
-    least = sum(min(choice.cost for choice in item) for item in items)
-    smallest = smallest_step([choice.cost for choice in item] for item in single)
-    return Planner(least=least, smallest=smallest, at=at, curved=True)
-
-
-def choices_of(problem: Problem, curves: Curves) -> dict[Key, list[Choice]]:
-    """By component, every width of the grid that the curve and the floors reach, and the width as it is."""
-    curves.check(problem.shape, problem.keys)
-    found = {}
-    for key in problem.keys:
-        grid = grid_of(problem.shape.layers[key[0]], key[1], align=problem.config.align or FINEST_ALIGN)
-        first = max(grid.at_least(problem.config.floor_of(key[1])), grid.up(curves.floor(*key)))
-        widths = [*range(first, grid.width, grid.step), grid.width]
-        found[key] = [_choice(problem, curves, key, width) for width in widths]
-    return found
-
-
-def _choice(problem: Problem, curves: Curves, key: Key, width: int) -> Choice:
-    return Choice(width=width, cost=problem.costs.of(*key, width), loss=curves.loss_at(*key, width))
-
-
 RATIO_STEP = 0.01
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerChoice(Choice):
-    """All widths of one layer; `width` is their sum."""
+def curved_planner(problem: Problem, curves: Curves, *, by_layer: bool) -> Planner:
+    """The least loss that any budget can buy, with the components of a layer apart or (`by_layer`) at one ratio."""
+    curves.check(problem.shape, problem.keys)
 
-    widths: tuple[tuple[Key, int], ...]
+    def choice(*widths: tuple[Key, int]) -> Choice:
+        loss = sum(curves.loss_at(*key, width) for key, width in widths)
+        return Choice(widths=widths, cost=problem.cost(dict(widths)), loss=loss)
 
-
-def search_planner(problem: Problem, curves: Curves) -> Planner:
-    """The layer ratios that lose least within any budget."""
-    single = choices_of(problem, curves)
-    items = [_choices(problem, curves, layer) for layer in sorted({layer for layer, _ in problem.keys})]
+    single = {key: [choice((key, width)) for width in _widths(problem, curves, key)] for key in problem.keys}
+    items = list(single.values())
+    if by_layer:
+        layers = sorted({layer for layer, _ in problem.keys})
+        items = [[choice(*widths) for widths in _layer_widths(problem, curves, layer)] for layer in layers]
 
     def at(budget: int) -> Plan:
-        widths = dict(width for choice in spend(items, budget=budget) for width in choice.widths)
+        here = [choice(pair) for picked in spend(items, budget=budget) for pair in picked.widths]
         # Single components a step wider or narrower, until less than one of their steps is left.
-        here = [_choice(problem, curves, key, width) for key, width in widths.items()]
-        steps = [
-            sorted({choice, *single[key]}, key=lambda choice: choice.width)
-            for key, choice in zip(widths, here, strict=True)
-        ]
+        steps = [sorted({one, *single[one.widths[0][0]]}, key=lambda choice: choice.widths) for one in here]
         last = settled(steps, here, budget=budget, at_least=problem.at_least)
-        return problem.plan({key: choice.width for key, choice in zip(widths, last, strict=True)})
+        return problem.plan(dict(pair for one in last for pair in one.widths))
 
-    return _curved(items, single.values(), at)
+    least = sum(min(choice.cost for choice in item) for item in items)
+    smallest = smallest_step([choice.cost for choice in item] for item in single.values())
+    return Planner(least=least, smallest=smallest, at=at, curved=True)
 
 
-def _choices(problem: Problem, curves: Curves, layer: int) -> list[LayerChoice]:
+def _widths(problem: Problem, curves: Curves, key: Key) -> list[int]:
+    """Every width of a component's grid that its curve and the floors reach, and the width as it is."""
+    grid = grid_of(problem.shape.layers[key[0]], key[1], align=problem.config.align or FINEST_ALIGN)
+    first = max(grid.at_least(problem.config.floor_of(key[1])), grid.up(curves.floor(*key)))
+    return [*range(first, grid.width, grid.step), grid.width]
+
+
+def _layer_widths(problem: Problem, curves: Curves, layer: int) -> list[tuple[tuple[Key, int], ...]]:
     """The layer's uniform widths at every ratio, as far as curves, grid and floors reach; narrowest first."""
-    keys = [key for key in problem.keys if key[0] == layer]
-    grids = [problem.grid(key) for key in keys]
-    ends = [max(problem.lowest(key), grid.up(curves.floor(*key))) for key, grid in zip(keys, grids, strict=True)]
-    found: dict[tuple[int, ...], LayerChoice] = {}
-    for step in range(round(1 / RATIO_STEP)):
-        widths = tuple(max(end, grid.width_at(step * RATIO_STEP)) for end, grid in zip(ends, grids, strict=True))
-        pairs = tuple(zip(keys, widths, strict=True))
-        found[widths] = LayerChoice(
-            width=sum(widths),
-            cost=problem.cost(dict(pairs)),
-            loss=sum(curves.loss_at(*key, width) for key, width in pairs),
-            widths=pairs,
-        )
-    return list(found.values())[::-1]
-
-
-CURVED = {"search": search_planner, "balanced": balanced_planner}  # the allocations that are made from loss curves
+    grids = {key: problem.grid(key) for key in problem.keys if key[0] == layer}
+    ends = {key: max(problem.lowest(key), grid.up(curves.floor(*key))) for key, grid in grids.items()}
+    ratios = [step * RATIO_STEP for step in reversed(range(round(1 / RATIO_STEP)))]
+    every = [tuple((key, max(ends[key], grid.width_at(ratio))) for key, grid in grids.items()) for ratio in ratios]
+    return list(dict.fromkeys(every))
 
 
 def plan_for(shape: ModelShape, config: CompressConfig, curves: Curves | None = None) -> Plan:
@@ -247,7 +202,7 @@ def planner_for(problem: Problem, allocate: str | None, curves: Curves | None = 
     if curves is None:
         new = "one that does not exist yet is measured and written"
         raise TrisectError(f"--allocate {allocate} needs loss curves: name their file with --curves FILE; {new}.")
-    return CURVED[str(allocate)](problem, curves)
+    return curved_planner(problem, curves, by_layer=allocate == "search")
 
 
 # The uniform plan: the same share off every component. Where one width for all layers cannot meet the budget,

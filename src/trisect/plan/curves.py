@@ -6,7 +6,7 @@ And the smallest plan whose loss stays within a bound: a few measurements, each 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +173,7 @@ def predicted_within(problem: Problem, planner: Planner, curves: Curves) -> Plan
         share = "give the bound as a share, e.g. --max-ppl-increase 5%"
         raise TrisectError(f"These loss curves do not say what perplexity they start from; {share}.")
     bound = problem.config.goal.nats(curves.dense_loss or 0.0)
-
-    def rise(plan: Plan) -> float:
-        return curves.rise(problem.shape, plan)
-
+    rise = partial(curves.rise, problem.shape)
     best, _ = smallest_within(planner, rise, bound=bound, most=problem.full, predict=rise, tries=20)
     return best.plan
 
@@ -198,12 +195,8 @@ def _best(trials: list[Trial]) -> Trial:
     if not trials:
         raise TrisectError("The grid and the floor leave nothing to narrow; use --align 8 or lower --floor.")
     mildest = min(trials, key=lambda trial: trial.rise)
-    # What would let a plan remove less, or lose less by what it removes, and is not so already.
-    finer = {None: [], 32: ["--align 16"], 16: ["--align 8"]}.get(mildest.plan.align, ["--align none"])
-    better = ["--method a3+"] if mildest.plan.method != "a3+" else []
-    others = [", ".join([*finer, *better])] if finer or better else []
     raise TrisectError(
-        f"None of {len(trials)} plans stays within the bound: the mildest removes {mildest.plan.ratio:.1%} "
-        f"of the decoder's weights and multiplies perplexity by {math.exp(mildest.rise):.4g}; allow more with "
-        f"--max-ppl-increase, or try {' or '.join([*others, '--allocate balanced where it is not set'])}."
+        f"None of {len(trials)} plans stays within the bound: the mildest removes {mildest.plan.ratio:.1%} of the "
+        f"decoder's weights and multiplies perplexity by {math.exp(mildest.rise):.4g}; allow more with "
+        "--max-ppl-increase, or give --align none, --method a3+ or --allocate balanced, where they are not set."
     )

@@ -224,7 +224,7 @@ class Outlook:
     planned: int
     asked: float | None  # the share to be removed, where the goal is one
     widths: Mapping[str, tuple[int, int]]  # component (or linear map) -> its narrowest and its widest width (or rank)
-    finer: Sequence[str]  # what lets a plan come nearer, as it is typed
+    finer: str  # what lets a plan come nearer, as it is typed
 
     @property
     def removed(self) -> float:
@@ -244,7 +244,7 @@ class Outlook:
             goal = f"asked for at most {self.allowed:,} {unit}, planned {self.planned:,}"
         spans = [f"{name} {low}" + (f"-{high}" if high > low else "") for name, (low, high) in self.widths.items()]
         far = self.allowed is not None and abs(self.planned - self.allowed) > NOTABLE * self.before
-        hint = f"; nearer: {' or '.join(self.finer)}" if far and self.finer else ""
+        hint = f"; nearer: {self.finer}" if far and self.finer else ""
         return f"{goal} ({', '.join(spans)}){hint}"
 
 
@@ -257,11 +257,7 @@ def _of_widths(shape: ModelShape, config: CompressConfig, plan: Plan) -> Outlook
     problem, goal = problem_for(shape, config), config.goal
     widths = {key: plan.layers[key[0]].of(key[1]) for key in problem.keys}
     by_part = {part: [w for key, w in widths.items() if key[1] == part] for part in COMPONENTS}
-    finer = [f"--align {step}" for step in (16, 8) if step < (config.align or 0)]  # more widths to choose from
-    if config.portable:
-        finer = [*finer[: config.align == 32], "no --portable"]
-    elif config.align is not None:
-        finer.append("--align none")
+    finer = {None: "", 8: "--align none"}.get(config.align, "--align 8 or --align none")  # more widths to choose from
     return Outlook(
         unit=problem.costs.unit,
         before=problem.full + problem.fixed,
@@ -269,7 +265,7 @@ def _of_widths(shape: ModelShape, config: CompressConfig, plan: Plan) -> Outlook
         planned=problem.cost(widths) + problem.fixed,
         asked=None if isinstance(goal, Increase | Limit) else goal.removed,
         widths={part: (min(found), max(found)) for part, found in by_part.items() if found},
-        finer=finer,
+        finer="no --portable" if config.portable else finer,
     )
 
 
@@ -294,5 +290,5 @@ def _of_ranks(shape: ModelShape, plan: Plan) -> Outlook:
         planned=planned,
         asked=None if cached else plan.ratio,
         widths={name: (min(ranks[name]), max(ranks[name])) for name in names},
-        finer=(),
+        finer="",
     )
