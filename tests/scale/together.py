@@ -1,5 +1,6 @@
 """One of several processes that compress together: each writes what it has."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +11,10 @@ from safetensors.torch import save_file
 from scale_runs import TOKENS, config
 
 from tiny_models import tiny
-from trisect.pipeline.run import compress
+from trisect.pipeline import run
 from trisect.support import distributed
+
+EXPERT = ("expert", "shared.")
 
 
 def late(meet: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,13 +28,28 @@ def late(meet: Callable[..., Any]) -> Callable[..., Any]:
     return met
 
 
-def take_part(rank: int, count: int, port: int, folder: Path, methods: Sequence[str]) -> None:
-    """Compress in a process with the variables that torchrun would set."""
+def noted(solve: Callable[..., Any], matrices: set[str]) -> Callable[..., Any]:
+    """Notes which experts' matrices a process is given."""
+
+    def solved(method: Any, component: str, part: Any, moments: Any, **given: Any) -> Any:
+        matrices.update(name for name, value in moments.items() if name.startswith(EXPERT) and value.ndim > 1)
+        return solve(method, component, part, moments, **given)
+
+    return solved
+
+
+def take_part(rank: int, count: int, port: int, folder: Path, cases: Sequence[tuple[str, str]]) -> None:
+    """Compress models by methods, in a process with the variables that torchrun would set."""
     given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in given.items()})
     distributed.broadcast, distributed.barrier = late(distributed.broadcast), late(distributed.barrier)
+    solve = run.solve
     with distributed.process_group("cpu"):
-        for method in methods:
-            result = compress(tiny("llama-gqa"), config(method), tokens=TOKENS, work=folder / f"{method}.unfinished")
+        for model, method in cases:
+            matrices: set[str] = set()
+            run.solve = noted(solve, matrices)
+            work = folder / f"{model}-{method}.unfinished"
+            result = run.compress(tiny(model), config(method), tokens=TOKENS, work=work)
             tensors = {name: tensor.contiguous() for name, tensor in result.model.state_dict().items()}
-            save_file(tensors, folder / f"{method}-{rank}.safetensors")
+            save_file(tensors, folder / f"{model}-{method}-{rank}.safetensors")
+            (folder / f"{model}-{method}-{rank}.json").write_text(json.dumps(sorted(matrices)))

@@ -21,7 +21,7 @@ from trisect.models.experts import ExpertView
 from trisect.records.parts import INNER, INPUTS, MLP, REGRESSED
 from trisect.solve.ridge import product, products
 from trisect.support.clock import stage
-from trisect.support.distributed import all_reduce
+from trisect.support.distributed import all_reduce, owner_of, rank
 
 # b = batch, t = tokens, n = b t, h = heads, d = head width, I = MLP width, D = d_model
 
@@ -215,14 +215,18 @@ class Accumulator:
             self.sums[name] = value
         self.counts[name] = self.counts.get(name, 0) + count
 
-    def means(self, layer: int) -> dict[str, Tensor]:
-        """Second moments per token, in the place of the sums; a non-finite one names layer and tensor."""
+    def means(self, layer: int, *, owner: int | None = None) -> dict[str, Tensor]:
+        """Second moments per token, in the place of the sums; a non-finite one names layer and tensor.
+
+        Of an expert its `owner` alone gets the matrices: those of all experts fit into no process.
+        """
         if self.shared:  # other processes' sums, and how many tokens are in them
-            counts = torch.tensor([self.counts[name] for name in sorted(self.sums)], dtype=torch.int64)
+            names = sorted(self.sums)
+            counts = torch.tensor([self.counts[name] for name in names], dtype=torch.int64)
             with stage("share"):
-                self.sums = all_reduce(self.sums)
+                self.sums = all_reduce(self.sums, owner=owner)
                 totals = all_reduce({"counts": counts})["counts"].tolist()
-            self.counts = dict(zip(sorted(self.sums), totals, strict=True))
+            self.counts = dict(zip(names, totals, strict=True))
         found = {}
         for name in list(self.sums):
             total = self.sums.pop(name)
@@ -234,9 +238,10 @@ class Accumulator:
                 )
             found[name] = self._stored(name, total.div_(max(1, self.counts[name])))
         if self.linearised is not None and self.linearised.held:
-            found |= self.linearised.moments()
+            refit = self.linearised.moments()  # by all processes together
+            found |= refit if owner in (None, rank()) else {}
         for expert, sums in self.experts.items():
-            found |= {f"{expert}.{name}": mean for name, mean in sums.means(layer).items()}
+            found |= {f"{expert}.{name}": mean for name, mean in sums.means(layer, owner=owner_of(expert)).items()}
         return found
 
     def _stored(self, name: str, mean: Tensor) -> Tensor:

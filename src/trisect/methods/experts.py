@@ -3,8 +3,9 @@
 E = routed experts, I = their width, r = new width
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,20 @@ EXPERT_READS = frozenset({"mlp"})
 FEW = 32  # tokens below which an expert's neurons are chosen by its weights alone
 
 
-def solve_experts(solver: Callable[..., Any], part: Experts, moments: Moments, width: int, options: Any) -> Shrunk:
+def in_turn(tasks: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Every expert's solution, from what solves it."""
+    return {expert: task() for expert, task in tasks.items()}
+
+
+def solve_experts(
+    solver: Callable[..., Any],
+    part: Experts,
+    moments: Moments,
+    width: int,
+    options: Any,
+    *,
+    solve_each: Callable[..., dict[str, Any]] = in_turn,
+) -> Shrunk:
     """Every expert on the tokens routed to it, all to one width.                               [math.md G-1]"""
     mlps = {f"expert{number}": mlp for number, mlp in zip(part.numbers, part.routed, strict=True)}
     if part.shared is not None:
@@ -30,14 +44,16 @@ def solve_experts(solver: Callable[..., Any], part: Experts, moments: Moments, w
     seen = {name: moments_of(moments, name) for name in mlps}
     everyone = sum(tokens_of(found) for found in seen.values())
     starved, loss, total = [], 0.0, 0.0
+    tasks: dict[str, Callable[[], Any]] = {}
     for name, mlp in mlps.items():
-        inner, share = width * mlp.width // part.width, tokens_of(seen[name]) / max(1.0, everyone)
+        inner = width * mlp.width // part.width
         if everyone and tokens_of(seen[name]) < FEW:  # some methods read nothing at all
             starved.append(name)
             mlps[name] = keep_neurons(mlp, top(weight_scores(mlp), inner)[0])
-            continue
-        solution = solver(mlp, seen[name], inner, options)
-        mlps[name] = solution.part
+        else:
+            tasks[name] = partial(solver, mlp, seen[name], inner, options)
+    for name, solution in solve_each(tasks).items():
+        mlps[name], share = solution.part, tokens_of(seen[name]) / max(1.0, everyone)
         loss, total = loss + share * solution.loss, total + share * solution.total
     shared = mlps.pop("shared", None)
     note = f"{len(starved)} of {len(mlps)} experts saw fewer than {FEW} tokens: their weights chose" if starved else ""

@@ -108,8 +108,10 @@ def check_parts(method: Method, parts: tuple[str, ...]) -> None:
         raise TrisectError(f"{method.name} has no solution for {', '.join(missing)}; use --parts {known}.")
 
 
-def solve(method: Method, component: str, part: Part, moments: Moments, *, width: int, options: Options) -> Solution:
-    """Solve one part at one width; where nothing is cut or repaired, nothing is computed."""
+def solve(
+    method: Method, component: str, part: Part, moments: Moments, *, width: int, options: Options, **sharing: Any
+) -> Solution:
+    """Solve one part at one width; where nothing is cut or repaired, nothing is computed. `sharing` is of experts."""
     if component == EXPERTS:
         assert isinstance(part, Experts)
         return choose_experts(part, moments, width, options)
@@ -123,7 +125,7 @@ def solve(method: Method, component: str, part: Part, moments: Moments, *, width
     solver = method.solvers[component]
     if isinstance(part, Experts):
         mixture = method.mixture if isinstance(method, ComponentMethod) else None
-        solver = mixture or partial(solve_experts, solver)
+        solver = mixture or partial(solve_experts, solver, **sharing)
     return solver(part, moments, width, options)
 
 

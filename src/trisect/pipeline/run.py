@@ -20,7 +20,7 @@ from trisect.pipeline import loss_curves, rank_search, statistics
 from trisect.pipeline.resume import Ledger, open_ledger
 from trisect.plan import Curves, Plan, check_plannable, plan_for, planner_for, problem
 from trisect.plan.curves import TRIES, predicted_within, smallest_within
-from trisect.records.parts import COMPONENTS, Solution
+from trisect.records.parts import COMPONENTS, Experts, Solution
 from trisect.records.shapes import ModelShape, widths_of
 from trisect.support import clock, distributed
 from trisect.support.receipt import build_receipt
@@ -200,14 +200,17 @@ def solve_layers(run: Run) -> Iterator[Step]:
 
 
 def solve_step(run: Run, view: LayerView, component: str, moments: dict[str, Any], owner: int) -> Step:
-    """Solve one component of a layer in the process `owner`, and broadcast its solution to the others."""
-    width, solution = run.width(view, component), None
+    """Solve one component of a layer in the process `owner`, experts in theirs, and broadcast the solutions."""
+    width = run.width(view, component)
     part = view.part(experts.STEPS.get(component, component))
     with clock.stage(component):
-        if distributed.rank() == owner:
-            solution = solve(run.method, component, part, moments, width=width, options=run.options)
         device = next(view.layer.parameters()).device
-        solution = distributed.broadcast_record(solution, owner=owner, device=device)
+        solved = partial(solve, run.method, component, part, moments, width=width, options=run.options)
+        if isinstance(part, Experts):  # which of them stay is soon told, by every process
+            solution = solved(solve_each=partial(distributed.by_owners, device=device))
+        else:
+            solution = solved() if distributed.rank() == owner else None
+            solution = distributed.broadcast_record(solution, owner=owner, device=device)
     source: dict[str, Any] = {"token_hash": run.token_hash, "calibration": run.config.calibration}
     return Step(view=view, component=component, width=width, solution=solution, **source)
 

@@ -72,8 +72,8 @@ def broadcast(value: Any) -> Any:
     return values[0]
 
 
-def all_reduce(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The sums over all processes, the same bits in each."""
+def all_reduce(sums: Mapping[str, Tensor], *, owner: int | None = None) -> dict[str, Tensor]:
+    """The sums over all processes, the same bits in each; with an `owner`, no other process has the matrices."""
     if world_size() == 1:
         return dict(sums)
     names = sorted(sums)
@@ -89,7 +89,12 @@ def all_reduce(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         home = value.device
         # nccl knows tensors on GPUs only, and complex numbers are two real ones.
         value = (torch.view_as_real(value) if value.is_complex() else value).to(_wire(), copy=True)
-        dist.all_reduce(value)
+        if owner is None or value.ndim < 2:
+            dist.all_reduce(value)
+        else:
+            dist.reduce(value, dst=owner)
+            if rank() != owner:
+                continue
         value = value.to(home)
         total[name] = torch.view_as_complex(value) if sums[name].is_complex() else value
     return total
@@ -111,6 +116,18 @@ def broadcast_record(record: Any, *, owner: int, device: torch.device) -> Any:
 
     found = _with_tensors(record if mine else outline[0], shared)
     return record if mine else found
+
+
+def owner_of(expert: str) -> int:
+    """The process that has an expert's Grams and solves it: the shared one has no number and comes last."""
+    number = expert.removeprefix("expert")
+    return (int(number) if number.isdigit() else -1) % world_size()
+
+
+def by_owners(tasks: Mapping[str, Callable[[], Any]], *, device: torch.device) -> dict[str, Any]:
+    """The record that each expert's task gives, in every process; its owner does it."""
+    mine = {expert: task() for expert, task in tasks.items() if owner_of(expert) == rank()}
+    return {one: broadcast_record(mine.get(one), owner=owner_of(one), device=device) for one in tasks}
 
 
 def _with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
