@@ -30,14 +30,14 @@ from trisect.support.receipt import build_receipt
 
 FILE = "cost-growth.json"
 HEAD, VOCABULARY, LENGTH = 64, 512, 256
-START = Shape(d_model=256, mlp=512, heads=4, kv_heads=2, head_dim=HEAD)
-MIXTURE = replace(START, mlp=128, experts=8, active=2)
-WINDOWS = 32
+START = Shape(d_model=256, mlp=256, heads=4, kv_heads=2, head_dim=HEAD)
+MIXTURE = replace(START, mlp=64, experts=8, active=2)
+WINDOWS = 16
 STEPS: dict[str, tuple[int, ...]] = {
     "layers": (1, 2, 4, 8),
     "d_model": (128, 256, 512, 1024),
-    "MLP width": (192, 384, 768, 1536),
-    "tokens": (4096, 8192, 16384, 32768),
+    "MLP width": (96, 192, 384, 768),
+    "tokens": (2048, 4096, 8192, 16384),
     "experts": (4, 8, 16, 24),
 }
 """With five tokens or more for every neuron, so that a3+ refits all maps at every point."""

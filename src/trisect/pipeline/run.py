@@ -209,8 +209,8 @@ def solve_step(run: Run, view: LayerView, component: str, moments: dict[str, Any
         if isinstance(part, Experts):  # which of them stay is soon told, by every process
             solution = solved(solve_each=partial(distributed.by_owners, device=device))
         else:
-            solution = solved() if distributed.rank() == owner else None
-            solution = distributed.broadcast_record(solution, owner=owner, device=device)
+            mine = solved() if distributed.rank() == owner else None
+            solution = distributed.broadcast_record(mine, owner=owner, device=device)
     source: dict[str, Any] = {"token_hash": run.token_hash, "calibration": run.config.calibration}
     return Step(view=view, component=component, width=width, solution=solution, **source)
 
