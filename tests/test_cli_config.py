@@ -146,7 +146,7 @@ def test_lists_and_fractions_are_those_that_would_be_typed(parts: list[str], sha
         ("eval", "length: {a: 1}", "length takes one value, not a mapping"),
         ("eval", "length:", "length has no value"),
         ("eval", "quiet: maybe", "quiet is true or false, not 'maybe'"),
-        ("eval", "- length", "must hold options such as"),
+        ("eval", "- length", "must hold a mapping such as"),
         ("eval", "length: 1\nlength: 2", "comes twice"),
         ("eval", "batch-size: 1\nbatch_size: 2", "gives batch_size twice, with different values"),
         ("plan", "seed: 1\ncalibration: {seed: 2}", "gives seed twice, with different values"),

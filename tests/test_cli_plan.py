@@ -178,7 +178,7 @@ def test_compress_finds_the_smallest_model_within_a_bound(
         (["--target-params", "1K"], "ask for that much or more"),
         (["--target-kv-bytes", "1"], "ask for that much or more"),
         (["--kv-ratio", "0.5", "--parts", "mlp"], "--parts qk,ov"),
-        (["--ratio", "0.2", "--floor", "1.5"], "from 0 to 1"),
+        (["--ratio", "0.2", "--floor", "1.5"], "less than or equal to 1"),
         (["--ratio", "0.2", "--budget", "latency"], "--latency-table FILE"),
         (["--ratio", "0.2", "--budget", "latency", "--latency-table", "no.json"], "trisect bench"),
         (["--ratio", "0.2", "--allocate", "balanced"], "--curves FILE"),

@@ -107,7 +107,7 @@ def test_a_file_may_use_the_command_lines_spellings(tmp_path: Path):
     assert config.align is None
 
 
-@pytest.mark.parametrize("text", ["ratio: [", "- 1\n", "", "\x00"])
+@pytest.mark.parametrize("text", ["ratio: [", "- 1\n", "0", "\x00"])
 def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str):
     path = tmp_path / "run.yaml"
     path.write_text(text)

@@ -87,7 +87,7 @@ def test_torchao_on_a_dense_folder(dense: str, text: str, tmp_path: Path) -> Non
         (["--group-size", "48"], "do not divide the 80 inputs of model.layers.0.mlp.down_proj; 16, 8 do"),
         (["--group-size", "64"], "do not divide the 48 inputs of model.layers.0.self_attn.q_proj; 16, 8 do"),
         (["--backend", "awq"], "Known: hqq, torchao"),
-        (["--backend", "torchao"], "--backend torchao --bits 8"),
+        (["--backend", "torchao"], "--bits 8 without"),
         (["--parts", "heads"], "Known: mlp, ov, qk"),
         (["--data", "no-such-file.txt"], "no-such-file.txt"),
     ],

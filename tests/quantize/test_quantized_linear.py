@@ -124,7 +124,7 @@ def test_groups_that_would_straddle_rows_are_refused_with_those_that_do_not() ->
         ({"bits": 5}, "Cannot quantise to 5 bits; use one of 8, 4, 3, 2"),
         ({"backend": "gptq"}, "Known: hqq, torchao"),
         ({"group_size": 12}, "must be a multiple of 8"),
-        ({"backend": "torchao"}, "--backend torchao --bits 8"),
+        ({"backend": "torchao"}, "--bits 8 without"),
         ({"parts": ("attention",)}, "Known: mlp, ov, qk"),
         ({"parts": ()}, "No parts were named"),
     ],

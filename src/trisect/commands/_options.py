@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from trisect.config import CalibrationConfig, CompressConfig
+from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.config.goals import GOAL_OPTIONS, GOALS
 from trisect.config.settings import CUT, RUNNING, options_of_record, setting_names
 from trisect.config.verbs import QuantizeConfig, SampleConfig, TuneConfig
@@ -40,13 +40,9 @@ Model = Annotated[str, argument("Hub id, folder, GGUF file, or a name from `tris
 NEW_FOLDER = "New folder."  # by this help it is known that --out must not exist
 OutFolder = Annotated[Path, option(NEW_FOLDER, "DIR")]
 Length = Annotated[int | None, option("Tokens per window. (default: 2048, or the model's context)")]
-Dtype = Annotated[
-    str | None, option("float32, bfloat16 or float16; the checkpoint's own by default.", "DTYPE", panel=RUNNING)
-]
+Dtype = Annotated[str | None, option("float32, bfloat16, float16; else the checkpoint's.", "DTYPE", panel=RUNNING)]
 Device = Annotated[str, option("cpu, cuda, cuda:1, ...", "DEVICE", panel=RUNNING)]
-CurvesFile = Annotated[
-    Path | None, option("Loss curves for search and balanced: read, or measured and written.", "FILE", panel=CUT)
-]
+CurvesFile = Annotated[Path | None, option("Loss curves: read, or measured and written.", "FILE", panel=CUT)]
 TrustRemoteCode = Annotated[bool, option("Run code that the checkpoint brings along.", panel=RUNNING)]
 Json = Annotated[Path | None, option("Write the measurement as JSON.", "FILE")]
 
@@ -137,9 +133,7 @@ def _setting(name: str, about: dict[str, Any]) -> Parameter:
     kind, default = about["typed"] or about["annotation"], about.get("default")
     if isinstance(kind, types.UnionType):
         kind = next(entry for entry in get_args(kind) if entry is not type(None))
-    shown = (
-        isinstance(default, str | int | float) and not isinstance(default, bool) and "(default" not in about["help"]
-    )
+    shown = isinstance(default, str | int | float) and not isinstance(default, bool)
     help = about["help"] + (f" (default: {default})" if shown else "")
     declared = option(help, about["metavar"], panel=about["panel"])
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declared])
@@ -269,11 +263,7 @@ def _source(context: typer.Context, name: str) -> str:
 
 def _entries(path: Path, *, nested: bool) -> Iterator[tuple[str, Any]]:
     """Options with underscores, and their values; `calibration` may hold its settings, as in CompressConfig."""
-    data = checks.read_settings(path)
-    data = {} if data is None else data  # every line of a fresh `trisect init` may be a comment
-    if not isinstance(data, dict):
-        raise TrisectError(f"{path} must hold options such as `ratio: 0.25`, not {checks.shown(data)}.")
-    for key, value in data.items():
+    for key, value in read_mapping(path).items():
         if nested and key == SOURCE and isinstance(value, dict):
             for inner, setting in value.items():
                 yield SOURCE if inner == "source" else inner.replace("-", "_"), setting

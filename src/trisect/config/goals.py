@@ -96,9 +96,7 @@ def goal_of(settings: Mapping[str, Any], *, budget: str, optional: bool = False)
         given, settings = ["ratio"], {**settings, "ratio": 0.0}
     if not given:
         others = ", ".join(map(option_name, GOALS[1:]))
-        raise TrisectError(
-            f"No ratio was given; choose how much to remove, e.g. --ratio 0.25, or another goal: {others}."
-        )
+        raise TrisectError(f"No ratio was given; say how much to remove, --ratio 0.25, or another goal: {others}.")
     if len(given) > 1:
         names = " and ".join(map(option_name, given))
         raise TrisectError(f"{names} were given together; a run has one goal: keep one of them.")
@@ -107,8 +105,7 @@ def goal_of(settings: Mapping[str, Any], *, budget: str, optional: bool = False)
     name, value = given[0], settings[given[0]]
     own = {"kv_ratio": "kv", "target_params": "params", "target_kv_bytes": "kv"}.get(name, budget)
     if budget not in ("params", own):
-        own_budget = f"{option_name(name)} has a budget of its own"
-        raise TrisectError(f"{own_budget}; leave --budget {budget} out, or use --ratio.")
+        raise TrisectError(f"{option_name(name)} has its own budget; leave --budget {budget} out, or use --ratio.")
     if name in ("ratio", "kv_ratio"):
         return Share(budget=own, removed=_checked_ratio(value, zero=optional and name == "ratio"))
     if name == "max_ppl_increase":
@@ -120,8 +117,7 @@ def cached_parts(parts: tuple[str, ...]) -> tuple[str, ...]:
     """The parts that a KV budget can cut."""
     cached = tuple(part for part in parts if part in CACHED)
     if not cached:
-        none = f"Nothing of {','.join(parts)} is in the KV cache, so it cannot be made smaller there"
-        raise TrisectError(f"{none}; use --parts qk,ov.")
+        raise TrisectError(f"Nothing of {','.join(parts)} is in the KV cache; use --parts qk,ov.")
     return cached
 
 

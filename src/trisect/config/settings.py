@@ -13,7 +13,7 @@ from pydantic_core import ArgsKwargs
 from trisect.config.goals import GOALS, Increase, Limit, Share, cached_parts, goal_of
 from trisect.errors import TrisectError, check_names, option_name, unknown_name
 from trisect.records.shapes import COMPONENTS
-from trisect.support.checks import is_number, read_settings
+from trisect.support.checks import read_settings, shown
 
 GOAL, CUT, CALIBRATION, RUNNING = "Goal", "How to cut", "Calibration", "Running"  # panels of the command line's help
 
@@ -109,8 +109,7 @@ def as_mixture(source: Any) -> str:
     several = [source] if isinstance(source, str) else source
     known = isinstance(several, Sequence) and all(isinstance(name, str) and name for name in several)
     if not known or not several:
-        wrong = f"The calibration source must be a name, a file or a list of them, not {source!r}"
-        raise TrisectError(f"{wrong}; try notes.txt or [notes.txt, c4].")
+        raise TrisectError(f"A calibration source is a name, a file or a list, such as [notes.txt, c4], not {source!r}.")
     for name in several if len(several) > 1 else ():
         if "+" in name and Path(name).is_file():
             raise TrisectError(f"{name} cannot be part of a mixture, where + parts texts: rename the file.")
@@ -137,9 +136,7 @@ def parse_layers(text: str, num_layers: int = MOST_LAYERS) -> tuple[int, ...] | 
 
 def layer_out_of_range(layer: int, *, num_layers: int) -> TrisectError:
     """The error for a layer index that the model does not have."""
-    last = num_layers - 1
-    numbered = f"the model has {num_layers}, numbered 0 to {last}"
-    return TrisectError(f"There is no layer {layer}: {numbered}; try --layers 0-{last}.")
+    return TrisectError(f"There is no layer {layer}: the model has {num_layers}; try --layers 0-{num_layers - 1}.")
 
 
 def parse_align(value: Any) -> int | None:
@@ -176,13 +173,6 @@ Parts = Annotated[tuple[str, ...], BeforeValidator(parse_parts)]
 Names = Annotated[tuple[str, ...], BeforeValidator(parse_names)]
 
 
-def _floor(value: Any) -> float:
-    if not is_number(value) or not 0 <= value <= 1:
-        one = "The floor is one share of every width, from 0 to 1, and no longer one per part"
-        raise TrisectError(f"{one}: not {value!r}; try 0.25.")
-    return float(value)
-
-
 def _layers(value: Any) -> Any:
     value = parse_layers(value) if isinstance(value, str) else value
     if value is not None and (not value or not isinstance(value, tuple | list)):
@@ -202,10 +192,10 @@ class CalibrationConfig:
     )
     samples: int | None = calibrating(None, "Windows. (default: 256; on a CPU fewer, the larger the model)", ge=1)
     length: int | None = calibrating(None, "Tokens per window. (default: 2048, or the model's context)", ge=2)
-    sampling: str = calibrating("random", "Which windows are taken. (default: random)", choices=("random", "first"))
-    seed: int = calibrating(0, "Seed of the random windows. (default: 0)", ge=0)
+    sampling: str = calibrating("random", "Which windows are taken.", choices=("random", "first"))
+    seed: int = calibrating(0, "Seed of the random windows.", ge=0)
     batch_size: int | None = option(None, "Windows per forward pass; chosen for you by default.", panel=RUNNING, ge=1)
-    states: str = option("auto", "Where hidden states are kept. (default: auto)", panel=RUNNING, choices=PLACES)
+    states: str = option("auto", "Where hidden states are kept.", panel=RUNNING, choices=PLACES)
 
     def __post_init__(self) -> None:
         if (self.samples or 1) * (self.length or 1) > MOST_TOKENS:
@@ -240,36 +230,24 @@ class CompressConfig:
 
     goal: Share | Limit | Increase
     latency_table: str | None = option(None, "Measured times, for --budget latency.", panel=GOAL, metavar="FILE")
-    floor: Annotated[float, BeforeValidator(_floor)] = option(
-        0.0, "Share that every width keeps, e.g. 0.25. (default: 0)", panel=GOAL, metavar="SHARE"
-    )
-    method: str = option("a3+", "See `trisect ls methods`. (default: a3+)", metavar="NAME", min_length=1)
+    floor: float = option(0.0, "Share that every width keeps, e.g. 0.25.", panel=GOAL, metavar="SHARE", ge=0, le=1)
+    method: str = option("a3+", "See `trisect ls methods`.", metavar="NAME", min_length=1)
     parts: Parts = listed(COMPONENTS, "What to narrow. (default: qk,ov,mlp)")
     layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_layers)] = listed(
         None, "E.g. 4-27 or 0,3,5-7. (default: all)"
     )
     align: Annotated[int | None, BeforeValidator(parse_align)] = option(
-        DEFAULT_ALIGN, "Head widths in multiples; none = exact. (default: 16)", metavar="32|16|8|none", typed=str
+        DEFAULT_ALIGN, "Head widths in multiples; none = exact.", metavar="32|16|8|none", typed=str
     )
-    allocate: str | None = option(
-        None, "One share off all, or by loss curves of layers, or parts. (default: the method's)", choices=ALLOCATIONS
-    )
+    allocate: str | None = option(None, "How widths are spread. (default: the method's)", choices=ALLOCATIONS)
     drop_experts: bool = option(False, "Drop whole experts where that costs less than narrowing all of them.")
-    drop_layers: int = option(
-        0, "Drop so many layers first; a ratio, if any, counts what is left. (default: 0)", metavar="N", ge=0
-    )
+    drop_layers: int = option(0, "Drop so many layers first; a ratio counts what is left.", metavar="N", ge=0)
     calibration: Annotated[CalibrationConfig, BeforeValidator(CalibrationConfig.read)] = option(CalibrationConfig, "")
-    qk_norm_tolerance: float = option(
-        0.1, "How far a narrow layer's QK-norm may be off before QK stays whole. (default: 0.1)", ge=0
-    )
-    rope_scope: str = option(
-        "head", "Who shares one set of RoPE frequencies, in a3+. (default: head)", choices=ROPE_SCOPES
-    )
+    qk_norm_tolerance: float = option(0.1, "How far a QK-norm may be off; beyond it QK stays whole.", ge=0)
+    rope_scope: str = option("head", "Who shares one set of RoPE frequencies, in a3+.", choices=ROPE_SCOPES)
     without: Names = listed((), "Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.")
-    portable: bool = option(
-        False, "Fit for `trisect export`: --rope-scope model, one head width that kernels know, one MLP width."
-    )
-    seed: int = calibrating(0, "Seed of the random windows. (default: 0)", ge=0)
+    portable: bool = option(False, "Fit for `trisect export`: --rope-scope model, one head width, one MLP width.")
+    seed: int = calibrating(0, "Seed of the random windows.", ge=0)
 
     if TYPE_CHECKING:
 
@@ -296,10 +274,8 @@ class CompressConfig:
 
     def __post_init__(self) -> None:
         if (self.goal.budget == "latency") != (self.latency_table is not None):
-            raise TrisectError(
-                "A latency budget and a table of measured times belong together: "
-                "give --budget latency --latency-table FILE (`trisect bench --latency-table FILE` measures one)."
-            )
+            both = "--budget latency --latency-table FILE (`trisect bench --latency-table FILE` measures one)"
+            raise TrisectError(f"A latency budget and a table of measured times belong together: give {both}.")
         if not self.drop_layers:
             if self.removes_nothing:
                 raise TrisectError("A ratio of 0 leaves the model as it is; give --ratio 0.25, or --drop-layers.")
@@ -361,8 +337,9 @@ def _contradiction(name: str, value: Any, means: str) -> TrisectError:
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file, not yet checked against any record."""
+    """The mapping in a YAML or JSON file, not yet checked against any record; none where all lines are comments."""
     data = read_settings(path)
+    data = {} if data is None else data
     if not isinstance(data, dict):
-        raise TrisectError(f"{path} must hold a mapping such as `ratio: 0.25`, not {type(data).__name__}.")
+        raise TrisectError(f"{path} must hold a mapping such as `ratio: 0.25`, not {shown(data)}.")
     return data

@@ -30,9 +30,7 @@ class SampleConfig:
 
     samples: int = setting(128, "Texts.", ge=1)
     length: int | None = setting(None, "Tokens per text. (default: 2048, or the model's context)", ge=2)
-    temperature: float = setting(
-        1.0, "1: the model's own distribution; less: what it finds likelier.", gt=0, allow_inf_nan=False
-    )
+    temperature: float = setting(1.0, "Less than 1: what it finds likelier.", gt=0, allow_inf_nan=False)
     seed: int = setting(0, "Other seeds give other texts.", ge=0)
     batch_size: int = setting(32, "Texts at once; decides about the texts, too.", ge=1)
 
@@ -43,7 +41,7 @@ class QuantizeConfig:
 
     bits: int = setting(4, "Bits per weight, before scales.", metavar="8|4|3|2")
     group_size: Annotated[int | None, BeforeValidator(_group_size)] = setting(
-        None, "Inputs with one scale; auto: at most 128 that fit. (default: auto)", metavar="N|auto", typed=str
+        None, "Inputs with one scale. (default: auto, at most 128 that fit)", metavar="N|auto", typed=str
     )
     backend: str = setting("hqq", "torchao: int8 with one scale per output.", choices=("hqq", "torchao"))
     parts: settings.Parts = listed(COMPONENTS, "What to quantise. (default: qk,ov,mlp)")
@@ -53,8 +51,9 @@ class QuantizeConfig:
         if self.bits not in BITS:
             raise TrisectError(f"Cannot quantise to {self.bits} bits; use one of {', '.join(map(str, BITS))}.")
         if self.backend == "torchao" and (self.bits != 8 or self.group_size is not None):
-            here = "torchao quantises to 8 bits with one scale per output here"
-            raise TrisectError(f"{here}; type --backend torchao --bits 8 without --group-size, or --backend hqq.")
+            raise TrisectError(
+                "torchao quantises to 8 bits here: type --bits 8 without --group-size, or --backend hqq."
+            )
         if self.group_size is not None and (self.group_size < 8 or self.group_size % 8):
             raise TrisectError(f"A group size must be a multiple of 8, got {self.group_size}; try 64, or auto.")
 
@@ -72,9 +71,7 @@ class TuneConfig:
     batch_size: int = setting(4, "Examples per forward pass.", ge=1)
     accumulate: int = setting(4, "Forward passes per step.", ge=1)
     length: int = setting(512, "Tokens of an example, or of a window of text.", ge=2)
-    loss: str = setting(
-        "response", "What is learned of instruction data; text is learned whole.", choices=("response", "all")
-    )
+    loss: str = setting("response", "What is learned of instructions.", choices=("response", "all"))
     seed: int = setting(0, "Seed of adapters and order.", ge=0)
     gradient_checkpointing: bool = setting(False, "Less memory, a third more time.")
 
