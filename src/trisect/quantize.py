@@ -1,5 +1,6 @@
 """Fewer bits: weights of dense or compressed models, and their KV caches; and the bits that these really take."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,8 +19,7 @@ from trisect.models.view import LayerView
 from trisect.plan import budget_of
 from trisect.records.parts import LINEARS
 
-AUTO_SIZES = (128, 64, 32, 16, 8)
-"""Group sizes that `auto` tries for a layer, in this order."""
+AUTO_SIZES = (128, 64, 32, 16, 8)  # group sizes that `auto` tries for a layer, in this order
 
 
 def require(backend: str) -> None:
@@ -30,10 +30,7 @@ def require(backend: str) -> None:
         else:
             import torchao.quantization  # noqa: F401
     except ImportError as error:
-        raise TrisectError(
-            f"Quantising with {backend} needs packages that are not installed ({error}); "
-            "type: pip install 'trisect[quantize]'"
-        ) from error
+        raise TrisectError(f"{backend} is not installed ({error}); type: pip install 'trisect[quantize]'") from error
 
 
 def hqq_levels(weight: Tensor, *, bits: int, group_size: int) -> tuple[linear.Levels, linear.Packing]:
@@ -90,15 +87,13 @@ def group_sizes(modules: dict[str, nn.Module], config: QuantizeConfig) -> dict[s
             continue
         fitting = [size for size in AUTO_SIZES if inputs % size == 0]
         if not fitting:
-            raise TrisectError(
-                f"{path} has {inputs} inputs, which no group size divides ({_listed(AUTO_SIZES)}); compress "
-                "with --align 8 or 16, leave the part out with --parts, or use --backend torchao --bits 8."
+            instead = (
+                "compress with --align 8 or 16, leave the part out with --parts, or use --backend torchao --bits 8"
             )
+            raise TrisectError(f"{path} has {inputs} inputs, which no group size divides; {instead}.")
         if config.group_size is not None and inputs % config.group_size:
-            raise TrisectError(
-                f"Groups of {config.group_size} do not divide the {inputs} inputs of {path}; "
-                f"{_listed(fitting)} do, or type --group-size auto for a size per layer."
-            )
+            wrong = f"Groups of {config.group_size} do not divide the {inputs} inputs of {path}"
+            raise TrisectError(f"{wrong}; {_listed(fitting)} do, or type --group-size auto for a size per layer.")
         sizes[path] = config.group_size or fitting[0]
     return sizes
 
@@ -106,19 +101,15 @@ def group_sizes(modules: dict[str, nn.Module], config: QuantizeConfig) -> dict[s
 def _projections(view: LayerView, parts: tuple[str, ...]) -> list[nn.Module]:
     """The plain linear modules of the parts; one that holds maps of several parts needs all of them."""
     if view.experts is not None and "mlp" in parts:
-        raise TrisectError(
-            f"Layer {view.index} has experts, all in one tensor, which hqq and torchao do not quantise: use "
-            "--parts qk,ov, or export without quantising, --to gguf --dtype q8_0, which has them in 8 bits."
-        )
+        instead = "use --parts qk,ov, or export --to gguf --dtype q8_0, which has them in 8 bits"
+        raise TrisectError(f"Layer {view.index} has experts, which hqq and torchao do not quantise: {instead}.")
     wanted = [name for part in parts for name in LINEARS[part] if name in view.linears()]
     inside = {id(module): module for name in wanted for module in view.module(name).modules()}
     for part, names in LINEARS.items():
         others = [name for name in names if name in view.linears() and part not in parts]
         if any(id(view.module(name)) in inside for name in others):
-            raise TrisectError(
-                f"One matrix of layer {view.index} holds maps of {part} and of {','.join(parts)}: "
-                f"quantise them together, --parts {','.join([*parts, part])}."
-            )
+            both = f"One matrix of layer {view.index} holds maps of {part} and of {','.join(parts)}"
+            raise TrisectError(f"{both}: quantise them together, --parts {','.join([*parts, part])}.")
     return [m for m in inside.values() if linear.is_linear(m) or isinstance(m, Conv1D)]
 
 
@@ -170,13 +161,10 @@ def quantized_linear(old: nn.Module, config: QuantizeConfig, group_size: int) ->
 class Bits:
     """What a model takes, and what that comes to per weight."""
 
-    decoder_bytes: int
-    """All matrices of the decoder layers, quantised or not, with scales and zeros; no biases."""
+    decoder_bytes: int  # all matrices of the decoder layers, quantised or not, with scales and zeros; no biases
     decoder_weights: int
-    original_decoder_weights: int
-    """Before any compression."""
-    model_bytes: int
-    """Every tensor that is saved, embeddings and norms included."""
+    original_decoder_weights: int  # before any compression
+    model_bytes: int  # every tensor that is saved, embeddings and norms included
     parameters: int
 
     @property
@@ -211,7 +199,7 @@ def count_bits(model: Any) -> Bits:
     saved = {(x.data_ptr(), x.shape): x for x in model.state_dict().values()}
     head = model.get_output_embeddings()
     # A quantised head is no parameter, so that the budget does not count it.
-    extra = head.in_features * head.out_features if isinstance(head, linear.QuantizedLinear) else 0
+    extra = math.prod(linear.sizes_of(head)) if isinstance(head, linear.QuantizedLinear) else 0
     return Bits(
         decoder_bytes=sum(x.nbytes for x in matrices.values()),
         decoder_weights=now.linear_parameters,
@@ -320,7 +308,7 @@ def quantized_cache(model: Any, *, bits: int = 4, group_size: int | None = None,
     the head's width, 64 at most. The last tokens, up to `residual_length`, are held as they are.
     """
     if bits not in linear.BITS:
-        raise TrisectError(f"Cannot hold a KV cache in {bits} bits; use one of {', '.join(map(str, linear.BITS))}.")
+        raise TrisectError(f"Cannot hold a KV cache in {bits} bits; use one of {_listed(linear.BITS)}.")
     if residual_length < 0:
         raise TrisectError(f"residual_length must be 0 or more, got {residual_length}.")
     require("hqq")
@@ -339,23 +327,16 @@ def _fitting(index: int, width: int, asked: int | None) -> int:
     sizes = [size for size in range(LARGEST_GROUP, 0, -8) if width % size == 0]
     if not sizes:
         raise TrisectError(
-            f"Layer {index} caches heads of width {width}, which is no multiple of 8; compress with "
-            "--align 8 or 16 for a quantised cache."
+            f"Layer {index} caches heads {width} wide, no multiple of 8; compress with --align 8 or 16."
         )
     if asked is not None and asked not in sizes:
-        raise TrisectError(
-            f"Groups of {asked} do not divide the cached heads of layer {index}, {width} wide; "
-            f"use {', '.join(map(str, sizes))}, or leave group_size out."
-        )
+        wrong = f"Groups of {asked} do not divide the cached heads of layer {index}, {width} wide"
+        raise TrisectError(f"{wrong}; use {_listed(sizes)}, or leave group_size out.")
     return asked or sizes[0]
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of the tensors that a cache holds at this moment, scales and offsets included."""
-    return sum(_bytes(value) for layer in cache.layers for value in vars(layer).values())
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.nbytes
-    return sum(map(_bytes, value)) if isinstance(value, tuple | list) else 0
+    """Bytes of the keys and values that a transformers cache holds, packed ones with scales and offsets included."""
+    whole = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    packed = [x for layer in cache.layers for side in getattr(layer, "packed", ()) for x in side]
+    return sum(x.nbytes for x in (*whole, *packed) if isinstance(x, Tensor))

@@ -1,6 +1,7 @@
 """One row: a model's prefill or decoding, timed, with its memory, its work and the limits of the device."""
 
 import gc
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ from torch import Tensor, nn
 from transformers import StaticCache
 
 from trisect.bench.rows import Case, Variant
-from trisect.decode import Decoder
-from trisect.decode.decoder import WARM_UP as WARM_UP_STEPS
-from trisect.decode.decoder import record_graph, recordable_experts
+from trisect.decode import Decoder, decoder
 from trisect.errors import TrisectError
 from trisect.models import layer_views
-from trisect.models.linear import QuantizedLinear
+from trisect.models.linear import QuantizedLinear, sizes_of
 from trisect.plan.budget import Flops, budget_of, layer_flops
+from trisect.quantize import cache_bytes
 from trisect.records.shapes import ModelShape
+from trisect.support import receipt
 
 WARM_UP, LAPS = 3, 10
 
@@ -65,9 +66,7 @@ def device_name(device: str) -> str:
     """The accelerator's own name, or the processor's with its threads."""
     if is_cuda(device):
         return str(torch.cuda.get_device_name(torch.device(device)))
-    from trisect.support.receipt import hardware
-
-    return f"{hardware()['cpu']}, {torch.get_num_threads()} threads"
+    return f"{receipt.hardware()['cpu']}, {torch.get_num_threads()} threads"
 
 
 def release() -> None:
@@ -130,9 +129,7 @@ def model_flops(shape: ModelShape, *, batch: int, tokens: int, context: int, hea
 def head_parameters(model: Any) -> int:
     """Elements of the matrix that makes logits."""
     head = model.get_output_embeddings()
-    if isinstance(head, QuantizedLinear):
-        return head.in_features * head.out_features
-    return 0 if head is None else int(head.weight.numel())
+    return 0 if head is None else math.prod(sizes_of(head))
 
 
 def parameter_bytes(model: nn.Module) -> int:
@@ -244,15 +241,15 @@ def _prefill(model: Any, case: Case, effort: Effort, laps: Laps) -> Turns:
 def _decode(model: Any, case: Case, effort: Effort, laps: Laps) -> Turns:
     ids = random_tokens(model, case, effort.seed)
     kind = StockStepper if case.kind == "dense" else OwnStepper
-    decoder = kind(model, ids, new=case.new, mode=case.mode)
+    stepper = kind(model, ids, new=case.new, mode=case.mode)
     try:
-        decoder.start()
+        stepper.start()
         steps = min(effort.steps or case.new, case.new)
-        decoder.seek((case.new - steps) // 2)
-        found = yield from _timed(decoder.step, steps, laps, cuda=ids.is_cuda)
-        return found | {"cache_bytes": decoder.cache_bytes()}
+        stepper.seek((case.new - steps) // 2)
+        found = yield from _timed(stepper.step, steps, laps, cuda=ids.is_cuda)
+        return found | {"cache_bytes": stepper.cache_bytes()}
     finally:
-        decoder.close()
+        stepper.close()
 
 
 def _timed(work: Work, count: int, laps: Laps, *, cuda: bool) -> Turns:
@@ -281,13 +278,13 @@ class OwnStepper:
         batch, length = prompt.shape
         self.model, self.prompt, self.new = model, prompt, new
         own: Any = "eager" if mode == "plain" else mode
-        self.decoder = Decoder(model, batch=batch, max_length=length + max(new, WARM_UP_STEPS), mode=own)
+        self.decoder = Decoder(model, batch=batch, max_length=length + max(new, decoder.WARM_UP), mode=own)
 
     def start(self) -> None:
         """Run the prompt and make every step ready: what is captured or compiled is so afterwards."""
         length = self.prompt.shape[1]
         self.decoder.prefill(self.prompt)
-        for _ in range(WARM_UP_STEPS):
+        for _ in range(decoder.WARM_UP):
             self.decoder.step()
         # A graph is recorded for each stretch of the cache, when a step first gets there.
         bucket = self.decoder.bucket
@@ -319,7 +316,7 @@ class StockStepper:
     def __init__(self, model: Any, prompt: Tensor, *, new: int, mode: str):
         self.model, self.prompt, self.mode = model, prompt, mode
         # Steps that warm up write to the cache as well, so there is room for them.
-        self.cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + max(new, WARM_UP_STEPS))
+        self.cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + max(new, decoder.WARM_UP))
         self.token = prompt[:, -1:].clone()
         self._next: Callable[[Tensor], Tensor] = self._forward
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -332,10 +329,10 @@ class StockStepper:
             overhead = "reduce-overhead" if self.prompt.is_cuda else None
             self._next = torch.compile(self._forward, dynamic=False, mode=overhead)
         if self.mode == "graphs":
-            with recordable_experts(layer_views(self.model), batch=len(self.prompt)):
-                self._graph = record_graph(self._advance, rewind=lambda: self.seek(0))
+            with decoder.recordable_experts(layer_views(self.model), batch=len(self.prompt)):
+                self._graph = decoder.record_graph(self._advance, rewind=lambda: self.seek(0))
             self.seek(0)
-        for _ in range(WARM_UP_STEPS):
+        for _ in range(decoder.WARM_UP):
             self.step()
         self.seek(0)
 
@@ -369,9 +366,3 @@ class StockStepper:
     def _forward(self, token: Tensor) -> Tensor:
         logits = self.model(input_ids=token, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
         return logits[:, -1].argmax(dim=-1, keepdim=True)
-
-
-def cache_bytes(cache: Any) -> int:
-    """Bytes of the keys and values that a transformers cache holds."""
-    tensors = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
-    return sum(x.nbytes for x in tensors if isinstance(x, Tensor))
