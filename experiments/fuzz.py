@@ -108,7 +108,8 @@ def work(home: Path, indices: range) -> None:
 
 
 def write(arguments: argparse.Namespace, findings: list[dict[str, Any]], seconds: float) -> None:
-    from trisect.support.receipt import build_receipt, write_json
+    from trisect.support.files import write_json
+    from trisect.support.receipt import build_receipt
 
     kinds = sorted({finding["kind"] for finding in findings})
     counts = {

@@ -10,12 +10,13 @@ import torch
 
 from trisect.config import CompressConfig
 from trisect.support import receipt
+from trisect.support.files import write_json
 
 
 def test_a_receipt_names_recipe_versions_hardware_and_tokens(tmp_path: Path):
     recipe = CompressConfig(ratio=0.25).to_dict()
     made = receipt.build_receipt(recipe, seed=3, token_hash="abc", timings={"solve": 1.23456})
-    receipt.write_json(tmp_path / "receipt.json", made)
+    write_json(tmp_path / "receipt.json", made)
     read = json.loads((tmp_path / "receipt.json").read_text())
     assert CompressConfig.from_dict(read["recipe"]) == CompressConfig(ratio=0.25)
     assert read["seed"] == 3

@@ -167,7 +167,7 @@ def cell_receipt(random: Random, seeds: Seeds, place: Place) -> None:
     """A receipt in the results of a comparison."""
     results = _copied(seeds, "results", place)
     damage(random, random.choice(sorted((results / "cells").glob("*.json"))))
-    command("compare", seeds.root / "cells.yaml", "--no-run", "-o", results)
+    command("compare", seeds.root / "cells.yaml", "--dry-run", "-o", results)
 
 
 def run_config(random: Random, seeds: Seeds, place: Place) -> None:

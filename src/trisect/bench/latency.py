@@ -147,8 +147,7 @@ def measure_latency(
     """Times of every component at every width of the grid; `known` ones are not taken again."""
     if any(layer.experts for layer in shape.layers):
         raise TrisectError(
-            "Times are taken of single matrices, and how long experts take depends on how many of them a batch meets: "
-            "plan a mixture of experts with --budget params or flops."
+            "Experts take as long as a batch meets of them: plan a mixture with --budget params or flops."
         )
     setting: dict[str, Any] = {"device": device_name(device), "workload": asdict(workload)}
     setting["dtype"] = str(dtype).removeprefix("torch.")

@@ -2,7 +2,7 @@
 
 import gc
 import math
-import time
+import timeit
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,12 +50,7 @@ def _cuda_laps(work: Work, count: int) -> list[float]:
 
 
 def _cpu_laps(work: Work, count: int) -> list[float]:
-    seconds = []
-    for _ in range(count):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return seconds
+    return timeit.repeat(work, number=1, repeat=count)
 
 
 def is_cuda(device: str) -> bool:
@@ -162,10 +157,7 @@ class Effort:
 
 
 Run = dict[str, Any]  # what running a model showed: `times`, `count`, `peak_memory` and `cache_bytes`
-
-
-Turns = Generator[None, None, Run]
-"""A run in pieces, so that others can have theirs in between; what it returns is what was found."""
+Turns = Generator[None, None, Run]  # a run in pieces, so that others can have theirs in between; gives what it found
 
 
 def turns_of(model: Any, case: Case, effort: Effort, lap: Lapping, *, turns: int) -> Turns:

@@ -111,8 +111,7 @@ def related(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def against(row: Row, dense: Row) -> dict[str, Any]:
     """Speed-up, memory saved and FLOPs of a row, relative to its dense one."""
-    # The limit is the speed-up that the removed work allows: the ratio of FLOPs for a prefill, of bytes for
-    # decoding.
+    # The limit is the speed-up that the removed work allows: the ratio of FLOPs for a prefill, of bytes for decoding.
     prefill = row["case"]["phase"] == "prefill"
     before, after = (r["flops"]["total"] if prefill else r["bytes"] for r in (dense, row))
     speedup, limit = dense["times"]["p50"] / row["times"]["p50"], before / after
@@ -208,10 +207,8 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def notes_for(rows: Sequence[Row]) -> list[str]:
     """What the numbers mean, and which of them mean nothing here."""
-    notes = [
-        "dense: the original in transformers; owned: the same in trisect's runtime, no gain of compression. Their "
-        "weights are random, right for speed and wrong for accuracy."
-    ]
+    what = "dense: the original in transformers; owned: the same in trisect's runtime, no gain of compression"
+    notes = [f"{what}. Their weights are random, right for speed and wrong for accuracy."]
     if any(row.get("extrapolated") for row in rows):
         how = "times, memory and tokens/s are extrapolated to all of them from that slice and from one layer"
         notes.append(f"Rows marked * ran some of the layers; {how}.")

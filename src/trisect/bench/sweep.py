@@ -104,8 +104,7 @@ def models_beside_dense(
     config = checkpoint.read_config(source.resolve(checkpoint.fetched(name)), trust_remote_code=trust_remote_code)
     dtype, family = checkpoint.DTYPES[sweep.dtype], family_for(config)
     if family.name not in families.FAMILIES:
-        what = f"{name} is a {config.model_type} model, of which only the text part could be timed"
-        raise TrisectError(f"{what}; bench its text model.")
+        raise TrisectError(f"{name} is a {config.model_type} model: bench the text model inside.")
     stock = getattr(transformers, family.model)
 
     def made() -> Any:
@@ -170,10 +169,8 @@ def time_beside_dense(
                 torch.compiler.reset()
     recipe = {"bench": name, "sweeps": [asdict(sweep)], **asdict(effort), "ceilings": asdict(ceilings)}
     recipe["threads"] = torch.get_num_threads()
-    return {
-        "receipts": [receipt.build_receipt(recipe, seed=effort.seed, token_hash=None, timings={})],
-        "rows": [*chain(*rows.values())],
-    }
+    made = receipt.build_receipt(recipe, seed=effort.seed, token_hash=None, timings={})
+    return {"receipts": [made], "rows": [*chain(*rows.values())]}
 
 
 def described(row: Mapping[str, Any]) -> str:

@@ -90,9 +90,8 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+Version = Annotated[bool, option("Print the version.", None, "--version", callback=_print_version, is_eager=True)]
+
+
+def _root(version: Version = False) -> None:
     """Compress language models after training, in closed form."""

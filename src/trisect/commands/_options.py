@@ -10,7 +10,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter
 from pathlib import Path
@@ -21,7 +21,7 @@ import typer
 from trisect.config import CalibrationConfig, CompressConfig, read_mapping
 from trisect.config.goals import GOAL_OPTIONS, GOALS
 from trisect.config.settings import CUT, RUNNING, options_of_record, setting_names
-from trisect.config.verbs import QuantizeConfig, SampleConfig, TuneConfig
+from trisect.config.verbs import LoadOptions, QuantizeConfig, SampleConfig, TuneConfig
 from trisect.errors import TrisectError, check_names
 from trisect.support import checks, files
 
@@ -40,7 +40,6 @@ Model = Annotated[str, argument("Hub id, folder, GGUF file, or a name from `tris
 NEW_FOLDER = "New folder."  # by this help it is known that --out must not exist
 OutFolder = Annotated[Path, option(NEW_FOLDER, "DIR")]
 Length = Annotated[int | None, option("Tokens per window. (default: 2048, or the model's context)")]
-Dtype = Annotated[str | None, option("float32, bfloat16, float16; else the checkpoint's.", "DTYPE", panel=RUNNING)]
 Device = Annotated[str, option("cpu, cuda, cuda:1, ...", "DEVICE", panel=RUNNING)]
 CurvesFile = Annotated[Path | None, option("Loss curves: read, or measured and written.", "FILE", panel=CUT)]
 TrustRemoteCode = Annotated[bool, option("Run code that the checkpoint brings along.", panel=RUNNING)]
@@ -74,15 +73,6 @@ def verb(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return registered
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions:
-    """How a verb's model is loaded."""
-
-    dtype: Dtype = None
-    device: Device = "cpu"
-    trust_remote_code: TrustRemoteCode = False
-
-
 SOURCE = "calibration"  # what the calibration record's `source` is called on the command line
 RECORDS = (CompressConfig, CalibrationConfig, SampleConfig, QuantizeConfig, TuneConfig, LoadOptions)
 """A parameter of one of these types in a verb's `run` becomes the options that make the record."""
@@ -91,20 +81,16 @@ RECORDS = (CompressConfig, CalibrationConfig, SampleConfig, QuantizeConfig, Tune
 def expanded(parameter: Parameter) -> list[Parameter]:
     """The options for a parameter of `run`: itself, or one for each setting of its record."""
     kind = parameter.annotation
-    if kind is LoadOptions:
-        found = [parameter.replace(name=e.name, annotation=e.type, default=e.default) for e in fields(kind)]
-    elif kind in RECORDS:
+    found = [parameter]
+    if kind in RECORDS:
         found = [_setting(name, about) for name, about in _settings(kind).items()]
-    else:
-        found = [parameter]
     # Keyword-only throughout, so that an option without a default may follow one that has one.
     return [_completed(entry.replace(kind=Parameter.KEYWORD_ONLY)) for entry in found]
 
 
 def build_record(kind: type, options: dict[str, Any]) -> Any:
     """A record, made of its settings, which are taken out of the options."""
-    names = [entry.name for entry in fields(kind)] if kind is LoadOptions else list(_settings(kind))
-    found = {name: options.pop(name) for name in names}
+    found = {name: options.pop(name) for name in _settings(kind)}
     given = {name: value for name, value in found.items() if value is not None and value != []}
     if kind not in (CompressConfig, CalibrationConfig):
         return kind(**given)

@@ -19,19 +19,14 @@ def compress(
     settings: CompressConfig,
     loading: LoadOptions,
     out: Annotated[Path | None, option(NEW_FOLDER, "DIR")] = None,
-    stream: Annotated[
-        str, option("Layers one at a time; auto: if memory is short.", "auto|on|off", panel=RUNNING)
-    ] = "auto",
+    stream: Annotated[str, option("One layer at a time; auto: if need be.", "auto|on|off", panel=RUNNING)] = "auto",
     fast: Annotated[bool, option("The paper's method, a3: faster, less accurate.", panel=CUT)] = False,
     best: Annotated[bool, option("--allocate balanced: slower, more accurate.", panel=CUT)] = False,
     fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
     curves: CurvesFile = None,
     moments: Annotated[Path | None, option("Moments from `trisect calibrate`.", "FILE")] = None,
     evaluate: Annotated[
-        str | None,
-        option(
-            "Text for perplexity before and after. (default: held-out text, and another)", "NAME|FILE|none", "--eval"
-        ),
+        str | None, option("Text measured on. (default: held-out text, another)", "NAME|FILE|none", "--eval")
     ] = None,
     eval_windows: Annotated[int, option("Windows of each such text.")] = 8,
     dry_run: Annotated[bool, option("Show the plan and stop.")] = False,
@@ -73,17 +68,14 @@ def compress(
 
 def at_pace(settings: CompressConfig, *, fast: bool, best: bool) -> CompressConfig:
     """The settings with what --fast or --best means; others must not contradict it."""
-    clash = ""
     if fast and best:
-        clash = "--fast and --best were given together"
-    elif fast and settings.method not in ("a3", "a3+"):
-        clash = f"--fast means --method a3, and {settings.method} was given"
-    elif best and settings.allocate not in (None, "balanced"):
-        clash = f"--best means --allocate balanced, and {settings.allocate} was given"
-    if clash:
-        raise TrisectError(f"{clash}; keep one of them.")
-    change: Any = {"method": "a3"} if fast else {"allocate": "balanced"} if best else {}
-    return replace(settings, **change)
+        raise TrisectError("--fast and --best were given together; keep one of them.")
+    means: Any = {"method": "a3"} if fast else {"allocate": "balanced"} if best else {}
+    for name, value in means.items():
+        if (given := getattr(settings, name)) not in (value, "a3+", None):  # the defaults may be replaced
+            pace = f"--{'fast' if fast else 'best'} means {option_name(name)} {value}"
+            raise TrisectError(f"{pace}, and {given} was given; keep one of them.")
+    return replace(settings, **means)
 
 
 @verb("Compress")

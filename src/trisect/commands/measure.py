@@ -21,16 +21,12 @@ from trisect.support.files import atomic_write_text
 def eval_(
     model: Model,
     loading: LoadOptions,
-    data: Annotated[
-        str | None, option("Text: `trisect ls data`, or a file. (default: builtin, or none with --tasks)", "NAME|FILE")
-    ] = None,
+    data: Annotated[str | None, option("A text. (default: builtin, or none with --tasks)", "NAME|FILE")] = None,
     length: Length = None,
     windows: Annotated[int | None, option("Number of windows. (default: all)")] = None,
     sampling: Annotated[str, option("Which windows are taken.", "random|first")] = "first",
     seed: Annotated[int, option("Seed of random windows.")] = 0,
-    tasks: Annotated[
-        str | None, option("Tasks of lm-eval, or paper, zero-shot, quick for several.", "PRESET|TASK[:SHOTS],...")
-    ] = None,
+    tasks: Annotated[str | None, option("lm-eval's, or paper, zero-shot, quick.", "PRESET|TASK[:SHOTS],...")] = None,
     limit: Annotated[int | None, option("Questions per task, for a quick look. (default: all)")] = None,
     shots: Annotated[int | None, option("Examples in each prompt. (default: as the preset or lm-eval has it)")] = None,
     batch_size: Annotated[int | None, option("Windows per pass; chosen for you by default.", panel=RUNNING)] = None,
@@ -143,9 +139,7 @@ def bench(
     model: Model,
     phase: Annotated[str, option("Of prefill, decode.", "LIST")] = "prefill,decode",
     batch: Annotated[str, option("Sequences at once, e.g. 1,2,4,8.", "LIST")] = "1",
-    length: Annotated[
-        str | None, option("Tokens of a prompt, e.g. 1024,2048. (default: 1024 at most)", "LIST")
-    ] = None,
+    length: Annotated[str | None, option("Tokens of a prompt. (default: 1024 at most)", "LIST")] = None,
     new: Annotated[int | None, option("Tokens to decode behind the prompt. (default: 128 at most)")] = None,
     graphs: Annotated[bool, option("Decode by CUDA graphs.")] = False,
     compile: Annotated[bool, option("Run through torch.compile.")] = False,
@@ -215,7 +209,6 @@ def compare(
     out: Annotated[Path | None, option("Folder of results. (default: ../results/NAME)", "DIR")] = None,
     only: Annotated[list[str] | None, option("Run this method or model only; may be repeated.", "NAME")] = None,
     keep_errors: Annotated[bool, option("Do not try cells again that failed before.")] = False,
-    no_run: Annotated[bool, option("Run nothing: table and figures from the receipts there are.")] = False,
     dry_run: Annotated[bool, option("Check the recipe and show its table as it stands; write nothing.")] = False,
     device: Device = "cpu",
     json: Json = None,
@@ -234,23 +227,19 @@ def compare(
     if dry_run:
         screen.say(results.page(loaded, results.outcomes_of(loaded, folder)), "Nothing was run.")
         return
-    counts = None
-    if not no_run:
-        how: dict[str, Any] = {"device": device, "only": only or (), "keep_errors": keep_errors}
-        with screen.quiet_libraries(), screen.progress() as report:
-            counts = run_recipe(loaded, folder, **how, progress=report, say=screen.stderr().print)
+    how: dict[str, Any] = {"device": device, "only": only or (), "keep_errors": keep_errors}
+    with screen.quiet_libraries(), screen.progress() as report:
+        counts = run_recipe(loaded, folder, **how, progress=report, say=screen.stderr().print)
     models = results.outcomes_of(loaded, folder)
     written = results.write_results(loaded, models, folder, recipe)
     failed = sum(outcome.error is not None for model in models for outcome in model.outcomes)
-    done = {} if counts is None else {"ran": len(counts.ran), "done": counts.done}
-    if counts is not None:
-        elsewhere = f", {counts.elsewhere} run by other processes" if counts.elsewhere else ""
-        before = f"{counts.done} done before, {failed} failed{elsewhere}"
-        screen.say(f"{loaded.name}: {len(counts.ran)} cells run, {before}")
+    done = {"ran": len(counts.ran), "done": counts.done, "failed": failed}
+    elsewhere = f", {counts.elsewhere} run by other processes" if counts.elsewhere else ""
+    screen.say(f"{loaded.name}: {len(counts.ran)} cells run, {counts.done} done before, {failed} failed{elsewhere}")
     table = folder.path / "table.md"
     screen.say(table.read_text(encoding="utf-8").strip(), f"Table: {table}" + ("" if written else " (unchanged)"))
     rows = list(results.measurements(models))
-    screen.keep_measurement(json, {"recipe": loaded.name, **done, "failed": failed, "measurements": rows})
+    screen.keep_measurement(json, {"recipe": loaded.name, **done, "measurements": rows})
     if failed:
         screen.say_next("the same command tries the failed cells again (--keep-errors leaves them)")
         raise typer.Exit(code=1)
@@ -260,10 +249,7 @@ def compare(
 def report(
     runs: Annotated[list[Path], argument("Folders that `trisect compress -o` wrote.", "RUN")],
     out: Annotated[Path, option("The page.", "FILE")] = Path("report.html"),
-    measured: Annotated[
-        list[Path] | None,
-        option("What --json of eval, bench, compress or quantize wrote, besides RUN/measurements.", "FILE"),
-    ] = None,
+    measured: Annotated[list[Path] | None, option("What --json wrote, besides RUN/measurements.", "FILE")] = None,
 ) -> None:
     """Write one self-contained page: what went, what it cost, where the time went, and every receipt.
 

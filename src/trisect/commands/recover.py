@@ -26,9 +26,7 @@ def finetune(
     loading: LoadOptions,
     save_every: Annotated[int, option("Steps between two savings of the run's state.", min=1)] = 20,
     fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
-    eval_data: Annotated[
-        list[str] | None, option("Held-out text or instructions, measured before and after.", "NAME|FILE")
-    ] = None,
+    eval_data: Annotated[list[str] | None, option("Held-out texts, measured before and after.", "NAME|FILE")] = None,
     eval_length: Annotated[int, option("Tokens per held-out window.")] = 1024,
     eval_windows: Annotated[int, option("Held-out windows of each text.")] = 16,
     json: Json = None,

@@ -15,12 +15,8 @@ from trisect.support.receipt import read_receipt
 def export(
     folder: Annotated[str, argument("A folder that `trisect compress` wrote.", "DIR")],
     out: Annotated[Path, option("The new folder, or the GGUF file (NAME.gguf, or a folder for it).", "DIR|FILE")],
-    to: Annotated[
-        str, option("A stock checkpoint, a file for llama.cpp, or an entry for LowRankArena.", "hf|gguf|arena")
-    ] = "hf",
-    dtype: Annotated[
-        str | None, option("float32, bfloat16, float16 (default: the folder's own); gguf: f32, f16, q8_0.", "DTYPE")
-    ] = None,
+    to: Annotated[str, option("For stock engines, llama.cpp, or LowRankArena.", "hf|gguf|arena")] = "hf",
+    dtype: Annotated[str | None, option("By default the folder's own; gguf: f32, f16, q8_0.", "DTYPE")] = None,
     json: Json = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:

@@ -18,13 +18,6 @@ from trisect.support import checks, files, plots
 ROUNDING = 1e-9
 SAME_SIZE = 0.01  # shares removed that differ by no more are compared
 RUN_AGAIN = "remove it, and its cell is run again"
-REMOVED = {
-    **{"removed": "chosen", "removed_of": "of", "zeros": "zeros", "removed_decoder": "decoder"},
-    **{"removed_kv": "kv_bytes_per_token", "removed_flops": "flops"},
-}
-"""Column -> its field in the receipt."""
-COLUMNS = ("model", "method", "parts", "calibration", "ratio", *REMOVED, "missed", "kv_bytes_per_token")
-COLUMNS += ("data", "metric", "value", "increase", "error")
 MISS = "(!)"
 LEGEND = (
     "Perplexity, in brackets its increase over the dense model, the best of one size in bold; *removed* is counted "
@@ -93,10 +86,10 @@ class Folder:
         with ExitStack() as stack:
             try:
                 stack.enter_context(files.locked(self.cache / f"{key}.lock", "a cell of another process"))
-                mine = True
             except TrisectError:
-                mine = False
-            yield mine
+                yield False
+                return
+            yield True
 
     def waiting(self, name: str) -> AbstractContextManager[None]:
         """Let one process make what many cells share, while the others wait for it."""
@@ -184,19 +177,18 @@ def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
 
 
 def measurements(models: Sequence[ModelOutcome]) -> Iterator[dict[str, Any]]:
-    """Every number of the table with what belongs to it, keyed by COLUMNS."""
+    """Every number of the table with what belongs to it."""
     for model, outcome in [(each, outcome) for each in models for outcome in each.outcomes]:
         cell, receipt = outcome.cell, outcome.receipt
-        fixed = dict.fromkeys(COLUMNS, "") | {"model": cell.model.name, "method": cell.label, "ratio": cell.ratio}
+        fixed: dict[str, Any] = {"model": cell.model.name, "method": cell.label, "ratio": cell.ratio}
         if cell.config is not None and cell.calibration is not None:
-            fixed |= {"parts": ",".join(cell.config.parts), "calibration": cell.calibration.name}
+            fixed |= {"parts": cell.config.parts, "calibration": cell.calibration.name}
         if receipt is None:
             yield {**fixed, "error": outcome.error or "not run"}
             continue
         fixed["kv_bytes_per_token"] = receipt.kv_bytes_per_token
         if receipt.removed is not None:
-            fixed |= {column: getattr(receipt.removed, name) for column, name in REMOVED.items()}
-            fixed["missed"] = "yes" if outcome.missed else "no"
+            fixed |= {"removed": receipt.removed.model_dump(), "missed": outcome.missed}
         for number, text in enumerate(model.model.evaluations):
             value, increase = outcome.perplexity(number), model.increase(outcome, number)
             yield fixed | {"data": text.name, "metric": "perplexity", "value": value, "increase": increase}

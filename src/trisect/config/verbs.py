@@ -1,4 +1,4 @@
-"""The settings of sample, quantize and finetune; compress has its own (`settings.py`)."""
+"""How models are loaded, and the settings of sample, quantize and finetune; compress has its own (`settings.py`)."""
 
 from dataclasses import asdict
 from functools import partial
@@ -13,6 +13,7 @@ from trisect.records.shapes import COMPONENTS
 
 BITS = (8, 4, 3, 2)
 setting = partial(option, panel=None)
+running = partial(option, panel=settings.RUNNING)
 listed = partial(settings.listed, panel=None)
 
 
@@ -22,6 +23,15 @@ def _group_size(value: Any) -> Any:
     if value != "auto" and not (value.isascii() and value.isdigit()):
         raise TrisectError(f"A group size is a number such as 64, or auto; got {value!r}.")
     return None if value == "auto" else int(value)
+
+
+@record
+class LoadOptions:
+    """How a verb's model is loaded."""
+
+    dtype: str | None = running(None, "float32, bfloat16, float16; else the checkpoint's.", metavar="DTYPE")
+    device: str = running("cpu", "Or cuda, cuda:1, ...", metavar="DEVICE")
+    trust_remote_code: bool = running(False, "Run code that the checkpoint brings along.")
 
 
 @record

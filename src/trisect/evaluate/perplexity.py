@@ -153,8 +153,7 @@ def check_positions(model: PreTrainedModel, *, length: int) -> None:
             # OPT's table starts with rows that no position uses, and says how many.
             limit = module.num_embeddings - int(getattr(module, "offset", 0))
             if length > limit:
-                few = f"Windows of {length} tokens, but the model has learned {limit} positions"
-                raise TrisectError(f"{few}: give --length {limit} or less.")
+                raise TrisectError(f"The model has learned {limit} positions: give --length {limit} or less.")
     trained = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if isinstance(trained, int) and length > trained:
         exceed = f"Windows of {length} tokens exceed the model's context of {trained}"

@@ -32,12 +32,11 @@ from trisect.support.checks import explained
 
 log = logging.getLogger(__name__)
 
-PRESETS: dict[str, tuple[str, ...]] = {
+PRESETS: dict[str, tuple[str, ...]] = {  # lm-eval's names, each with its number of examples
     "paper": ("arc_challenge:25", "boolq:0", "openbookqa:0", "winogrande:5", "gsm8k:5", "mmlu:5"),
     "zero-shot": ("arc_challenge:0", "boolq:0", "winogrande:0", "piqa:0", "openbookqa:0", "lambada_openai:0"),
     "quick": ("winogrande:0", "openbookqa:0", "lambada_openai:0"),  # short prompts and no generation
 }
-"""lm-eval's names, each with its number of examples."""
 FOLDERS = {
     **{"arc_challenge": "arc", "boolq": "super_glue/boolq", "lambada_openai": "lambada", "mmlu": "mmlu/default"},
     **{name: name for name in ("gsm8k", "hellaswag", "openbookqa", "piqa", "winogrande")},
@@ -239,8 +238,7 @@ def _check_fits(task: LoadedTask, *, context: int) -> None:
     for member in task.tasks["tasks"].values():
         wanted = (member.config.generation_kwargs or {}).get("max_gen_toks", GENERATED_TOKENS)
         if member.OUTPUT_TYPE == "generate_until" and context <= wanted:
-            why = f"lets the model write {wanted} tokens, but its context is {context}"
-            raise TrisectError(f"{name} {why}: leave {name} out.")
+            raise TrisectError(f"The model may write {wanted} tokens, but its context is {context}: leave {name} out.")
         if getattr(member, "UNSAFE_CODE", False) or getattr(member, "MULTIMODAL", False):
             raise TrisectError(f"{name} runs code that models write, or shows pictures: leave {name} out.")
 

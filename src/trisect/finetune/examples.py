@@ -119,8 +119,9 @@ def instruction_examples(
     whole = [_example(record, tokenizer, start=start, loss=loss) for record in records if record.output]
     fitting = [item for item in whole if item.first < length]
     if not fitting:
-        late = f"No response of {source} begins within --length {length} tokens"
-        raise TrisectError(f"{late}; give a greater length, or data with outputs that are not empty.")
+        raise TrisectError(
+            f"No response of {source} begins within --length {length} tokens; give more, or other data."
+        )
     return Examples(
         items=tuple(Example(item.ids[:length], item.first) for item in fitting),
         source=source,
@@ -132,15 +133,12 @@ def instruction_examples(
 
 def _example(record: Instruction, tokenizer: Any, *, start: list[int], loss: str) -> Example:
     """The response starts where the ids of prompt and response leave those of the prompt alone."""
-    # A token that holds the prompt's last and the response's first letters is therefore learned: the model has
-    # to say it.
+    # So a token that holds the prompt's last and the response's first letters is learned: the model has to say it.
     about = ", paired with an input that provides further context" if record.input else ""
     context = f"\n### Input:\n{record.input}\n" if record.input else ""
     prompt = PROMPT.format(about=about, context=context, instruction=record.instruction)
-    alone, both = (
-        tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        for text in (prompt, prompt + record.output)
-    )
+    plain = {"add_special_tokens": False, "verbose": False}
+    alone, both = (tokenizer(text, **plain)["input_ids"] for text in (prompt, prompt + record.output))
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(alone, both, strict=False)))
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     first = len(start) + shared if loss == "response" else 0

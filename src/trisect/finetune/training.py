@@ -65,14 +65,9 @@ def target_modules(model: nn.Module, targets: tuple[str, ...] | None) -> dict[st
     known = tuple(dict.fromkeys(name for view in views for name in view.linears()))
     check_names("linear map", targets or (), known)
     wanted = known if targets is None else targets
-    inside = {
-        id(m) for view in views for name in wanted if name in view.linears() for m in view.module(name).modules()
-    }
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if id(module) in inside and isinstance(module, nn.Linear | Conv1D | QuantizedLinear)
-    }
+    chosen = [view.module(name) for view in views for name in wanted if name in view.linears()]
+    inside, kinds = {id(part) for module in chosen for part in module.modules()}, nn.Linear | Conv1D | QuantizedLinear
+    return {name: part for name, part in model.named_modules() if id(part) in inside and isinstance(part, kinds)}
 
 
 def attach(model: Any, config: TuneConfig) -> Any:
@@ -80,12 +75,9 @@ def attach(model: Any, config: TuneConfig) -> Any:
     modules = target_modules(model, config.targets)
     if not modules:
         raise TrisectError("None of the chosen maps is a plain matrix, which adapters need; choose other --targets.")
-    lora = peft.LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        target_modules=list(modules),
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in modules.values()),
-    )
+    transposed = any(isinstance(module, Conv1D) for module in modules.values())
+    sizes: Any = {"r": config.rank, "lora_alpha": config.alpha}
+    lora = peft.LoraConfig(**sizes, target_modules=list(modules), fan_in_fan_out=transposed)
     for path, module in modules.items():
         if isinstance(module, QuantizedLinear):
             model.set_submodule(path, QuantizedBase(module))
@@ -101,12 +93,9 @@ def merge(adapted: Any) -> Any:
     """The model itself, no adapter left: each W is W + alpha / rank B A, quantised again if it was."""
     # Where it was, what the adapter adds below half a step between two levels is rounded away.
     model = adapted.get_base_model()
-    quantized = {
-        path: layer
-        for path, layer in model.named_modules()
-        if isinstance(getattr(layer, "base_layer", None), QuantizedBase)
-    }
-    for path, layer in quantized.items():
+    based = ((path, layer) for path, layer in model.named_modules() if hasattr(layer, "base_layer"))
+    quantized = [(path, layer) for path, layer in based if isinstance(layer.base_layer, QuantizedBase)]
+    for path, layer in quantized:
         model.set_submodule(path, _sum(layer.base_layer.held, layer.get_delta_weight("default")))
     if quantized:
         compressed.mark_quantized(model, backend=model.config.trisect["quantization"]["backend"])
@@ -204,12 +193,11 @@ def finetune(
 def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
     """Refuse models and data that tuning would spoil or that would fail half-way."""
     if model.device.index not in (None, 0):
-        raise TrisectError(
-            f"Tuning runs on the first GPU: set CUDA_VISIBLE_DEVICES={model.device.index}, --device cuda."
-        )
+        raise TrisectError(f"Tuning runs on the first GPU: set CUDA_VISIBLE_DEVICES={model.device.index}.")
     if model.dtype == torch.float16:
-        instead = "give --dtype float32 or bfloat16 (the result is saved in float16 again)"
-        raise TrisectError(f"Gradients vanish in float16; {instead}.")
+        raise TrisectError(
+            "Gradients vanish in float16; give --dtype float32 or bfloat16 (it is saved in float16 again)."
+        )
     method = (getattr(model.config, "trisect", None) or {}).get("method")
     if method in METHODS and METHODS[method].masks:
         zeros = f"{method} saved zeros, and merging an adapter would fill them in again"

@@ -9,17 +9,16 @@ from trisect.report.runs import Loss, Run
 from trisect.report.terminal import kept_shares
 from trisect.support.plots import Chart, HeatMap, Series
 
-ACROSS, FEW = 5, 8  # layers whose spectra are shown, from the first to the last; of so few, all
+ACROSS = 5  # layers whose spectra are shown, from the first to the last
 FAINTEST = 1e-7  # of the largest share: what is below comes from rounding, and is not drawn
 
 
 def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title: str = "") -> HeatMap:
     """Share that each component of each layer keeps."""
     pairs = paired(before, after)
-    rows = {component.upper(): shares for component, shares in kept_shares(before, after).items()}
-    widths = {
-        name: [f"width {old.width(name.lower())} to {new.width(name.lower())}" for old, new in pairs] for name in rows
-    }
+    kept = kept_shares(before, after)
+    rows = {part.upper(): shares for part, shares in kept.items()}
+    widths = {part.upper(): [f"width {old.width(part)} to {new.width(part)}" for old, new in pairs] for part in kept}
     of = "parameters" if any(layer.linears for layer in after.layers) else "width"
     caption, unit = f"Share of {of} kept by each component, in per cent.", f"of its {of} kept"
     texts: Any = {"name": name, "title": title, "caption": caption, "unit": unit}
@@ -32,10 +31,8 @@ def loss_map(run: Run) -> list[HeatMap]:
     for loss in run.compression.losses:
         if loss.share is not None and loss.layer < len(run.after.layers):
             rows.setdefault(loss.component.upper(), [None] * len(run.after.layers))[loss.layer] = loss.share
-    caption = (
-        "Share of each component's own objective that is lost on the calibration tokens, as its solver predicts "
-        "it, in per cent. Compare the layers of a row: different components and methods have no common unit."
-    )
+    caption = "Share of each component's own objective that is lost on the calibration tokens, as its solver predicts "
+    caption += "it, in per cent. Compare the layers of a row: different components and methods have no common unit."
     texts: Any = {"name": f"losses-{run.name}", "title": f"{run.name}: objective lost", "caption": caption}
     hottest = max((share for row in rows.values() for share in row if share is not None), default=0.0)
     return [HeatMap(rows=rows, unit="lost", coldest=0.0, hottest=hottest, **texts)] if rows else []
@@ -61,10 +58,8 @@ def spectrum_charts(run: Run) -> list[Chart]:
 
 
 def across(losses: Sequence[Loss]) -> set[int]:
-    """All of a few layers; else from the first to the last in even steps, and the one that lost the largest share."""
-    if len(losses) <= FEW:
-        return {loss.layer for loss in losses}
-    steps = {losses[round(n * (len(losses) - 1) / (ACROSS - 1))].layer for n in range(ACROSS)}
+    """Layers from the first to the last in even steps, and the one that lost the largest share."""
+    steps = {losses[at].layer for at in even_ranks(len(losses), ACROSS)}
     return steps | {max(losses, key=lambda loss: loss.share or 0.0).layer}
 
 
@@ -87,10 +82,8 @@ def _spectrum_chart(run: Run, component: str, shown: Sequence[Loss]) -> Chart:
         lines.append(Series(label=label, points=ends, guide=True))
     sorts = " or ".join(dict.fromkeys(spectrum.of for _, spectrum in spectra))
     added = ", heads added up rank by rank" if unit == "channel" else ""
-    caption = (
-        f"Share of the energy that each {unit} carries by itself, the largest first ({sorts}{added}). Left of the "
-        "dashed line: as many as were kept."
-    )
+    carried = f"Share of the energy that each {unit} carries by itself, the largest first ({sorts}{added})"
+    caption = f"{carried}. Left of the dashed line: as many as were kept."
     name, title = f"spectra-{component}-{run.name}", f"{run.name}: {component.upper()} spectra"
     axes = (f"rank (% of the {unit}s)", "share of the energy (%)")
     return Chart(name=name, title=title, caption=caption, axes=axes, series=lines, log_y=True)

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +20,13 @@ from trisect.plan.budget import budget_of, compare
 from trisect.report import charts
 from trisect.report.runs import FLOPS, KV_CACHE, PARAMETERS, Fact, Kind, Quantity, Receipt, Run
 from trisect.report.terminal import count, short
-from trisect.support import plots
-from trisect.support.files import check_writable
+from trisect.support import files, plots
 
-HINTS = {
+HINTS = {  # how to measure what was not
     Kind.PERPLEXITY: ("perplexity", "`trisect eval MODEL --data wikitext2 --json F` for the run and its original"),
     Kind.TASK: ("tasks", "`trisect eval MODEL --tasks quick --json F` for the run and its original"),
     Kind.SPEED: ("speed", "`trisect bench RUN --json F`"),
 }
-"""How to measure what was not."""
 LEADING_SIZES = (PARAMETERS, KV_CACHE, FLOPS)
 CERTAIN = 2.0  # standard errors that a difference must exceed before it is called better or worse
 CALIBRATION = ("source", "samples", "length", "sampling", "seed")
@@ -177,16 +175,15 @@ def check_output(page: Path) -> None:
     """Refuse a page that cannot be written, or that would be put over something else."""
     if page.suffix.lower() not in (".html", ".htm"):
         raise TrisectError(f"The report is a page, so {page.name!r} should end in .html: -o {page.stem}.html.")
-    check_writable(page)
+    files.check_writable(page)
 
 
 @cache
 def _template() -> Any:
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, finalize=_writable, trim_blocks=True, lstrip_blocks=True
-    )
+    spaces: Any = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_writable, **spaces)
     functions = (change_of, count, leading_facts, receipt_text, short, shown_value)
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"budget_of": budget_of, "compare": compare}
@@ -200,4 +197,4 @@ def _writable(value: Any) -> Any:
 
 
 def _asset(name: str) -> str:
-    return files("trisect.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return resources.files("trisect.report").joinpath("assets", name).read_text(encoding="utf-8")

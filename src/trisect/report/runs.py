@@ -381,8 +381,7 @@ def _receipts(folder: Path) -> tuple[Receipt, ...]:
     """A folder's receipt, then those of the models it was made from, the newest first."""
     path = folder / "receipt.json"
     if not path.is_file():
-        unknown = f"{folder} has no receipt.json, so nothing is known of how it was made"
-        raise TrisectError(f"{unknown}; give a folder as `trisect compress -o` wrote it.")
+        raise TrisectError(f"{folder} has no receipt.json; give a folder as `trisect compress -o` wrote it.")
     found: list[Receipt] = []
     entry: Any = read_json(path)
     while isinstance(entry, dict) and len(found) < LONGEST_CHAIN:

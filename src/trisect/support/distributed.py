@@ -80,9 +80,8 @@ def all_reduce(sums: Mapping[str, Tensor], *, owner: int | None = None) -> dict[
     every: list[Any] = [None] * world_size()
     dist.all_gather_object(every, names)
     if any(other != names for other in every):
-        needs = "each needs calibration windows of its own to fit and to hold out"
-        least = f"raise --samples to at least {16 * world_size()}"
-        raise TrisectError(f"The processes have gathered different moments: {needs}; {least}.")
+        needs = f"each needs windows of its own; raise --samples to at least {16 * world_size()}"
+        raise TrisectError(f"The processes have gathered different moments: {needs}.")
     total = {}
     for name in names:
         value = sums[name].contiguous()

@@ -159,8 +159,7 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            full = f"The disk is full: {path} was not written"
-            raise TrisectError(f"{full}; make room or name another place.") from error
+            raise TrisectError(f"The disk is full, {path} was not written; make room.") from error
         # Reading something else inside the block may fail too; that is not about this output.
         ours = error.filename is not None and str(error.filename).startswith(str(path.parent))
         if ours and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):

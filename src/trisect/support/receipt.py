@@ -13,7 +13,6 @@ from typing import Any
 
 from trisect.errors import TrisectError
 from trisect.support.checks import read_json, shown
-from trisect.support.files import write_json as write_json
 
 LONGEST_TEXT = 1000
 PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy")
@@ -134,11 +133,9 @@ def _cpu_model() -> str:
 
 def _git(*arguments: str) -> str | None:
     # Optional locks off: reading a commit must not disturb a git command that runs beside us.
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    how: Any = {"env": {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}, "capture_output": True, "text": True, "timeout": 10}
     try:
-        answer = subprocess.run(
-            ["git", *arguments], cwd=Path(__file__).parent, env=environment, capture_output=True, text=True, timeout=10
-        )
+        answer = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, **how)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None
