@@ -20,7 +20,7 @@ from trisect.errors import TrisectError
 from trisect.methods import METHODS, a3
 from trisect.methods.experts import choose_experts, drop_experts, moments_of, solve_experts
 from trisect.methods.method import Options
-from trisect.models import layer_views, shape_of
+from trisect.models import layer_views, shape_of, streamed
 from trisect.pipeline.run import compress
 from trisect.plan import apply_plan, budget_of, plan_for
 from trisect.records.parts import MLP, Experts
@@ -326,3 +326,26 @@ def test_reap_keeps_as_many_experts_as_a_token_needs() -> None:
     view, moments = next(collect(tiny("mixtral"), tokens(4, 40), lambda layer: frozenset({"out_norm"})))
     part = view.part("mlp")
     assert len(drop_experts(part, moments, part.width // 8, Options()).part.routed) == part.top_k
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "llama4-plain"])
+def test_experts_whose_sums_find_no_room_at_once_are_gathered_in_turn_to_the_same_bytes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = tokens_from_tensor(tokens(16, 24))
+    expected = compress(tiny(name), CompressConfig(ratio=0.3, method="a3+", align=None), tokens=windows).model
+    asked: list[Any] = []
+    gather = TwoStreams.statistics
+
+    def statistics(*args: Any, **given: Any) -> Any:
+        asked.append(given["chosen"])
+        return gather(*args, **given)
+
+    monkeypatch.setattr(TwoStreams, "statistics", statistics)
+    view = layer_views(tiny(name), own=True)[0]
+    some = 2 * 2 * 2 * 8 * view.experts.width * (view.experts.width + 48)  # half of it is room for two
+    monkeypatch.setattr(streamed, "available_bytes", lambda device: some)
+    found = compress(tiny(name), CompressConfig(ratio=0.3, method="a3+", align=None), tokens=windows).model
+    assert {range(0, 2), range(2, 4), range(4, 6)} <= set(asked)
+    for key, value in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[key], value), key

@@ -126,6 +126,7 @@ class Accumulator:
         self.goal: Goal | None = None
         self.linearised = Linearised(place=place, shared=shared, every=every) if INNER in names else None
         self.experts: dict[str, Accumulator] = {}  # by expert, what its own tokens add up to
+        self.chosen = range(1 << 30)  # experts whose turn it is, by place and the shared one last
 
     @property
     def suffix(self) -> str:
@@ -324,7 +325,7 @@ def observe_experts(view: ExpertView, accumulator: Accumulator) -> list[Any]:
             output = output[0] if isinstance(output, tuple) else output
             missing = (target - output.reshape(target.shape)).flatten(0, -2)
         _add_routed(view, accumulator, noted["routed"], missing=missing)
-        if down is not None:
+        if down is not None and view.count in accumulator.chosen:
             _add_shared(view, accumulator, noted["shared"], args[0], missing=missing)
 
     handles = [
@@ -343,6 +344,8 @@ def observe_experts(view: ExpertView, accumulator: Accumulator) -> list[Any]:
 def _add_routed(view: ExpertView, accumulator: Accumulator, call: Any, *, missing: Tensor | None) -> None:
     """What the routed experts were called with, seen by each."""
     for number, (tokens, inputs, gate, share) in enumerate(view.routes(*call)):
+        if number not in accumulator.chosen:
+            continue
         features = view.features(number, inputs) * gate
         own = features @ view.down_weight(number)
         mine = accumulator.expert(f"expert{view.numbers[number]}")

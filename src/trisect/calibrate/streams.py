@@ -138,12 +138,14 @@ class TwoStreams:
         *,
         slots: Sequence[Slots] = (),
         metric: Tensor | None = None,
+        chosen: range | None = None,  # experts
     ) -> dict[str, Tensor]:
         """Moments of the layer as it now stands on the narrow stream, with the dense outputs as targets.
 
         With `slots`, the sampled queries say how well these would stand in for the layer's pairs.
         """
         accumulator = self._accumulator(view, names, self._rates(view) if slots else None, slots)
+        accumulator.chosen = chosen or accumulator.chosen
         attended, beside = States(), States()
         # Behind attention the MLP has nothing to say yet.
         last = view.attention if component in ("qk", "ov") else None

@@ -256,7 +256,7 @@ def to_be_streamed(asked: str, source: Source, *, device: str, growth: float = 1
     return growth * Shards(source.path).num_bytes > ROOM * available_bytes(device)
 
 
-def available_bytes(device: str) -> int:
+def available_bytes(device: str | torch.device) -> int:
     """Memory that is free for a model on a device."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]

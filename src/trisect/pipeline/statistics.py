@@ -19,12 +19,14 @@ from trisect.methods import experts, get_method
 from trisect.methods.method import ComponentMethod, Method
 from trisect.models import LayerView, fingerprint, layer_views, looking, streamed
 from trisect.records.parts import LINEARS, METRIC, Slots
+from trisect.support import distributed
 
 if TYPE_CHECKING:
     from trisect.pipeline.run import Run
 
 ROTATION = ("rates", "rotary_scaling")
 SHARING_WINDOWS = 16  # calibration windows that decide on rotation rates for a whole model
+ROOM = 0.5  # share of the free memory that sums of experts may take
 NARROW = "narrow_"  # prefix of moments behind the layers cut so far, for methods that read both
 
 
@@ -144,7 +146,9 @@ class Repaired(Statistics):
         if metric is not None:
             metric = metric.to(next(view.layer.parameters()).device)
         reads = method.reads_for(component)
-        statistics = self.streams.statistics(view, component, reads, slots=slots, metric=metric)
+        statistics: dict[str, Tensor] = {}
+        for chosen in experts_at_once(view) if component not in ("qk", "ov") else [None]:
+            statistics |= self.streams.statistics(view, component, reads, slots=slots, metric=metric, chosen=chosen)
         rotation = {name: dense[name] for name in ROTATION if name in dense}
         return {**rotation, **statistics, **({} if metric is None else {METRIC: metric})}
 
@@ -171,6 +175,19 @@ class Repaired(Statistics):
     def _width(self, view: LayerView) -> int:
         assert self.run.plan is not None
         return self.run.plan.width(view.index, "qk")
+
+
+def experts_at_once(view: LayerView) -> list[range | None]:
+    """Experts, by place, whose sums are gathered in one pass over the windows: all of them where there is room."""
+    if view.experts is None:
+        return [None]
+    width, room = view.experts.width, ROOM * streamed.available_bytes(next(view.layer.parameters()).device)
+    each = 2 * 8 * width * (width + view.shape().d_model)  # a Gram and a product with targets, fitted and held out
+    some, count = (
+        distributed.broadcast(max(1, int(room / each))),
+        view.experts.count + (view.experts.shared is not None),
+    )
+    return [range(start, start + some) for start in range(0, count, some)]
 
 
 def statistics_for(run: "Run") -> Statistics:
