@@ -208,8 +208,7 @@ def _config_for(given: dict[str, Any], config: CompressConfig | None) -> Compres
     """The config, or one of the goal and the method; both at once are refused."""
     if config is not None and given:
         both, values = " and ".join(given), ", ".join(f"{key}={value!r}" for key, value in given.items())
-        say = f"put {'it' if len(given) == 1 else 'them'} there, dataclasses.replace(config, {values})"
-        raise TrisectError(f"{both} and config were given: config says it all, so {say}.")
+        raise TrisectError(f"{both} and config were given; put all into it, dataclasses.replace(config, {values}).")
     if config is None and not given.keys() & {"ratio", "max_ppl_increase"}:
         rise = "how much perplexity may rise, compress(model, max_ppl_increase='5%')"
         raise TrisectError(f"Say how much to remove, compress(model, ratio=0.25), or {rise}.")

@@ -199,7 +199,7 @@ def test_a_sweep_that_cannot_be_run_is_refused(settings: dict[str, Any], message
 
 def test_efforts_of_nothing_are_refused() -> None:
     for settings in ({"repeats": 0}, {"steps": 0}):
-        with pytest.raises(TrisectError, match="at least 1"):
+        with pytest.raises(TrisectError, match="greater than or equal to 1"):
             Effort(**settings)  # type: ignore[arg-type]
 
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from transformers import StaticCache
 
 from trisect.bench.rows import Case, Variant
+from trisect.config.settings import record
 from trisect.decode import Decoder, decoder
-from trisect.errors import TrisectError
 from trisect.models import layer_views
 from trisect.models.linear import QuantizedLinear, sizes_of
 from trisect.plan.budget import Flops, budget_of, layer_flops
@@ -143,17 +144,13 @@ def read_bytes(model: Any) -> int:
     return parameter_bytes(model) - sum(table.nbytes for table in tables.values()) - idle
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Effort:
     """How often to measure."""
 
-    repeats: int = 10  # prefills
-    steps: int | None = None  # decoding steps, from the middle of the new tokens; None for all of them
+    repeats: int = Field(10, ge=1)  # prefills
+    steps: int | None = Field(None, ge=1)  # decoding steps, from the middle of the new tokens; None for all of them
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1 or (self.steps is not None and self.steps < 1):
-            raise TrisectError("Repeats and steps are whole numbers of at least 1.")
 
 
 Run = dict[str, Any]  # what running a model showed: `times`, `count`, `peak_memory` and `cache_bytes`

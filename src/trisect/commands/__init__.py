@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from trisect.commands import _options, _screen
-from trisect.commands._options import RECORDS, VERBS, Verb, build_record, expanded, option
+from trisect.commands._options import option
 from trisect.support.receipt import package_version
 
 PANELS = ("Start here", "Compress", "Measure", "Recover and shrink further", "Use")
@@ -35,7 +35,7 @@ class Interrupted(Exception):
 def command_of(run: Callable[..., None]) -> Callable[..., None]:
     """typer's command for a verb: `run` with the options of its records and those that all verbs share."""
     own = signature(run).parameters
-    records = {name: entry.annotation for name, entry in own.items() if entry.annotation in RECORDS}
+    records = {name: entry.annotation for name, entry in own.items() if entry.annotation in _options.RECORDS}
 
     def command(
         *,
@@ -49,7 +49,7 @@ def command_of(run: Callable[..., None]) -> Callable[..., None]:
         if config_file is not None:
             given = _options.without_replaced_goals(context, given)
         typed = dict(given)
-        made = {name: build_record(kind, given) for name, kind in records.items()}
+        made = {name: _options.build_record(kind, given) for name, kind in records.items()}
         _options.check_early(context, typed)
         try:
             run(**made, **given)
@@ -57,7 +57,7 @@ def command_of(run: Callable[..., None]) -> Callable[..., None]:
             raise Interrupted(str(error)) from error
 
     shared = [entry for entry in signature(command).parameters.values() if entry.kind is Parameter.KEYWORD_ONLY]
-    parameters = [*(entry for parameter in own.values() for entry in expanded(parameter)), *shared]
+    parameters = [*(entry for parameter in own.values() for entry in _options.expanded(parameter)), *shared]
     command.__doc__ = run.__doc__
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {entry.name: entry.annotation for entry in parameters}
@@ -65,11 +65,11 @@ def command_of(run: Callable[..., None]) -> Callable[..., None]:
 
 
 @cache
-def verbs() -> dict[str, Verb]:
+def verbs() -> dict[str, _options.Verb]:
     """The verbs by name, in the order of the panels of help."""
     for entry in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"trisect.commands.{entry.name}")
-    return dict(sorted(VERBS.items(), key=lambda entry: (PANELS.index(entry[1].panel), entry[0])))
+    return dict(sorted(_options.VERBS.items(), key=lambda entry: (PANELS.index(entry[1].panel), entry[0])))
 
 
 def build_app() -> typer.Typer:

@@ -9,17 +9,15 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from trisect import models
 from trisect.commands._options import LoadOptions
 from trisect.support.files import write_json
-
-if TYPE_CHECKING:
-    from trisect.models import Loaded
 
 Report = Callable[[str, int, int], None]  # (stage, done, total): called again and again while a stage lasts
 
@@ -124,13 +122,13 @@ def quiet_libraries() -> Iterator[None]:
         yield
 
 
-def load(name: str, loading: LoadOptions, *, own_dtype: bool = False) -> "Loaded":
+def load(name: str, loading: LoadOptions, *, own_dtype: bool = False) -> "models.Loaded":
     """A model to compute with, or in its `own_dtype`, loaded without lines from transformers."""
-    from trisect.models import load_model
-    from trisect.models.checkpoint import WORKING
+    from trisect.models import checkpoint
 
+    dtype = loading.dtype or (None if own_dtype else checkpoint.WORKING)
     with quiet_libraries():
-        return load_model(name, **{**asdict(loading), "dtype": loading.dtype or (None if own_dtype else WORKING)})
+        return checkpoint.load_model(name, **{**asdict(loading), "dtype": dtype})
 
 
 @contextmanager

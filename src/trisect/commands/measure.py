@@ -24,8 +24,6 @@ def eval_(
     data: Annotated[str | None, option("A text. (default: builtin, or none with --tasks)", "NAME|FILE")] = None,
     length: Length = None,
     windows: Annotated[int | None, option("Number of windows. (default: all)")] = None,
-    sampling: Annotated[str, option("Which windows are taken.", "random|first")] = "first",
-    seed: Annotated[int, option("Seed of random windows.")] = 0,
     tasks: Annotated[str | None, option("lm-eval's, or paper, zero-shot, quick.", "PRESET|TASK[:SHOTS],...")] = None,
     limit: Annotated[int | None, option("Questions per task, for a quick look. (default: all)")] = None,
     shots: Annotated[int | None, option("Examples in each prompt. (default: as the preset or lm-eval has it)")] = None,
@@ -64,8 +62,8 @@ def eval_(
         loaded, by_engine = screen.load(model, loading), ({}, {})
     measured: dict[str, Any] = {"model": model, **({} if backend == "transformers" else {"backend": backend})}
     if data is not None or not requests:
-        choice: Any = {"windows": windows, "length": length or usual_length(loaded.model), "sampling": sampling}
-        tokens = evaluation_tokens(data or "builtin", loaded.tokenizer, **choice, seed=seed)
+        room = length or usual_length(loaded.model)
+        tokens = evaluation_tokens(data or "builtin", loaded.tokenizer, windows=windows, length=room)
         with screen.progress() as report:
             how: Any = {"batch_size": batch_size, "progress": partial(report, "perplexity")}
             found = perplexity(loaded.model, tokens, **how, **by_engine[0])

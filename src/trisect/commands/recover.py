@@ -42,7 +42,7 @@ def finetune(
         raise TrisectError("Tuning needs peft: pip install 'trisect[finetune]'.")
     from trisect.finetune import load_examples, training
 
-    state, receipt = training.state_path(out), read_receipt(model)
+    state, receipt = out.with_name(f"{out.name}.tuning"), read_receipt(model)
     if fresh:
         shutil.rmtree(state, ignore_errors=True)
     loaded = screen.load(model, loading)
@@ -61,7 +61,8 @@ def finetune(
         tuned = training.finetune(loaded.model, examples, settings, progress=partial(report, "tuning"), **tuning)
         changes = [{"before": was, "after": now} for was, now in zip(before, measured("after"), strict=True)]
     entry = {**tuned.receipt, "model": loaded.name, "held_out": changes}
-    training.save_tuned(tuned, loaded.tokenizer, out, receipt=training.extended(receipt, entry))
+    receipt["tuning"] = [*receipt.get("tuning", []), entry]  # a model may be tuned more than once
+    training.save_tuned(tuned, loaded.tokenizer, out, receipt=receipt)
     shutil.rmtree(state, ignore_errors=True)
     _show_tuning(tuned, examples, changes)
     screen.say(f"Saved to {out}")

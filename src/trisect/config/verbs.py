@@ -6,15 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from trisect.config import settings
-from trisect.config.settings import option, record
+from trisect.config.settings import RUNNING, Names, Parts, option, record
 from trisect.errors import TrisectError
 from trisect.records.shapes import COMPONENTS
 
 BITS = (8, 4, 3, 2)
 setting = partial(option, panel=None)
-running = partial(option, panel=settings.RUNNING)
-listed = partial(settings.listed, panel=None)
+running = partial(option, panel=RUNNING)
+listed = partial(setting, metavar="LIST", typed=str)
 
 
 def _group_size(value: Any) -> Any:
@@ -54,7 +53,7 @@ class QuantizeConfig:
         None, "Inputs with one scale. (default: auto, at most 128 that fit)", metavar="N|auto", typed=str
     )
     backend: str = setting("hqq", "torchao: int8 with one scale per output.", choices=("hqq", "torchao"))
-    parts: settings.Parts = listed(COMPONENTS, "What to quantise. (default: qk,ov,mlp)")
+    parts: Parts = listed(COMPONENTS, "What to quantise. (default: qk,ov,mlp)")
     lm_head: bool = setting(False, "Also the head; one that shares the embedding becomes a matrix of its own.")
 
     def __post_init__(self) -> None:
@@ -74,7 +73,7 @@ class TuneConfig:
 
     rank: int = setting(8, "Rank of the adapters.", ge=1)
     alpha: int = setting(16, "Adapters count alpha / rank times.", ge=1)
-    targets: settings.Names | None = listed(None, "E.g. q,v of q,k,v,o,gate,up,down. (default: all)")
+    targets: Names | None = listed(None, "E.g. q,v of q,k,v,o,gate,up,down. (default: all)")
     epochs: int = setting(2, "Times that every example is seen.", ge=1)
     max_steps: int | None = setting(None, "Stop after so many steps; the learning rate comes down over them.", ge=1)
     lr: float = setting(2e-4, "Highest learning rate.", gt=0, allow_inf_nan=False)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from trisect.data import catalogue
-from trisect.data.catalogue import BUILTIN, DATASETS, SYNTHETIC, Ingredient, parse_mixture
 from trisect.data.read import dataset_text, is_local, read_file
 from trisect.data.tokens import Tokens, check_request, started, tokens_from_tensor, windows
 from trisect.errors import TrisectError, check_names
@@ -29,10 +28,10 @@ def count_windows(shares: list[float], *, samples: int) -> list[int]:
 def list_sources() -> list[tuple[str, str]]:
     """Every source by name, with what it is, its licence and where it is; a path is a source too."""
     found = {
-        BUILTIN: "Python's language reference (pydoc topics), from the standard library; PSF licence; always here",
-        SYNTHETIC: "synthetic text, written by the model itself first (docs/sample.md); the model's licence",
+        catalogue.BUILTIN: "Python's reference (pydoc topics), in the standard library; PSF licence; always here",
+        catalogue.SYNTHETIC: "synthetic text, written by the model itself first (docs/sample.md); the model's licence",
     }
-    for name, record in DATASETS.items():
+    for name, record in catalogue.DATASETS.items():
         most = record.calibration.max_characters
         amount = "read whole" if most is None else f"{most // 1_000_000} million characters read"
         place = "local copy" if is_local(name) else "from the hub"
@@ -46,19 +45,19 @@ def list_sources() -> list[tuple[str, str]]:
 
 def has_two_parts(name: str) -> bool:
     """Whether a source has an evaluation part of its own; of others a part is held out."""
-    return name == BUILTIN or name in DATASETS
+    return name == catalogue.BUILTIN or name in catalogue.DATASETS
 
 
 def read_source(name: str, *, split: str, tokenizer: Any = None) -> str | Tensor:
     """Text of a named source or file, or token ids, (n,) or (n, length), of a file that holds ids."""
     # A file is read whole, whatever the split: two files keep calibration and evaluation apart.
     check_names("split", [split], ("calibration", "evaluation"))
-    if name == BUILTIN:
+    if name == catalogue.BUILTIN:
         return "\n\n".join(catalogue.builtin_documents(split=split))
-    if name in DATASETS:
+    if name in catalogue.DATASETS:
         return dataset_text(name, split=split)
-    if name == SYNTHETIC:
-        why = f"{SYNTHETIC} text is written by the model that is compressed, and only calibrated on"
+    if name == catalogue.SYNTHETIC:
+        why = f"{catalogue.SYNTHETIC} text is written by the model that is compressed, and only calibrated on"
         raise TrisectError(f"{why}; `trisect sample MODEL -o own.jsonl` writes it to a file.")
     content = read_file(catalogue.existing_file(name), tokenizer=tokenizer)
     return content if isinstance(content, Tensor) else "\n\n".join(content)
@@ -82,7 +81,7 @@ def load_tokens(
     if not isinstance(source, str):
         return source if isinstance(source, Tokens) else tokens_from_tensor(source)
     check_request(samples=samples, length=length, sampling=sampling)
-    mixture = parse_mixture(source)
+    mixture = catalogue.parse_mixture(source)
     if samples is None and len(mixture) > 1:
         raise TrisectError(f"The mixture {source!r} needs a number of windows: --samples N (eval: --windows N).")
     counts: list[Any] = [None] if samples is None else share_out(mixture, samples=samples, name=source)
@@ -102,9 +101,9 @@ def load_tokens(
     return tokens_from_tensor(ids, source, text_bytes=None if None in sizes else sum(filter(None, sizes)))
 
 
-def evaluation_tokens(source: Any, tokenizer: Any, *, windows: int | None, **choice: Any) -> Tokens:
+def evaluation_tokens(source: Any, tokenizer: Any, *, windows: int | None, length: int) -> Tokens:
     """What perplexity is measured on: the first windows of the evaluation split, all of them for None."""
-    return load_tokens(source, tokenizer, samples=windows, split="evaluation", **{"sampling": "first", **choice})
+    return load_tokens(source, tokenizer, samples=windows, length=length, sampling="first", split="evaluation")
 
 
 def bos_of(tokenizer: Any) -> int | None:
@@ -133,7 +132,7 @@ def decoded_bytes(ids: Tensor, tokenizer: Any) -> int:
     return sum(len(text.encode("utf-8", errors="surrogatepass")) for text in texts)
 
 
-def share_out(mixture: list[Ingredient], *, samples: int, name: str) -> list[int]:
+def share_out(mixture: list[catalogue.Ingredient], *, samples: int, name: str) -> list[int]:
     """How many of the windows each source of a mixture gives."""
     counts = count_windows([ingredient.share for ingredient in mixture], samples=samples)
     if 0 in counts:

@@ -295,18 +295,16 @@ class TruncationFilter(logging.Filter):
 def quiet() -> Iterator[TruncationFilter]:
     """No log lines and no bars from lm-eval and `datasets`; yields the filter that notices truncation."""
     import datasets
-    import lm_eval.api.metrics
-    import lm_eval.api.model
-    import lm_eval.api.task
-    import lm_eval.models.huggingface
+    from lm_eval.api import metrics, model, task
+    from lm_eval.models import huggingface
 
-    bar = lm_eval.api.task.tqdm
+    bar = task.tqdm
     truncation, model_logger = TruncationFilter(), logging.getLogger("lm_eval.models.huggingface")
     levels = ((logging.getLogger("lm_eval"), logging.ERROR), (model_logger, logging.WARNING))
-    modules = (lm_eval.api.model, lm_eval.api.task, lm_eval.models.huggingface)
+    modules = (model, task, huggingface)
     hidden = [(module, "tqdm", lambda *args, **how: bar(*args, **{**how, "disable": True})) for module in modules]
     # A hundred thousand resamplings, in a pool of processes, for an error that is not reported.
-    resampling = (lm_eval.api.metrics, "bootstrap_stderr", lambda *_, **__: math.nan)
+    resampling = (metrics, "bootstrap_stderr", lambda *_, **__: math.nan)
     with ExitStack() as stack:
         stack.enter_context(replaced(*hidden, resampling))
         for each, level in levels:

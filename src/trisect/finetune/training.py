@@ -311,12 +311,6 @@ def summed_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = 1) -> Te
     return F.cross_entropy(logits, labels[:, 1:][learned], reduction="sum") / num_items_in_batch
 
 
-def state_path(out: str | Path) -> Path:
-    """The folder in which the run that makes `out` keeps its state."""
-    out = Path(out)
-    return out.with_name(out.name + ".tuning")
-
-
 def last_checkpoint(state: Path, identity: dict[str, Any]) -> Path | None:
     """The newest complete checkpoint of this very run in a folder, which is made ready for one."""
     # Trainer writes its own state last, and older checkpoints go after that.
@@ -367,11 +361,6 @@ def measure(model: Any, held_out: HeldOut, *, progress: Progress | None = None) 
                 progress(done, len(held_out.items))
     found = {"perplexity": exponential(total / tokens), "nll": total / tokens, "tokens": tokens}
     return found | {"examples": len(held_out.items), "data": held_out.source, "token_hash": held_out.hash}
-
-
-def extended(receipt: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
-    """The receipt with another entry in the list `tuning`; a model may be tuned more than once."""
-    return {**receipt, "tuning": [*receipt.get("tuning", []), tuning]}
 
 
 def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any]) -> Path:

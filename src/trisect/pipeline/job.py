@@ -326,8 +326,7 @@ def _evaluations(job: Job, loaded: Loaded, prepared: Prepared | None) -> list[To
             job.say(note)
         return found
     length = job.config.calibration.length or usual_length(loaded.model)
-    cut: Any = {"windows": job.eval_windows, "length": length, "seed": job.config.seed}
-    return [evaluation_tokens(job.evaluate, loaded.tokenizer, **cut)]
+    return [evaluation_tokens(job.evaluate, loaded.tokenizer, windows=job.eval_windows, length=length)]
 
 
 def _with_smaller_batches(job: Job, error: Exception) -> Job:

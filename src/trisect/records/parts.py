@@ -146,11 +146,6 @@ class Spectrum:
     length: int  # channels of a head, or neurons
     values: tuple[float, ...]  # shares of all energy, at `even_ranks` where there are more channels than numbers
 
-    @property
-    def ranks(self) -> list[int]:
-        """The place of each value, from 0."""
-        return even_ranks(self.length, len(self.values))
-
     def to_dict(self) -> dict[str, Any]:
         """As it stands in a receipt."""
         return {"of": self.of, "length": self.length, "values": list(self.values)}

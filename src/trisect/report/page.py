@@ -18,16 +18,15 @@ from rich.filesize import decimal
 from trisect.errors import TrisectError
 from trisect.plan.budget import budget_of, compare
 from trisect.report import charts
-from trisect.report.runs import FLOPS, KV_CACHE, PARAMETERS, Fact, Kind, Quantity, Receipt, Run
+from trisect.report.runs import LEADING_SIZES, PERPLEXITY, SIZE, SPEED, TASK, Fact, Quantity, Receipt, Run
 from trisect.report.terminal import count, short
 from trisect.support import files, plots
 
 HINTS = {  # how to measure what was not
-    Kind.PERPLEXITY: ("perplexity", "`trisect eval MODEL --data wikitext2 --json F` for the run and its original"),
-    Kind.TASK: ("tasks", "`trisect eval MODEL --tasks quick --json F` for the run and its original"),
-    Kind.SPEED: ("speed", "`trisect bench RUN --json F`"),
+    PERPLEXITY: ("perplexity", "`trisect eval MODEL --data wikitext2 --json F` for the run and its original"),
+    TASK: ("tasks", "`trisect eval MODEL --tasks quick --json F` for the run and its original"),
+    SPEED: ("speed", "`trisect bench RUN --json F`"),
 }
-LEADING_SIZES = (PARAMETERS, KV_CACHE, FLOPS)
 CERTAIN = 2.0  # standard errors that a difference must exceed before it is called better or worse
 CALIBRATION = ("source", "samples", "length", "sampling", "seed")
 PROVENANCE = ("date", "trisect", "commit", "python", "token_hash")
@@ -89,8 +88,8 @@ def render(runs: Sequence[Run], sections: Mapping[str, Section]) -> str:
     quantities = list(dict.fromkeys(fact.quantity for run in runs for fact in run.facts))
     # What two runs or more were measured by; of many tasks only the last, which is their average.
     known = [each for each in quantities if sum(run.fact(each).after is not None for run in runs) > 1]
-    left_out = [each for each in known if each.kind == Kind.TASK][:-1]
-    left_out += [each for each in known if each.kind == Kind.SIZE]
+    left_out = [each for each in known if each.kind == TASK][:-1]
+    left_out += [each for each in known if each.kind == SIZE]
     text: str = _template().render(
         title=f"trisect report: {', '.join(run.name for run in runs)}",
         policy=content_policy(script),
@@ -112,11 +111,11 @@ def change_of(fact: Fact) -> Change | None:
     if fact.before is None or fact.after is None or fact.before == 0:
         return None
     kind, difference = fact.quantity.kind, fact.after - fact.before
-    rises = kind in (Kind.TASK, Kind.SPEED)
+    rises = kind in (TASK, SPEED)
     css = "better" if (difference >= 0 if rises else difference <= 0) else "worse"
-    if kind == Kind.SIZE:
+    if kind == SIZE:
         return Change(f"{100 * (fact.after / fact.before - 1):+.1f}%", css)
-    if kind != Kind.TASK:
+    if kind != TASK:
         return Change(f"x{fact.after / fact.before:.3f}", css)
     if fact.error is None:
         return Change(f"{difference:+.4f}", css)
@@ -126,19 +125,19 @@ def change_of(fact: Fact) -> Change | None:
 
 def leading_facts(run: Run) -> list[Fact]:
     """The sizes that people pay for, the first text, the tasks' average (or the only task), the speeds."""
-    kinds = {kind: [fact for fact in run.facts if fact.quantity.kind == kind] for kind in (*HINTS, Kind.SIZE)}
-    sizes = [fact for fact in kinds[Kind.SIZE] if fact.quantity in LEADING_SIZES]
-    facts = [*sizes, *kinds[Kind.PERPLEXITY][:1], *kinds[Kind.TASK][-1:], *kinds[Kind.SPEED]]
+    kinds = {kind: [fact for fact in run.facts if fact.quantity.kind == kind] for kind in (*HINTS, SIZE)}
+    sizes = [fact for fact in kinds[SIZE] if fact.quantity in LEADING_SIZES]
+    facts = [*sizes, *kinds[PERPLEXITY][:1], *kinds[TASK][-1:], *kinds[SPEED]]
     return [fact for fact in facts if change_of(fact) is not None]
 
 
 def shown_value(value: float, quantity: Quantity) -> str:
     """A number in the digits that its kind is read in."""
-    if quantity.kind == Kind.PERPLEXITY:
+    if quantity.kind == PERPLEXITY:
         return f"{value:,.3f}"
-    if quantity.kind == Kind.TASK:
+    if quantity.kind == TASK:
         return f"{value:.4f}"
-    if quantity.kind == Kind.SPEED:
+    if quantity.kind == SPEED:
         return f"{value:,.1f} {quantity.unit}"
     if quantity.unit == "B":
         return decimal(round(value), precision=2)

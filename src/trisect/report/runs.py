@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -28,31 +27,26 @@ SUMS = ("compress",)  # timings that are the sum of the others
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-class Kind(StrEnum):
-    """Of quantities."""
-
-    SIZE = "size"
-    PERPLEXITY = "perplexity"
-    TASK = "task"
-    SPEED = "speed"
+SIZE, PERPLEXITY, TASK, SPEED = "size", "perplexity", "task", "speed"  # kinds of quantities
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
     """What is measured. Two runs can be compared where theirs are equal."""
 
-    kind: Kind
+    kind: str
     name: str
     detail: str = ""  # what it was measured on
     key: str = ""  # tells apart what has the same name, e.g. the hash of a text's tokens.
     unit: str = ""
 
 
-BITS = Quantity(kind=Kind.SIZE, name="bits per dense parameter", detail="weight files over parameters before")
-PARAMETERS = Quantity(kind=Kind.SIZE, name="parameters", detail="embeddings included")
-LINEAR = Quantity(kind=Kind.SIZE, name="decoder linear weights")
-KV_CACHE = Quantity(kind=Kind.SIZE, name="KV cache per token", detail="at the same precision", unit="B")
-FLOPS = Quantity(kind=Kind.SIZE, name="FLOPs", detail=f"a prefill of {PREFILL_LENGTH} tokens, decoder layers")
+BITS = Quantity(kind=SIZE, name="bits per dense parameter", detail="weight files over parameters before")
+PARAMETERS = Quantity(kind=SIZE, name="parameters", detail="embeddings included")
+LINEAR = Quantity(kind=SIZE, name="decoder linear weights")
+KV_CACHE = Quantity(kind=SIZE, name="KV cache per token", detail="at the same precision", unit="B")
+FLOPS = Quantity(kind=SIZE, name="FLOPs", detail=f"a prefill of {PREFILL_LENGTH} tokens, decoder layers")
+LEADING_SIZES = (PARAMETERS, KV_CACHE, FLOPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +121,7 @@ class Perplexity(Entry):
         """The number; JSON has no infinity, so a perplexity beyond every float is null."""
         size = "" if self.windows is None else f"{self.windows} windows of {self.length} tokens"
         name = f"perplexity, {Path(self.data).name}"
-        quantity = Quantity(kind=Kind.PERPLEXITY, name=name, detail=size, key=self.token_hash)
+        quantity = Quantity(kind=PERPLEXITY, name=name, detail=size, key=self.token_hash)
         value = math.inf if self.perplexity is None else self.perplexity
         return Reading(model=model, quantity=quantity, value=value, side=side)
 
@@ -208,11 +202,11 @@ class Tasks(Entry):
         for name, score in self.scores.items():
             detail = f"{score.metric.removesuffix(',none')}, {score.shots} shots, {score.questions} questions"
             asked.append(f"{name} ({detail})")
-            quantity = Quantity(kind=Kind.TASK, name=name, detail=detail)
+            quantity = Quantity(kind=TASK, name=name, detail=detail)
             yield Reading(model=model, quantity=quantity, value=score.value, error=score.stderr)
         if len(asked) > 1:
             # Averages compare where the same questions were asked.
-            quantity = Quantity(kind=Kind.TASK, name=f"average of {len(asked)} tasks", key="; ".join(asked))
+            quantity = Quantity(kind=TASK, name=f"average of {len(asked)} tasks", key="; ".join(asked))
             yield Reading(model=model, quantity=quantity, value=self.average, error=self.average_stderr)
 
 
@@ -238,7 +232,7 @@ class BenchRow(Entry):
             return
         name = f"{case.phase}, {case.size} tokens"
         how = f"{case.attention}, {case.mode}, {case.dtype}, {case.device}; the dense model with random weights"
-        speed = Quantity(kind=Kind.SPEED, name=name, detail=how, unit="tokens/s")
+        speed = Quantity(kind=SPEED, name=name, detail=how, unit="tokens/s")
         yield Reading(model=case.subject, quantity=speed, value=self.tokens_per_second, side=side)
 
 
@@ -310,7 +304,7 @@ class Run:
         old, new, width = budget_of(self.before), budget_of(self.after), self.before.bytes_per_element
         files = next((receipt.source_bytes for receipt in reversed(self.receipts) if receipt.source_bytes), None)
         detail = "the files" if files else f"before: {width} per parameter; after: the files"
-        weights = Quantity(kind=Kind.SIZE, name="weights in bytes", detail=detail, unit="B")
+        weights = Quantity(kind=SIZE, name="weights in bytes", detail=detail, unit="B")
         held = files or old.parameters * width, self.weight_bytes
         yield Fact(quantity=PARAMETERS, before=old.parameters, after=new.parameters)
         yield Fact(quantity=LINEAR, before=old.linear_parameters, after=new.linear_parameters)
@@ -333,7 +327,7 @@ def read_runs(folders: Sequence[Path], measured: Sequence[Path] = ()) -> list[Ru
     for run in runs:
         known = {reading.quantity for reading in dense[run.name]}
         kin = [other.name for other in runs if run.source is not None and other.source == run.source]
-        shared = [reading for name in kin for reading in dense[name] if reading.quantity.kind != Kind.SPEED]
+        shared = [reading for name in kin for reading in dense[name] if reading.quantity.kind != SPEED]
         readings[run.name] += [reading for reading in shared if reading.quantity not in known]
     return [run.with_facts(readings[run.name]) for run in runs]
 

@@ -55,8 +55,8 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
-    """What every figure has: a name for its file, a title, words below it; its numbers, and how they are drawn."""
+class Words:
+    """What every figure has: a name for its file, a title, words below it."""
 
     name: str
     title: str
@@ -67,17 +67,9 @@ class Figure:
         """Width of the whole, and height of the plot itself."""
         return WIDTH, 2.8
 
-    def table(self) -> Table:
-        """Header and rows."""
-        raise NotImplementedError
-
-    def draw(self, axes: Any) -> Legend:
-        """Put the numbers on matplotlib's axes; gives what the legend has to name."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, kw_only=True)
-class Chart(Figure):
+class Chart(Words):
     """Series over two axes."""
 
     axes: tuple[str, str]  # what lies across, and what upwards
@@ -106,7 +98,7 @@ class Chart(Figure):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeatMap(Figure):
+class HeatMap(Words):
     """Rows of shares, one column per layer; the hotter the colour, the more is gone."""
 
     rows: Mapping[str, Sequence[float | None]]
@@ -149,6 +141,9 @@ class HeatMap(Figure):
         axes.set_xticks(range(self.columns))
         axes.set_xlabel(f"layer (cells: {self.unit}, %)")
         return []
+
+
+Figure = Chart | HeatMap  # its numbers are a `table`, and `draw` puts them on axes and gives what a legend names
 
 
 def has_matplotlib() -> bool:

@@ -116,12 +116,9 @@ def hardware() -> dict[str, Any]:
     # Whether a GPU may round what float32 products are made of moves a figure's end.
     rounds = "" if torch.get_float32_matmul_precision() == "highest" else " with TF32 products"
     gpu = torch.cuda.get_device_name() + rounds if torch.cuda.is_available() else None
-    return {"cpu": _cpu_model(), "cores": usable_cores(), "gpu": gpu}
-
-
-def usable_cores() -> int:
-    """Cores that this process may use, which may be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Cores that this process may use, which may be fewer than the machine has.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"cpu": _cpu_model(), "cores": cores, "gpu": gpu}
 
 
 @cache
