@@ -27,8 +27,8 @@ from core_protocol import HALVES, split_stories
 from tables import keep_row, known
 
 from trisect.finetune import TuneConfig, finetune, load_examples
-from trisect.finetune.training import load_held_out, measure, save_tuned
-from trisect.models import load_model, original_shape, shape_of
+from trisect.finetune.training import load_held_out, measure
+from trisect.models import load_model, original_shape, save_model, shape_of
 from trisect.plan import budget_of, compare
 from trisect.support.files import write_json
 from trisect.support.receipt import read_receipt
@@ -130,7 +130,7 @@ def run_row(name: str, row: Row, *, folder: str, device: str, max_steps: int | N
     out = RUNS / f"finetune-{name}"
     if not out.exists():
         made = read_receipt(folder)
-        save_tuned(tuned, loaded.tokenizer, out, receipt={**made, "tuning": [*made.get("tuning", []), entry]})
+        save_model(tuned.model, loaded.tokenizer, out, receipt={**made, "tuning": [*made.get("tuning", []), entry]})
     keep_row("finetune.json", {"name": name, **entry})
     shutil.rmtree(state)
     for part in entry["held_out"]:

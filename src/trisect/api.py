@@ -17,6 +17,7 @@ from trisect.errors import TrisectError
 from trisect.evaluate import perplexity as measure
 from trisect.evaluate.perplexity import Perplexity
 from trisect.models import checkpoint, load_model, original_shape, original_widths, save_model, shape_of
+from trisect.models.compressed import CompressedModel
 from trisect.pipeline import run as flow
 from trisect.pipeline import statistics
 from trisect.pipeline.job import Job, carry_out
@@ -82,6 +83,8 @@ def compress(
 
 def save(model: Any, out: str | Path, *, tokenizer: Any = None) -> Path:
     """Write a compressed model as a Hugging Face folder with its plan and receipt; returns the folder."""
+    if not isinstance(model, CompressedModel):
+        raise TrisectError("Only compressed models are saved by trisect; use model.save_pretrained for others.")
     with quiet_transformers():
         return save_model(model, _tokenizer(model, tokenizer), out, receipt=model.receipt or {})
 

@@ -104,7 +104,7 @@ def test_rows_that_fail_are_shown_and_end_in_a_code(
         (["MODEL", "--length", "4096"], "tokens, fewer than a prompt of"),
         (["MODEL", "--new", "4096"], "tokens, fewer than a prompt of"),
         (["MODEL", "--graphs"], "CUDA graphs need a CUDA device"),
-        (["MODEL", "--repeats", "0"], "at least 1"),
+        (["MODEL", "--repeats", "0"], "greater than or equal to 1"),
         (["MODEL", "--align", "7", "--latency-table", "t.json"], "Cannot align widths"),
         (["MODEL", "--dtype", "int8"], "Unknown dtype"),
         (["no-such-folder/x/y"], "There is no model"),

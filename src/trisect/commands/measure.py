@@ -236,8 +236,7 @@ def compare(
     screen.say(f"{loaded.name}: {len(counts.ran)} cells run, {counts.done} done before, {failed} failed{elsewhere}")
     table = folder.path / "table.md"
     screen.say(table.read_text(encoding="utf-8").strip(), f"Table: {table}" + ("" if written else " (unchanged)"))
-    rows = list(results.measurements(models))
-    screen.keep_measurement(json, {"recipe": loaded.name, **done, "measurements": rows})
+    screen.keep_measurement(json, {"recipe": loaded.name, **done, "measurements": list(results.measurements(models))})
     if failed:
         screen.say_next("the same command tries the failed cells again (--keep-errors leaves them)")
         raise typer.Exit(code=1)

@@ -62,7 +62,7 @@ def finetune(
         changes = [{"before": was, "after": now} for was, now in zip(before, measured("after"), strict=True)]
     entry = {**tuned.receipt, "model": loaded.name, "held_out": changes}
     receipt["tuning"] = [*receipt.get("tuning", []), entry]  # a model may be tuned more than once
-    training.save_tuned(tuned, loaded.tokenizer, out, receipt=receipt)
+    models.save_model(tuned.model, loaded.tokenizer, out, receipt=receipt)
     shutil.rmtree(state, ignore_errors=True)
     _show_tuning(tuned, examples, changes)
     screen.say(f"Saved to {out}")

@@ -66,8 +66,7 @@ def demo(
         dense_text = continued(loaded)
         how: Any = {"evaluate": None, "eval_windows": EVAL_WINDOWS, "other_text": False}
         how |= {"say": screen.say, "progress": report}
-        job = Job(model=loaded.model, source=MODEL, tokenizer=loaded.tokenizer, config=config, **how)
-        result = carry_out(job)
+        result = carry_out(Job(model=loaded.model, source=MODEL, tokenizer=loaded.tokenizer, config=config, **how))
         texts = {"prompt": PROMPT, "before": dense_text, "after": continued(loaded)}
     screen.say(*result_lines(result), f"({MODEL}: {catalogue.REGISTRY_MODELS[MODEL].note})")
     screen.say(f"before:     {texts['before']}", f"compressed: {texts['after']}")
@@ -204,8 +203,7 @@ def doctor(json: Json = None) -> None:
             findings += check()
             report("checks", done, len(checks))
     shown = [entry for entry in findings if entry.state != "ok" or not screen.running().quiet]
-    styles = [STYLES[entry.state] for entry in shown]
-    screen.say_table(("", "state", "found", "what to do"), shown, row_styles=styles)
+    screen.say_table(("", "state", "found", "what to do"), shown, row_styles=[STYLES[e.state] for e in shown])
     problems = [entry.subject for entry in findings if entry.state == "problem"]
     screen.keep_measurement(json, {"problems": len(problems), "findings": [entry._asdict() for entry in findings]})
     if problems:

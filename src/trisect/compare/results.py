@@ -250,8 +250,7 @@ def _table(recipe: Recipe, model: ModelOutcome, failures: Sequence[CellOutcome])
         for task in tasks:
             score = outcome.accuracies().get(task)
             scores = [rival.accuracies()[task] for rival in rivals if task in rival.accuracies()]
-            said = "-" if score is None else f"{score:.4f}"
-            line.append(_bold(said, len(scores) > 1 and score == max(scores)))
+            line.append(_bold("-" if score is None else f"{score:.4f}", len(scores) > 1 and score == max(scores)))
         lines.append(line)
     head = ["method", "ratio", "removed", *(["KV bytes per token"] if recipe.kv else []), *texts, *tasks]
     return markdown(head, lines).rstrip()
@@ -331,8 +330,7 @@ def ratio_chart(model: ModelOutcome, number: int) -> plots.Chart | None:
     series = [plots.Series(label=label, points=sorted(points)) for label, points in lines.items()]
     dense, removed = model.dense.perplexity(number), [x for points in lines.values() for x, _ in points]
     if dense is not None and math.isfinite(dense):
-        ends = [(min(removed), dense), (max(removed), dense)]
-        series.append(plots.Series(label="dense", guide=True, points=ends))
+        series.append(plots.Series(label="dense", guide=True, points=[(at(removed), dense) for at in (min, max)]))
     name, text = model.model.name, model.model.evaluations[number].name
     axes = ("removed (%)", f"perplexity, {text}")
     return plots.Chart(name=f"ratio-{name}-{text}", title=name, axes=axes, series=series, log_y=True)

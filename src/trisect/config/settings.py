@@ -85,8 +85,7 @@ def options_of_record(cls: type) -> dict[str, Mapping[str, Any]]:
     for name, entry in declared.items():
         if entry.json_schema_extra:
             about = {"help": entry.description, "annotation": entry.annotation}
-            default = entry.get_default(call_default_factory=True)
-            found[name] = {**entry.json_schema_extra, **about, "default": default}
+            found[name] = {**entry.json_schema_extra, **about, "default": entry.get_default(call_default_factory=True)}
     return found
 
 

@@ -24,11 +24,11 @@ from trisect.evaluate.perplexity import check_positions, evaluating, exponential
 from trisect.evaluate.tasks import seeded
 from trisect.finetune.examples import IGNORED, Example, Examples, collate, holds_instructions, load_examples
 from trisect.methods import METHODS
-from trisect.models import checkpoint, compressed, fingerprint, layer_views, looking, round_as_stored, save_model
+from trisect.models import compressed, fingerprint, layer_views, looking, round_as_stored
 from trisect.models.linear import QuantizedLinear
 from trisect.quantize import QuantizeConfig, quantized_linear
 from trisect.support.checks import read_record
-from trisect.support.files import check_disk_space, new_folder, write_json
+from trisect.support.files import write_json
 from trisect.support.receipt import build_receipt, package_version
 
 WARM_UP = 0.03  # share of the steps in which the learning rate rises
@@ -111,8 +111,7 @@ def _sum(held: QuantizedLinear, delta: Tensor) -> QuantizedLinear:
     plain.weight = nn.Parameter(held.dequantized() + delta.float(), requires_grad=False)
     if held.bias is not None:
         plain.bias = nn.Parameter(held.bias, requires_grad=False)
-    backend = "torchao" if held.packing.symmetric else "hqq"
-    config = QuantizeConfig(bits=held.packing.bits, backend=backend)
+    config = QuantizeConfig(bits=held.packing.bits, backend="torchao" if held.packing.symmetric else "hqq")
     return quantized_linear(plain.train(held.training), config, held.packing.group_size)
 
 
@@ -361,18 +360,3 @@ def measure(model: Any, held_out: HeldOut, *, progress: Progress | None = None) 
                 progress(done, len(held_out.items))
     found = {"perplexity": exponential(total / tokens), "nll": total / tokens, "tokens": tokens}
     return found | {"examples": len(held_out.items), "data": held_out.source, "token_hash": held_out.hash}
-
-
-def save_tuned(tuned: Tuned, tokenizer: Any, out: str | Path, *, receipt: dict[str, Any]) -> Path:
-    """A compressed model's folder, or a stock one for a dense model."""
-    if isinstance(tuned.model, compressed.CompressedModel):
-        save_model(tuned.model, tokenizer, out, receipt=receipt)
-    else:
-        with checkpoint.as_stored(tuned.model):
-            check_disk_space(out, int(1.05 * sum(parameter.nbytes for parameter in tuned.model.parameters())))
-            with new_folder(out) as folder:
-                tuned.model.save_pretrained(folder)
-                if tokenizer is not None:
-                    tokenizer.save_pretrained(folder)
-                write_json(folder / "receipt.json", receipt)
-    return Path(out)

@@ -287,22 +287,22 @@ def save_model(
 
     A streamed model's `layers` are in files, one each, which become its shards.
     """
-    if not isinstance(model, compressed.CompressedModel):
-        raise TrisectError("Only compressed models are saved by trisect; use model.save_pretrained for others.")
     with as_stored(model), new_folder(out) as folder:
         # Quantised weights are buffers.
         size = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
         check_disk_space(out, int(size * 1.05))
+        whole = model
         if layers is None:
             model.save_pretrained(folder)
-            write_json(folder / looking.PROBE, looking.probe_of(model))
         else:
             streamed.write_shards(model, layers, folder)
-            again = load_model(str(folder), device=str(model.device), stream="on")  # layers in the files' own dtype
-            write_json(folder / looking.PROBE, looking.probe_of(again.model))
+            whole = load_model(str(folder), device=str(model.device), stream="on").model  # in the files' own dtype
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         write_json(folder / "receipt.json", receipt)
+        if not isinstance(model, compressed.CompressedModel):  # a dense model that was tuned
+            return Path(out)
+        write_json(folder / looking.PROBE, looking.probe_of(whole))
         # What people without trisect need: a modelling file that transformers can run, and a card to read.
         family = family_for(model.config)
         record = None if family.name in (*BUILT_IN, *WRAPPERS) else repr(family)

@@ -157,8 +157,7 @@ def width_change(before: ModelShape, after: ModelShape, *, component: str) -> st
 
 def kept_shares(before: ModelShape, after: ModelShape) -> dict[str, list[float]]:
     """Component -> share kept, layer by layer: of its width, or of its parameters where maps are factored."""
-    pairs = paired(before, after)
-    return {component: [_kept(old, new, component) for old, new in pairs] for component in COMPONENTS}
+    return {part: [_kept(old, new, part) for old, new in paired(before, after)] for part in COMPONENTS}
 
 
 def _kept(old: LayerShape, new: LayerShape, component: str) -> float:

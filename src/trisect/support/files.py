@@ -28,8 +28,7 @@ def atomic_write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON atomically. Numbers that JSON cannot hold (infinity, NaN) become null."""
-    text = json.dumps(plain(value), indent=2, allow_nan=False)
-    atomic_write_text(path, text + "\n")
+    atomic_write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
 @contextmanager

@@ -50,8 +50,7 @@ def read_receipt(folder: str | Path) -> dict[str, Any]:
 
 def measured_perplexities(record: Mapping[str, Any]) -> list[Any]:
     """Perplexity before and after, one entry per text; older records have one text."""
-    rows = record.get("perplexities") or [record.get("perplexity")]
-    return [row for row in rows if row]
+    return [row for row in record.get("perplexities") or [record.get("perplexity")] if row]
 
 
 def _wrong_part(receipt: dict[str, Any]) -> str | None:
