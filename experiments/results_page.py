@@ -22,6 +22,7 @@ import machine_tables
 import quantise_tables
 import speed_tables
 import tables
+import trillion
 import trust_tables
 from figures import drawn
 
@@ -30,7 +31,7 @@ from trisect.support.files import atomic_write_text
 PICTURES = tables.ROOT / "docs" / "pictures" / "results"
 """A folder of its own, so that a figure whose receipt is gone is known and removed."""
 MODULES = (accuracy_tables, comparison_tables, experts, gemma, machine_tables)
-MODULES += (quantise_tables, speed_tables, trust_tables)
+MODULES += (quantise_tables, speed_tables, trillion, trust_tables)
 
 
 def main(arguments: list[str] | None = None) -> int:
