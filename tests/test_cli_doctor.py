@@ -44,7 +44,7 @@ def test_a_problem_is_named_and_ends_in_code_1(
 
 def test_requirements_come_from_the_package_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "requirements", lambda: LINES)
-    monkeypatch.setattr(doctor, "package_version", VERSIONS.get)
+    monkeypatch.setattr(doctor.receipt, "package_version", VERSIONS.get)
     found = {entry.subject: entry for entry in doctor.check_packages()}
     assert {name: entry.state for name, entry in found.items()} == {
         "Python": "ok",

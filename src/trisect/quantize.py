@@ -87,9 +87,7 @@ def group_sizes(modules: dict[str, nn.Module], config: QuantizeConfig) -> dict[s
             continue
         fitting = [size for size in AUTO_SIZES if inputs % size == 0]
         if not fitting:
-            instead = (
-                "compress with --align 8 or 16, leave the part out with --parts, or use --backend torchao --bits 8"
-            )
+            instead = "compress with --align 8, leave the part out with --parts, or use --backend torchao --bits 8"
             raise TrisectError(f"{path} has {inputs} inputs, which no group size divides; {instead}.")
         if config.group_size is not None and inputs % config.group_size:
             wrong = f"Groups of {config.group_size} do not divide the {inputs} inputs of {path}"
@@ -326,9 +324,7 @@ def quantized_cache(model: Any, *, bits: int = 4, group_size: int | None = None,
 def _fitting(index: int, width: int, asked: int | None) -> int:
     sizes = [size for size in range(LARGEST_GROUP, 0, -8) if width % size == 0]
     if not sizes:
-        raise TrisectError(
-            f"Layer {index} caches heads {width} wide, no multiple of 8; compress with --align 8 or 16."
-        )
+        raise TrisectError(f"Layer {index} caches heads {width} wide, no multiple of 8; compress with --align 8.")
     if asked is not None and asked not in sizes:
         wrong = f"Groups of {asked} do not divide the cached heads of layer {index}, {width} wide"
         raise TrisectError(f"{wrong}; use {_listed(sizes)}, or leave group_size out.")

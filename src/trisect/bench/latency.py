@@ -146,9 +146,7 @@ def measure_latency(
 ) -> budget.LatencyTable:
     """Times of every component at every width of the grid; `known` ones are not taken again."""
     if any(layer.experts for layer in shape.layers):
-        raise TrisectError(
-            "Experts take as long as a batch meets of them: plan a mixture with --budget params or flops."
-        )
+        raise TrisectError("How long experts take depends on the batch: plan with --budget params or flops.")
     setting: dict[str, Any] = {"device": device_name(device), "workload": asdict(workload)}
     setting["dtype"] = str(dtype).removeprefix("torch.")
     table = known or budget.LatencyTable(seconds={}, **setting)

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 
 from trisect import models
 from trisect.commands._options import LoadOptions
-from trisect.support.files import write_json
+from trisect.support import files, quiet_transformers
 
 Report = Callable[[str, int, int], None]  # (stage, done, total): called again and again while a stage lasts
 
@@ -94,7 +94,7 @@ def say_table(left: Sequence[str], rows: Iterable[Sequence[str]], right: Sequenc
 def keep_measurement(path: Path | None, measured: Mapping[str, Any]) -> None:
     """Write the file of --json; that it can be written was checked early."""
     if path is not None:
-        write_json(path, measured)
+        files.write_json(path, measured)
         say(f"Measurement in {path}")
 
 
@@ -113,8 +113,6 @@ def quoted(name: str | Path | None) -> str:
 def quiet_libraries() -> Iterator[None]:
     """Keep transformers from writing between our own lines, unless --verbose."""
     # In a command it stays so to the end: saving and generating have things to say too.
-    from trisect.support import quiet_transformers
-
     command = _running.get()
     with ExitStack() as here:
         if not running().verbose:

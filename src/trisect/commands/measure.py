@@ -125,11 +125,9 @@ def inspect(model: Model, json: Json = None, trust_remote_code: TrustRemoteCode 
 
 def _widths(shape: ModelShape) -> list[dict[str, int]]:
     """Layer by layer; of mixtures also how many experts there are and how many of them a token meets."""
-    mixture = ("experts", "top_k", "shared")
-    return [
-        {name: getattr(layer, name) for name in ("qk", "vo", "mlp", *(mixture if layer.experts else ()))}
-        for layer in shape.layers
-    ]
+    plain, mixture = ("qk", "vo", "mlp"), ("experts", "top_k", "shared")
+    names = [(*plain, *mixture) if layer.experts else plain for layer in shape.layers]
+    return [{name: getattr(layer, name) for name in known} for layer, known in zip(shape.layers, names, strict=True)]
 
 
 @verb("Measure")

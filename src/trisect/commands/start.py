@@ -16,8 +16,7 @@ from trisect.commands._options import Json, LoadOptions, argument, by_key, is_fl
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import catalogue
 from trisect.errors import TrisectError, check_names
-from trisect.support import files
-from trisect.support.receipt import package_version
+from trisect.support import files, receipt
 
 MODEL, PROMPT, NEW_TOKENS = "smollm2-135m", "A function in Python is", 40
 # Enough that the moments settle, little enough that two cores finish within four minutes.
@@ -227,7 +226,7 @@ def check_packages() -> Iterator[Finding]:
 
     yield Finding("Python", "ok", platform.python_version())
     for one in map(Requirement, requirements()):
-        found, extra = package_version(one.name), "extra" in str(one.marker)
+        found, extra = receipt.package_version(one.name), "extra" in str(one.marker)
         if one.marker is not None and not extra and not one.marker.evaluate():
             continue  # of another system
         says, state = found or "not installed", "note" if extra and found is None else "problem"

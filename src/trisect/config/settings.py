@@ -108,9 +108,7 @@ def as_mixture(source: Any) -> str:
     several = [source] if isinstance(source, str) else source
     known = isinstance(several, Sequence) and all(isinstance(name, str) and name for name in several)
     if not known or not several:
-        raise TrisectError(
-            f"A calibration source is a name, a file or a list, such as [notes.txt, c4], not {source!r}."
-        )
+        raise TrisectError(f"A calibration source is a name, a file or a list, as in [notes.txt, c4], not {source!r}.")
     for name in several if len(several) > 1 else ():
         if "+" in name and Path(name).is_file():
             raise TrisectError(f"{name} cannot be part of a mixture, where + parts texts: rename the file.")

@@ -60,9 +60,7 @@ class QuantizeConfig:
         if self.bits not in BITS:
             raise TrisectError(f"Cannot quantise to {self.bits} bits; use one of {', '.join(map(str, BITS))}.")
         if self.backend == "torchao" and (self.bits != 8 or self.group_size is not None):
-            raise TrisectError(
-                "torchao quantises to 8 bits here: type --bits 8 without --group-size, or --backend hqq."
-            )
+            raise TrisectError("torchao quantises to 8 bits: type --bits 8 without --group-size, or --backend hqq.")
         if self.group_size is not None and (self.group_size < 8 or self.group_size % 8):
             raise TrisectError(f"A group size must be a multiple of 8, got {self.group_size}; try 64, or auto.")
 

@@ -119,9 +119,7 @@ def instruction_examples(
     whole = [_example(record, tokenizer, start=start, loss=loss) for record in records if record.output]
     fitting = [item for item in whole if item.first < length]
     if not fitting:
-        raise TrisectError(
-            f"No response of {source} begins within --length {length} tokens; give more, or other data."
-        )
+        raise TrisectError(f"No response of {source} begins within --length {length}; give more, or other data.")
     return Examples(
         items=tuple(Example(item.ids[:length], item.first) for item in fitting),
         source=source,

@@ -27,8 +27,7 @@ from trisect.methods import METHODS
 from trisect.models import compressed, fingerprint, layer_views, looking, round_as_stored
 from trisect.models.linear import QuantizedLinear
 from trisect.quantize import QuantizeConfig, quantized_linear
-from trisect.support.checks import read_record
-from trisect.support.files import write_json
+from trisect.support import checks, files
 from trisect.support.receipt import build_receipt, package_version
 
 WARM_UP = 0.03  # share of the steps in which the learning rate rises
@@ -194,9 +193,7 @@ def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
     if model.device.index not in (None, 0):
         raise TrisectError(f"Tuning runs on the first GPU: set CUDA_VISIBLE_DEVICES={model.device.index}.")
     if model.dtype == torch.float16:
-        raise TrisectError(
-            "Gradients vanish in float16; give --dtype float32 or bfloat16 (it is saved in float16 again)."
-        )
+        raise TrisectError("Gradients vanish in float16; give --dtype float32 (it is saved in float16 again).")
     method = (getattr(model.config, "trisect", None) or {}).get("method")
     if method in METHODS and METHODS[method].masks:
         zeros = f"{method} saved zeros, and merging an adapter would fill them in again"
@@ -316,9 +313,9 @@ def last_checkpoint(state: Path, identity: dict[str, Any]) -> Path | None:
     found = max((path.parent for path in state.glob("*/trainer_state.json")), key=step_of, default=None)
     if found is None:
         state.mkdir(parents=True, exist_ok=True)
-        write_json(state / IDENTITY, identity)
+        files.write_json(state / IDENTITY, identity)
         return None
-    saved = read_record(state / IDENTITY, what="identity of a run", instead="add --fresh to start anew")
+    saved = checks.read_record(state / IDENTITY, what="identity of a run", instead="add --fresh to start anew")
     names = [name for name in {**saved, **identity} if saved.get(name) != identity.get(name)]
     if names:
         apart = "; ".join(f"{name} was {saved.get(name)!r}, is {identity.get(name)!r}" for name in names)
