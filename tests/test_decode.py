@@ -187,7 +187,6 @@ def test_seeking_goes_on_as_if_tokens_had_been_there() -> None:
     decoder.seek(11)
     decoder.tokens.copy_(steps[0])
     assert decoder.step().equal(steps[1])
-    assert decoder.length == 12
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "llama-biases", "qwen3", "phi3", "gpt2"])

@@ -180,7 +180,7 @@ def test_loads_where_trisect_cannot_be_imported(tmp_path: Path) -> None:
     [
         ("llama-gqa", "per-head", "--rope-scope model"),
         ("llama-gqa", "factored", "--method a3+ --portable"),
-        ("qwen3", "sliced", "one set of weights for all heads"),
+        ("qwen3", "sliced", "one norm of queries and keys for all heads"),
         ("phi3-longrope", "sliced", "query channels rotate"),
         ("gpt2", "sliced", "not of the Llama kind"),
         ("helium", "sliced", "its config cannot list"),

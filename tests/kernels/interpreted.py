@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-MODULES = ("triton_rotary", "triton_decode", "triton_gate", "triton_norm")
+MODULES = ("triton_rotary", "triton_decode", "triton_elementwise")
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from rotations import answer, problem
     splits=st.sampled_from([1, 4]),
     padded=st.booleans(),
     window=st.sampled_from([None, 9]),
-    thin=st.booleans(),
 )
 @settings(max_examples=20, deadline=None)
 def test_attention_over_the_live_slots_equals_softmax_written_out(
@@ -32,7 +31,6 @@ def test_attention_over_the_live_slots_equals_softmax_written_out(
     splits: int,
     padded: bool,
     window: int | None,
-    thin: bool,
 ) -> None:
     q, keys, values = cached(*heads, *widths, length=40)
     start = torch.tensor([0, 3][: heads[0]]).clamp(max=stop) if padded else None
@@ -42,7 +40,7 @@ def test_attention_over_the_live_slots_equals_softmax_written_out(
     module = kernels["triton_decode"]
     found = module.launch_attend(
         q, keys, values, start, torch.tensor([stop]),
-        scale=SCALE, window=window, tiles=module.Tiles(block=16, splits=splits, thin=thin),
+        scale=SCALE, window=window, tiles=module.Tiles(block=16, splits=splits),
     )  # fmt: skip
     expected = written_out(q, keys, values, start, stop, window)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)

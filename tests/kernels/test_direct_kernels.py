@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trisect.kernels import rotate_qk, using
-from trisect.kernels.gate import gated
+from trisect.kernels.elementwise import gated
 from trisect.kernels.operators import may_launch
 
 KINDS = ("index", "rates", "shared")

@@ -8,7 +8,7 @@ import test_kernels_compile as compiling
 
 
 def ptx(monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, int, int], **constants: Any) -> str:
-    from trisect.kernels.triton_gate import gate_kernel
+    from trisect.kernels.triton_elementwise import gate_kernel
 
     monkeypatch.setattr(compiling, "HALVES", {"y", "out"})
     rows, columns, warps = blocks

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from interpreted import interpreted
 from torch import Tensor
 
-from trisect.kernels.gate import gated, plain_gated
+from trisect.kernels.elementwise import gated, plain_gated
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Of each element: two roundings, and a little for the exponential."""
@@ -26,7 +26,7 @@ WIDTHS = (1, 5, 80, 688, 1024, 5504)
 def kernel() -> Iterator[ModuleType]:
     """The kernel's module, run by Triton's interpreter."""
     with interpreted() as modules:
-        yield modules["triton_gate"]
+        yield modules["triton_elementwise"]
 
 
 def product(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -40,7 +40,7 @@ def written_out(y: Tensor) -> Tensor:
 
 def launched(kernel: ModuleType, y: Tensor, **how: Any) -> Tensor:
     out = torch.full((*y.shape[:-1], y.shape[-1] // 2), torch.nan, dtype=y.dtype)
-    kernel.launch(y, out, **how)
+    kernel.launch_gate(y, out, **how)
     return out
 
 
@@ -95,7 +95,7 @@ def test_rows_apart_are_read_where_they_lie_and_nothing_beside_them(kernel: Modu
     assert_gated(launched(kernel, y), y)
     assert_gated(launched(kernel, y.view(2, 3, 40)), y.view(2, 3, 40))
     turned = product(40, 6).t()
-    assert not kernel.fits(turned)
+    assert not kernel.fits_gate(turned)
     assert_gated(torch.ops.trisect.gated(turned), turned)
 
 

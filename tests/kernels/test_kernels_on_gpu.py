@@ -22,8 +22,7 @@ from tolerances import assert_same_text
 from trisect.decode import Decoder
 from trisect.decode.prepare import FusedNorm, fuse_norm
 from trisect.kernels import rotate_qk, using
-from trisect.kernels.gate import gated, plain_gated
-from trisect.kernels.norm import normed
+from trisect.kernels.elementwise import gated, normed, plain_gated
 from trisect.kernels.sdpa import sdpa
 from trisect.models import layer_views
 from trisect.models.attention import HeadLayout
@@ -92,9 +91,8 @@ def test_the_operators_keep_the_rules_of_torch_on_a_gpu() -> None:
         (1, 40, 128, torch.float16),
     ],
 )
-@pytest.mark.parametrize("thin", [False, True])
 def test_attention_over_the_live_slots_equals_softmax_written_out(
-    dtype: torch.dtype, group: int, qk: int, vo: int, thin: bool
+    dtype: torch.dtype, group: int, qk: int, vo: int
 ) -> None:
     from trisect.kernels.triton_decode import Tiles, launch_attend
 
@@ -104,7 +102,7 @@ def test_attention_over_the_live_slots_equals_softmax_written_out(
         expected = written_out(q, keys, values, start, stop, window)
         found = launch_attend(
             q, keys, values, start, torch.tensor([stop], device="cuda"),
-            scale=SCALE, window=window, tiles=Tiles(block=64, splits=splits, thin=thin),
+            scale=SCALE, window=window, tiles=Tiles(block=64, splits=splits),
         )  # fmt: skip
         torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
 

@@ -9,7 +9,7 @@ import test_kernels_compile as compiling
 
 @pytest.mark.parametrize(("block", "warps"), [(4096, 16), (8192, 16), (2048, 8)])
 def test_the_norm_kernel_moves_sixteen_bytes_at_once(monkeypatch: pytest.MonkeyPatch, block: int, warps: int) -> None:
-    from trisect.kernels.triton_norm import norm_kernel
+    from trisect.kernels.triton_elementwise import norm_kernel
 
     monkeypatch.setattr(compiling, "HALVES", {"x", "weight", "out"})
     constants: dict[str, Any] = {"BLOCK": block, "eps": 1e-5}

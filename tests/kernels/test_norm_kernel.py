@@ -11,7 +11,7 @@ from interpreted import interpreted
 from torch import Tensor
 
 from trisect.kernels import using
-from trisect.kernels.norm import normed
+from trisect.kernels.elementwise import normed
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Of each element: one rounding, and a little for the root."""
@@ -21,7 +21,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 def kernel() -> Iterator[ModuleType]:
     """The kernel's module, run by Triton's interpreter."""
     with interpreted() as modules:
-        yield modules["triton_norm"]
+        yield modules["triton_elementwise"]
 
 
 def rows(*shape: int, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def test_the_kernel_norms_rows_of_any_shape(
 ) -> None:
     x, weight = rows(*lead, width, dtype=dtype)
     out = torch.full(x.shape, torch.nan, dtype=dtype)
-    kernel.launch(x, weight, out, eps)
+    kernel.launch_norm(x, weight, out, eps)
     torch.testing.assert_close(out.double(), written_out(x, weight, eps), rtol=TOLERANCE[dtype], atol=1e-6)
 
 
@@ -55,7 +55,7 @@ def test_rows_that_lie_apart_are_read_where_they_are(kernel: ModuleType) -> None
     whole, _ = rows(4, 3, 64, dtype=torch.float32)
     x, weight = whole[:, 1], rows(64, dtype=torch.float32)[1]
     out = torch.empty(4, 64)
-    kernel.launch(x, weight, out, 1e-6)
+    kernel.launch_norm(x, weight, out, 1e-6)
     torch.testing.assert_close(out.double(), written_out(x, weight, 1e-6), rtol=2e-6, atol=1e-6)
 
 

@@ -6,7 +6,6 @@ attention; the rules of torch's kernels as a table.
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from narrow_models import narrow
-from tiny_models import PLAIN, SDPA, left_padded, tiny, tokens
+from tiny_models import PLAIN, SDPA, left_padded, tokens
 from trisect.kernels.sdpa import Heads, Kind, Route, kind_of, one_query, prepared, route, sdpa
-from trisect.models import layer_views, load_model, save_model, shape_of
+from trisect.models import shape_of
 from trisect.models.attention import HeadLayout
 from trisect.models.heads import eager
-from trisect.models.looking import slow_widths, warn_of_slow_paths
 from trisect.records.shapes import LayerShape
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
@@ -212,65 +210,6 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
 
 
 SHAPE = LayerShape(d_model=5120, heads=40, kv_heads=40, qk=128, pairs=64, vo=128, mlp=13824, gated=True)
-
-
-@pytest.mark.parametrize(
-    ("kind", "widths", "padded"),
-    [
-        ("cudnn", (96, 96, 11008), None),
-        ("cudnn", (80, 64, 8320), None),
-        ("cudnn", (76, 80, 8320), 80),
-        ("cudnn", (102, 102, 11008), 104),
-        ("cuda", (80, 64, 8320), 80),
-        ("cuda", (96, 96, 11008), None),
-        ("cpu", (76, 64, 1001), None),
-    ],
-)
-def test_a_slow_path_names_the_widths_that_are_padded(
-    kind: Kind, widths: tuple[int, int, int], padded: int | None
-) -> None:
-    qk, vo, mlp = widths
-    found = slow_widths(replace(SHAPE, qk=qk, pairs=qk // 2, vo=vo, mlp=mlp), kind, 2)
-    assert found == ([] if padded is None else [f"heads of {qk}/{vo} channels are padded to {padded} at every call"])
-
-
-def test_an_odd_mlp_width_is_named_with_the_grid_that_it_is_off() -> None:
-    found = slow_widths(replace(SHAPE, qk=96, pairs=48, vo=96, mlp=11059), "cudnn", 2)
-    assert found == ["MLP width 11059 is no multiple of 8"]
-    assert slow_widths(SHAPE, "cudnn", 2) == []
-    assert slow_widths(replace(SHAPE, mlp=11059), "cpu", 4) == []
-
-
-def test_loading_says_once_what_will_be_slow(
-    said: pytest.LogCaptureFixture, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = unequal("llama-gqa", "qk")
-    save_model(model, None, tmp_path / "out", receipt={})
-    monkeypatch.setattr("trisect.models.looking.kind_of", lambda device: "cuda")
-    load_model(str(tmp_path / "out"), dtype="bfloat16")
-    assert len(said.records) == 1
-    assert "layers 0, 1, 2: heads of 12/16 channels are padded to 16 at every call" in said.text
-
-
-def test_nothing_is_said_where_nothing_is_slow(said: pytest.LogCaptureFixture) -> None:
-    model = unequal("llama-gqa", "qk")
-    warn_of_slow_paths(model)
-    stock = tiny("llama-gqa")
-    kind = type(stock.model.layers[0].self_attn)
-    warn_of_slow_paths(stock)
-    assert not said.records
-    assert type(stock.model.layers[0].self_attn) is kind  # a stock model stays stock
-
-
-def test_distinct_layers_are_described_apart(said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("llama-gqa", attention="sdpa").to(torch.bfloat16)
-    for view, vo in zip(layer_views(model), (16, 8, 24), strict=True):
-        view.resize(replace(view.shape(), vo=vo))
-    monkeypatch.setattr("trisect.models.looking.kind_of", lambda device: "cuda")
-    warn_of_slow_paths(model)
-    assert "layers 1: heads of 16/8 channels are padded to 16" in said.text
-    assert "layers 2: heads of 16/24 channels are padded to 24" in said.text
-    assert "heads of 16/16" not in said.text
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2"])

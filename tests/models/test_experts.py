@@ -306,7 +306,7 @@ def test_no_more_is_removed_of_a_mixture_than_asked(name: str, share: float) -> 
         ("llama-gqa", {"drop_experts": True}, "--drop-experts drops experts, and this model has none"),
         ("llama-gqa", {"method": "reap", "parts": ("mlp",)}, "--method reap drops experts, and this model has none"),
         ("mixtral", {"drop_experts": True, "parts": ("qk", "ov")}, "no part of qk,ov; add mlp"),
-        ("deepseek_v3", {"drop_experts": True}, "groups of experts first"),
+        ("deepseek_v3", {"drop_experts": True}, "chooses among groups of experts"),
     ],
 )
 def test_experts_that_cannot_go_are_refused_before_anything_is_touched(

@@ -60,8 +60,8 @@ def test_an_unknown_family_that_computes_what_llama_does_is_compressed_saved_and
     ("config", "reason"),
     [
         (transformers.ArceeConfig(**LLAMA), r"there is no model.layers.0.mlp.gate_proj"),
-        (transformers.OlmoConfig(**LLAMA, clip_qkv=0.5), "its attention computes something else"),
-        (transformers.OlmoConfig(**LLAMA, clip_qkv=8.0), "its attention computes something else"),
+        (transformers.OlmoConfig(**LLAMA, clip_qkv=0.5), "its layers compute something else"),
+        (transformers.OlmoConfig(**LLAMA, clip_qkv=8.0), "its layers compute something else"),
         (transformers.MambaConfig(), "its config has no (intermediate_size|num_attention_heads)"),
         (transformers.BloomConfig(), "its config has no"),
     ],

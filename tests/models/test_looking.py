@@ -9,7 +9,6 @@ import trisect
 from tiny_models import CONFIGS, tiny, tokens
 from trisect import api
 from trisect.models import fingerprint, layer_views, original_shape, original_widths, shape_of, zeros_of
-from trisect.models.looking import warn_of_slow_paths
 
 
 def traces(model: Any) -> list[tuple[type, dict[str, Any]]]:
@@ -29,7 +28,6 @@ def test_looking_at_a_model_leaves_no_trace(name: str) -> None:
     shape_of(model), original_shape(model), original_widths(model), zeros_of(model), fingerprint(model)
     str(api.summary(model))
     api.plan(model, trisect.CompressConfig(ratio=0.25, align=None))
-    warn_of_slow_paths(model)
     for view in layer_views(model):
         for part in (*view.components, *view.linears()):
             view.part(part)

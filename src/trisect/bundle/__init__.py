@@ -7,7 +7,6 @@ different meanings.
 
 import ast
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,10 +20,7 @@ from trisect.support.files import atomic_write_text, write_json
 from trisect.support.receipt import measured_perplexities
 
 PACKAGE = "trisect"
-THEIRS = {"huggingface_hub", "numpy", "packaging", "regex", "safetensors", "tokenizers", "tqdm", "yaml"}
-"""Packages that transformers itself cannot do without."""
-PRESENT = {PACKAGE, "torch", "transformers", *THEIRS, *sys.stdlib_module_names}
-"""What may be imported outside of `try`: transformers refuses a modelling file that asks for more."""
+KERNELS = "trisect.kernels.triton_"  # the beginning of modules that stay with trisect: not everybody has Triton
 
 
 @dataclass(frozen=True)
@@ -40,14 +36,9 @@ class Source:
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
     def needs(self, *, top: bool) -> list[str]:
-        """Modules of this package that are imported from, at the top level or anywhere."""
-        return [str(node.module) for node in self.imports() if is_ours(node) and (not top or node in self.tree.body)]
-
-    def demands(self) -> set[str]:
-        """Packages that may be missing where only transformers is installed."""
-        tries = [node for node in ast.walk(self.tree) if isinstance(node, ast.Try)]
-        tried = {id(inner) for node in tries for inner in ast.walk(node)}
-        return {name for node in self.imports() if id(node) not in tried for name in packages(node)} - PRESENT
+        """Modules of this package that are imported from, at the top level or anywhere, but kernels."""
+        ours = [str(node.module) for node in self.imports() if is_ours(node) and (not top or node in self.tree.body)]
+        return [name for name in ours if not name.startswith(KERNELS)]
 
 
 def packages(node: ast.Import | ast.ImportFrom) -> set[str]:
@@ -69,23 +60,16 @@ def read_source(name: str) -> Source:
     return Source(name, text, ast.parse(text))
 
 
-def sources_for(name: str) -> tuple[list[Source], frozenset[str]]:
-    """A module and everything of this package that it imports, each after what its top level needs."""
-    # Second, what was left out: modules that functions import, and that need packages not everybody has.
+def sources_for(name: str) -> list[Source]:
+    """A module and everything of this package that it imports but kernels, each after what its top level needs."""
     ordered: dict[str, Source] = {}
-    left_out: set[str] = set()
     waiting = [name]
     while waiting:
-        module = waiting.pop(0)
-        found = list(_needed(module, set(ordered)))
-        if ordered and any(source.demands() for source in found):
-            left_out.add(module)
-            continue
-        for source in found:
+        for source in _needed(waiting.pop(0), set(ordered)):
             ordered[source.name] = source
             # What functions import may stand anywhere in the file: it is looked up when they run.
             waiting += source.needs(top=False)
-    return list(ordered.values()), frozenset(left_out)
+    return list(ordered.values())
 
 
 def _needed(name: str, known: set[str]) -> Iterator[Source]:
@@ -99,12 +83,12 @@ def _needed(name: str, known: set[str]) -> Iterator[Source]:
     yield source
 
 
-def merged(sources: Sequence[Source], *, without: frozenset[str]) -> str:
-    """The bodies of all modules; what wants a module of `without` finds it missing."""
-    return "\n".join(_body(source, without) for source in sources)
+def merged(sources: Sequence[Source]) -> str:
+    """The bodies of all modules; what wants a kernel finds it missing."""
+    return "\n".join(_body(source) for source in sources)
 
 
-def _body(source: Source, without: frozenset[str]) -> str:
+def _body(source: Source) -> str:
     """The module's text without its imports of this package, and without `__all__`."""
     lines: list[str | None] = list(source.text.splitlines())
     for node in ast.walk(source.tree):
@@ -113,7 +97,7 @@ def _body(source: Source, without: frozenset[str]) -> str:
             continue
         assert isinstance(node, ast.stmt)
         assert node.end_lineno is not None
-        missing = getattr(node, "module", None) in without
+        missing = str(getattr(node, "module", None)).startswith(KERNELS)
         # Inside a function a statement has to stay, because it may be the only one of a block.
         inner = 'raise ImportError("this needs trisect itself")' if missing else "pass"
         place = [" " * node.col_offset + inner] if node.col_offset else [None]
@@ -152,8 +136,7 @@ def has_triton() -> bool:
 
 @cache
 def _shared_text() -> str:
-    sources, left_out = sources_for(ROOT)
-    return HEADER + merged(sources, without=left_out) + FOOTER
+    return HEADER + merged(sources_for(ROOT)) + FOOTER
 
 
 def bundle_text(family: str, model_class: str, config_class: str, record: str | None = None) -> str:

@@ -55,10 +55,8 @@ def resolved_mode(mode: str, model: Any, device: torch.device) -> str:
     if mode != "eager" and device.type != "cuda":
         raise TrisectError(f"Decoding mode {mode!r} replays CUDA graphs; on {device.type} use 'eager' or 'auto'.")
     if mode != "eager" and moving:
-        raise TrisectError(
-            f"This model's rotation ({moving}) looks at the length of the text on the host, which "
-            "a graph cannot; use 'eager' or 'auto'."
-        )
+        host = f"This model's rotation ({moving}) looks at the length of the text on the host, which a graph cannot"
+        raise TrisectError(f"{host}; use 'eager' or 'auto'.")
     return mode
 
 
@@ -135,8 +133,7 @@ Mode = Literal["auto", "eager", "graphs", "compile"]
 MODES = get_args(Mode)
 BUCKET = 256
 WARM_UP = 3
-LOOK_EVERY = 16
-"""Steps between two looks at whether all texts have ended: each look waits for the device."""
+LOOK_EVERY = 16  # steps between two looks at whether all texts have ended: each look waits for the device
 
 
 class Decoder:
@@ -165,16 +162,13 @@ class Decoder:
         max_length: int,
         mode: Mode = "auto",
         bucket: int | None = None,
-        prepare: bool = True,
         pick: Pick = likeliest,
     ):
         if mode not in MODES:
             raise unknown_name("decoding mode", mode, MODES)
         if batch < 1 or max_length < 2 or (bucket is not None and bucket < 1):
-            raise TrisectError(
-                "Decoding needs a batch of 1 or more, room for 2 tokens or more and a bucket of 1 or more; "
-                f"got {batch}, {max_length} and {bucket}."
-            )
+            needed = "a batch of 1 or more, room for 2 tokens or more and a bucket of 1 or more"
+            raise TrisectError(f"Decoding needs {needed}; got {batch}, {max_length} and {bucket}.")
         self.model, self.batch, self.max_length = model.eval(), batch, max_length
         self.device = next(model.parameters()).device
         self.mode = resolved_mode(mode, model, self.device)
@@ -182,12 +176,9 @@ class Decoder:
         self._views = layer_views(model, own=True)
         for view in self._views:
             if view.why_no_decoder is not None:
-                raise TrisectError(
-                    f"Layer {view.index} has {view.why_no_decoder}, and the Decoder's cache holds keys and values of "
-                    "every layer alone; use model.generate of transformers, and calibrate on a text file."
-                )
-        if prepare:
-            prepare_for_inference(model)
+                other = f"Layer {view.index} has {view.why_no_decoder}, which the Decoder's cache cannot hold"
+                raise TrisectError(f"{other}; use model.generate of transformers, and calibrate on a text file.")
+        prepare_for_inference(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.cache = LiveCache(len(self._views), max_length, self.device)
         for view, layer in zip(self._views, self.cache.layers, strict=True):
@@ -213,11 +204,6 @@ class Decoder:
         tensors = [x for layer in self.cache.layers for x in (layer.keys, layer.values) if x is not None]
         return sum(x.nbytes for x in tensors)
 
-    @property
-    def length(self) -> int:
-        """Tokens each text has in the cache."""
-        return self._seen
-
     @torch.no_grad()
     def prefill(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Read prompts (b, t), padded on the left where `attention_mask` is 0, and start over with them."""
@@ -233,7 +219,7 @@ class Decoder:
             raise TrisectError("Nothing to continue: call prefill(ids) before step().")
         if self._seen >= self.max_length:
             raise TrisectError(
-                f"The cache is full after {self.max_length} tokens; make the Decoder with a larger max_length."
+                f"The cache is full after {self.max_length} tokens; give the Decoder a larger max_length."
             )
         if self._seen == self._switch:
             return self._read(torch.cat(self._text, dim=1))
@@ -271,10 +257,8 @@ class Decoder:
         with `pad_token_id`.
         """
         if ids.shape[1] + new_tokens > self.max_length + 1:
-            raise TrisectError(
-                f"{ids.shape[1]} tokens and {new_tokens} new ones do not fit a cache of {self.max_length}; "
-                f"make the Decoder with max_length={ids.shape[1] + new_tokens}."
-            )
+            many = f"{ids.shape[1]} tokens and {new_tokens} new ones do not fit a cache of {self.max_length}"
+            raise TrisectError(f"{many}; make the Decoder with max_length={ids.shape[1] + new_tokens}.")
         found = [self.prefill(ids, attention_mask)]
         while len(found) < new_tokens:
             if eos_token_id is not None and len(found) % LOOK_EVERY == 0:
@@ -288,17 +272,14 @@ class Decoder:
 
     def _check_prompt(self, ids: Tensor, attention_mask: Tensor | None) -> None:
         if ids.ndim != 2 or ids.shape[0] != self.batch or not 0 < ids.shape[1] <= self.max_length:
-            raise TrisectError(
-                f"This Decoder reads prompts of shape ({self.batch}, 1 to {self.max_length}), got {tuple(ids.shape)}."
-            )
+            shape = f"({self.batch}, 1 to {self.max_length})"
+            raise TrisectError(f"This Decoder reads prompts of shape {shape}, got {tuple(ids.shape)}.")
         if attention_mask is None:
             return
         same = attention_mask.shape == ids.shape
         if not same or not attention_mask[:, -1].all() or (attention_mask.diff(dim=1) < 0).any():
-            raise TrisectError(
-                "The attention mask must have the prompt's shape and pad on the left: zeros, then ones to "
-                "the end of every row."
-            )
+            needed = "have the prompt's shape and pad on the left: zeros, then ones to the end of every row"
+            raise TrisectError(f"The attention mask must {needed}.")
 
     def _start(self, ids: Tensor, attention_mask: Tensor | None) -> None:
         length, self._seen = ids.shape[1], ids.shape[1]

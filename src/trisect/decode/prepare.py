@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 
-from trisect.kernels.gate import gated
-from trisect.kernels.norm import normed
+from trisect.kernels.elementwise import gated, normed
 from trisect.models import LayerView, layer_views
 from trisect.models.heads import eps_of
 from trisect.models.linear import FusedMaps, fused_maps
@@ -20,8 +19,7 @@ from trisect.models.owned import mix_in
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """In float64 stock norms still compute in float32, and torch's does not."""
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-SCALES = (1e-4, 1.0, 1e3)
-"""Of the rows two norms are compared on: among the smallest, epsilon is what counts."""
+SCALES = (1e-4, 1.0, 1e3)  # of the rows two norms are compared on: among the smallest, epsilon is what counts
 
 
 class FusedNorm(nn.Module):
@@ -76,8 +74,7 @@ def _agrees(module: nn.Module, dtype: torch.dtype) -> bool:
 
 SEPARATE = ("gate_proj", "up_proj", "down_proj", "act_fn")
 PACKED = ("gate_up_proj", "down_proj", "activation_fn")
-SILU = (nn.SiLU, type(ACT2FN["silu"]))
-"""The activation that there is a kernel for; others run as they are."""
+SILU = (nn.SiLU, type(ACT2FN["silu"]))  # the activation that there is a kernel for; others run as they are
 
 
 class FusedGate(nn.Module):

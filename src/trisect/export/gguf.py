@@ -81,9 +81,8 @@ def known_architecture(config: Any) -> Architecture:
     """llama.cpp's for a config, or a refusal."""
     family = family_for(config).name
     if family not in ARCHITECTURES:
-        raise TrisectError(
-            f"trisect writes no GGUF files of {family} models, only of {', '.join(ARCHITECTURES)}; use --to hf."
-        )
+        written = ", ".join(ARCHITECTURES)
+        raise TrisectError(f"trisect writes no GGUF files of {family} models, only of {written}; use --to hf.")
     return ARCHITECTURES[family]
 
 
@@ -133,8 +132,7 @@ def _granted(config: Any, known: Architecture) -> dict[str, bool]:
 
 FACTORS = "rope_freqs.weight"
 BLOCK = 32  # weights that share one scale in q8_0: a row must be a whole number of them
-ROUTER = "ffn_gate_inp"
-"""Stays float32 as llama.cpp's own converter has it: a rounded router sends tokens elsewhere."""
+ROUTER = "ffn_gate_inp"  # stays float32 as llama.cpp's own converter has it: a rounded router sends tokens elsewhere
 
 
 @dataclass(frozen=True)
@@ -362,16 +360,14 @@ def check_written(path: Path, makers: dict[str, Callable[[], Tensor]], kinds: di
     """Refuse a file whose weights, read back, are not the ones that were to be written."""
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     if odd := sorted(set(found) ^ set(makers)):
-        raise TrisectError(f"The GGUF file misses or invents {odd[0]}; nothing was written. Please report it.")
+        raise hf.mistake(f"The GGUF file misses or invents {odd[0]}")
     for name, make in makers.items():
         array, kind = _array(make()), kinds[name]
         back = gguf.quants.dequantize(found[name].data, found[name].tensor_type)
         error = float(np.linalg.norm(back - array)) / max(float(np.linalg.norm(array)), 1e-30)
         if not error <= KINDS[kind].loss:
-            raise TrisectError(
-                f"{name} came back from the GGUF file with an error of {error:.2g}, where {kind} explains "
-                f"{KINDS[kind].loss:g}; nothing was written. Try --dtype f32, and please report it."
-            )
+            what = f"{name} came back from the GGUF file with an error of {error:.2g}"
+            raise hf.mistake(f"{what}, where {kind} explains {KINDS[kind].loss:g}")
 
 
 def rotation_factors(config: Any, stock: Stock) -> list[float] | None:

@@ -38,8 +38,7 @@ class Exported:
     notes: tuple[str, ...] = ()
 
 
-TOLERANCE = 1e-4
-"""Largest difference of logits, relative to the largest logit, that float32 arithmetic may make."""
+TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit, that float32 arithmetic may make
 
 LENGTH = 320
 REACH = 2048  # positions are checked up to here, so that slow rotations show too
@@ -79,12 +78,14 @@ def check_same(found: Tensor, expected: Tensor, what: str) -> float:
     """The difference, or a refusal to write files that compute something else."""
     apart = difference(found, expected)
     if not apart <= TOLERANCE:  # NaN is refused too
-        raise TrisectError(
-            f"{what} differs from the compressed model by {apart:.2g} of the largest logit, where rounding "
-            f"explains {TOLERANCE:g}: nothing was written. This is a mistake of trisect; please report it "
-            "with the receipt.json of the folder."
-        )
+        off = f"{what} differs from the compressed model by {apart:.2g} of the largest logit"
+        raise mistake(f"{off}, where rounding explains {TOLERANCE:g}")
     return apart
+
+
+def mistake(what: str) -> TrisectError:
+    """The refusal of a file that is wrong."""
+    return TrisectError(f"{what}: nothing was written. This is a mistake of trisect; please report it.")
 
 
 @torch.no_grad()
@@ -102,17 +103,11 @@ def check_in_llama_cpp(path: Path, model: Any, kind: str, *, longest: int, mixtu
     try:
         found = torch.tensor(run_apart(path, ids.tolist(), size)).double().log_softmax(-1)
     except RuntimeError as error:
-        raise TrisectError(
-            f"llama.cpp cannot run the file, so it was not written: {error}. This is a mistake of trisect; "
-            "please report it."
-        ) from error
+        raise mistake(f"llama.cpp cannot run the file ({error})") from error
     apart = float((expected.exp() * (expected - found)).sum(dim=-1).median())
     if not apart <= DIVERGENCE[kind]:  # NaN is refused too
-        raise TrisectError(
-            f"llama.cpp's probabilities of a next token are {apart:.2g} nats from the compressed model's, "
-            f"where {kind} explains {DIVERGENCE[kind]:g}: nothing was written. This is a mistake of trisect; "
-            "please report it."
-        )
+        off = f"llama.cpp's probabilities of a next token are {apart:.2g} nats from the compressed model's"
+        raise mistake(f"{off}, where {kind} explains {DIVERGENCE[kind]:g}")
     return apart
 
 
@@ -121,10 +116,8 @@ def export_hf(
 ) -> Exported:
     """Write a compressed model, given in float32, as a checkpoint of its stock architecture."""
     if not isinstance(model, CompressedModel):
-        raise TrisectError(
-            "This model is not compressed, so it is a stock checkpoint already; give the folder that "
-            "`trisect compress MODEL -o DIR` wrote."
-        )
+        dense = "This model is not compressed, so it is a stock checkpoint already"
+        raise TrisectError(f"{dense}; give the folder that `trisect compress MODEL -o DIR` wrote.")
     stock = stock_weights(model)
     config = stock_config(model.config, stock)
     expected = probe(model)
@@ -143,7 +136,7 @@ def export_hf(
         logits = probe(built(config, {name: tensor.float() for name, tensor in rounded.items()}))
         again = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # as anybody loads it
         if isinstance(again, CompressedModel):
-            raise TrisectError(f"{folder} still needs trisect; this is a mistake of trisect, please report it.")
+            raise mistake(f"{folder} still needs trisect")
         check_same(probe(again.eval()), logits, "What was written")
         result = Exported(
             path=Path(out),

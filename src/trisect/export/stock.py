@@ -138,11 +138,10 @@ def stock_rotation(model: Any, views: list[LayerView], *, baked: bool) -> StockR
         scaling = 1.0 if baked else own.scaling
         return StockRotation(pairs=room, slots=own_rates if baked else None, places=places, scaling=scaling)
     if len(slots) > room:
-        raise NotPortable(
-            f"The heads of this model turn at {len(slots)} different rates together, and stock heads of width "
-            f"{2 * room} share one set of {room}: compress with --portable (or --rope-scope model), which gives every "
-            "head the same set."
+        many = (
+            f"Heads turn at {len(slots)} different rates, and stock heads of width {2 * room} share one set of {room}"
         )
+        raise NotPortable(f"{many}: compress with --portable (or --rope-scope model).")
     slots = padded(slots, room)
     places = [places_in(rates, slots) for rates in layers]
     return StockRotation(pairs=room, slots=slots, places=places, scaling=1.0)
@@ -152,10 +151,8 @@ def _changing(views: list[LayerView], shapes: list[LayerShape], whole: int, *, b
     """A rotation that changes with the length of the text can stay, but cannot be written as rates."""
     cut = any(getattr(view.attention_module, "rotary_index", None) is not None for view in views)
     if baked or cut or max(max(shape.qk, shape.vo) for shape in shapes) != whole:
-        raise TrisectError(
-            "This model's RoPE changes with the length of the text (dynamic or longrope), so narrower heads "
-            "have no one set of rates to be exported with; compress with --parts mlp, and export --to hf."
-        )
+        moving = "This model's RoPE changes with the length of the text (dynamic or longrope), which no rates can say"
+        raise TrisectError(f"{moving}; compress with --parts mlp, and export --to hf.")
     places = [torch.arange(shape.pairs).expand(shape.kv_heads, -1) for shape in shapes]
     return StockRotation(pairs=whole // 2, slots=None, places=places, scaling=1.0)
 
@@ -198,25 +195,19 @@ def check_exportable(model: Any, parts: tuple[str, ...] = ()) -> None:
     check_family(family_of(model), parts)
     for view in layer_views(model):
         if any(isinstance(module, QuantizedLinear) for module in view.layer.modules()):
-            raise TrisectError(
-                f"Layer {view.index} is quantised: export the folder it was made from, and let the engine "
-                "quantise (--to gguf --dtype q8_0, or llama-quantize)."
-            )
+            instead = "export the folder it was made from, with --to gguf --dtype q8_0 or to an engine that quantises"
+            raise TrisectError(f"Layer {view.index} is quantised: {instead}.")
         shape, name = view.shape(), view.family.name
         if shape.dropped_experts:
-            raise NotPortable(
-                f"Layer {view.index} has {shape.dropped_experts} experts fewer than it had, and a stock {name} has as "
-                "many in every layer: compress again without --drop-experts, or with --portable."
-            )
+            fewer = f"Layer {view.index} has lost {shape.dropped_experts} experts, and stock layers have as many each"
+            raise NotPortable(f"{fewer}: compress again without --drop-experts, or with --portable.")
         if shape.linears:
-            raise NotPortable(
-                f"Layer {view.index}: {shape.linears[0].name} is two matrices, and a stock layer has one. "
-                "Methods that narrow components can be exported: compress with --method a3+ --portable."
-            )
+            two = f"Layer {view.index}: {shape.linears[0].name} is two matrices, and a stock layer has one"
+            raise NotPortable(f"{two}; compress with a method that narrows: --method a3+ --portable.")
         if shape.pairs and 2 * shape.pairs != shape.qk:
+            some = f"Layer {view.index}: only {2 * shape.pairs} of {shape.qk} query channels rotate"
             raise TrisectError(
-                f"Layer {view.index}: only {2 * shape.pairs} of {shape.qk} query channels rotate, and stock "
-                f"{name} code rotates all of them; load the folder itself with `import trisect`."
+                f"{some}, and stock {name} code rotates all; load the folder itself with `import trisect`."
             )
         if any(isinstance(norm, HeadNorm) for norm in view.norms):
             raise _norm_refusal(name)
@@ -227,20 +218,17 @@ def check_family(family: Family, parts: tuple[str, ...] = ()) -> None:
     reason = no_stock_form(family)
     if reason is not None:
         known = [name for name, record in FAMILIES.items() if no_stock_form(record) is None]
-        raise TrisectError(
-            f"A compressed {family.name} model has no stock form: {reason}. What can be exported is "
-            f"{', '.join(known)}; load this folder itself, with `import trisect` and AutoModelForCausalLM."
+        what = (
+            f"A compressed {family.name} model has no stock form: {reason}. What can be exported is {', '.join(known)}"
         )
+        raise TrisectError(f"{what}; load this folder itself, with `import trisect` and AutoModelForCausalLM.")
     if "qk" in parts and family.norms is not None:
         raise _norm_refusal(family.name)
 
 
 def _norm_refusal(name: str) -> NotPortable:
-    return NotPortable(
-        f"{name} has a norm between projection and score with one set of weights for all heads, or one mean, and "
-        "narrow queries and keys need one for each: leave them whole to export, with --parts mlp (or ov,mlp, "
-        "where values are padded to the old width)."
-    )
+    norm = f"{name} has one norm of queries and keys for all heads, and narrow heads need one each"
+    return NotPortable(f"{norm}: compress with --parts mlp, or ov,mlp (values are padded to the old width).")
 
 
 def portable_command(model: Any, receipt: Mapping[str, Any], folder: str) -> str:
@@ -283,8 +271,7 @@ class Stock:
     mlp_widths: tuple[int, ...]
     """What each layer's MLP, or each of its experts, needs; `tensors` are padded to the widest of either kind."""
     widths: dict[str, int]  # the config's names for the widths -> what `tensors` are padded to
-    rates: Tensor | None
-    """(n,) radians per token of the head's slots; None where the source's own rotation stays."""
+    rates: Tensor | None  # (n,) radians per token of the head's slots; None where the source's own rotation stays
     tensors: dict[str, Tensor]  # names of the stock model -> weights
     mixtures: frozenset[int] = frozenset()  # layers that have experts
     experts: int = 0  # how many each of them has

@@ -49,16 +49,12 @@ def vocabulary_of(tokenizer: Any, size: int) -> dict[str, Any]:
     """A fast BPE tokenizer, padded to the `size` of the embedding, by the names of GGUFWriter's `add_` methods."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise TrisectError(
-            "A GGUF file needs a tokenizer, without which llama.cpp cannot load it, and this folder has none "
-            "that can be read (tokenizer.json): put the original model's tokenizer files into the folder."
-        )
+        none = "A GGUF file needs a tokenizer, and this folder has none that can be read (tokenizer.json)"
+        raise TrisectError(f"{none}: put the original model's tokenizer files into it.")
     data = json.loads(backend.to_str())
     model = data["model"]
     if model["type"] != "BPE":
-        raise TrisectError(
-            f"The tokenizer is of the kind {model['type']}, and only BPE is written to GGUF; use --to hf."
-        )
+        raise TrisectError(f"The tokenizer is a {model['type']}, and only BPE is written to GGUF; use --to hf.")
     tokens, types = _tokens(data, tokenizer, size)
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     pieces = bool(model.get("byte_fallback"))
@@ -85,10 +81,8 @@ def _tokens(data: dict[str, Any], tokenizer: Any, size: int) -> tuple[list[str],
     added = {entry["id"]: entry for entry in data.get("added_tokens") or ()}
     by_id |= {index: entry["content"] for index, entry in added.items()}
     if by_id and max(by_id) >= size:
-        raise TrisectError(
-            f"The tokenizer has {max(by_id) + 1} tokens and the model {size} embeddings; they do not belong "
-            "together. Put the original model's tokenizer files into the folder."
-        )
+        apart = f"The tokenizer has {max(by_id) + 1} tokens and the model {size} embeddings"
+        raise TrisectError(f"{apart}: put the original model's tokenizer files into the folder.")
     tokens, types = [], []
     for index in range(size):
         token = by_id.get(index)

@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from trisect.errors import unknown_name
 
-_kept: list[Any] = []
-"""An operator is gone when nobody holds it."""
+_kept: list[Any] = []  # an operator is gone when nobody holds it
 
 
 def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:

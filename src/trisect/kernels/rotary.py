@@ -12,8 +12,7 @@ from torch import Tensor
 
 from trisect.kernels.operators import has_triton, may_launch, on_its_device, register, wants_kernel
 
-Layout = Literal["half", "adjacent"]
-"""Which channels make a pair: (i, i + p) of the first 2p, or (2i, 2i + 1)."""
+Layout = Literal["half", "adjacent"]  # which channels make a pair: (i, i + p) of the first 2p, or (2i, 2i + 1)
 
 
 def head_angles(cos: Tensor, sin: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor]:

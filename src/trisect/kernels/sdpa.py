@@ -22,11 +22,9 @@ class Heads(NamedTuple):
 
     qk: int
     vo: int
-    group: int
-    """Queries per key head."""
+    group: int  # queries per key head
     masked: bool
-    single: bool
-    """One new token per text: everything else comes out of the cache, and a copy would be of all of it."""
+    single: bool  # one new token per text: everything else comes out of the cache, and a copy would be of all of it
     bytes_per_element: int = 2
 
 
@@ -34,12 +32,9 @@ class Heads(NamedTuple):
 class Route:
     """What is done to heads before a kernel gets them."""
 
-    pad: int | None = None
-    """Zero channels up to this width, for queries, keys and values alike."""
-    repeat: bool = False
-    """Keys and values once per query head: the kernel knows no groups."""
-    plain: bool = False
-    """Two matrix products instead of a kernel: for one query, they copy nothing."""
+    pad: int | None = None  # zero channels up to this width, for queries, keys and values alike
+    repeat: bool = False  # keys and values once per query head: the kernel knows no groups
+    plain: bool = False  # two matrix products instead of a kernel: for one query, they copy nothing
 
     @property
     def copies(self) -> bool:

@@ -23,8 +23,6 @@ class Tiles(NamedTuple):
     splits: int
     warps: int = 4
     stages: int = 3
-    thin: bool = False
-    """Multiply and add on plain cores where a key head has one query; else it is padded for tensor cores."""
 
 
 @triton.jit
@@ -67,20 +65,13 @@ def attend_kernel(
             values + slot.to(tl.int64)[:, None] * values_s + output[None, :],
             mask=there[:, None] & (output[None, :] < VO), other=0.0,
         )  # fmt: skip
-        if GROUP_PAD == 1:
-            score = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1)[None, :]
-        else:
-            score = tl.dot(query, tl.trans(key), input_precision="ieee")
+        score = tl.dot(query, tl.trans(key), input_precision="ieee")
         score = tl.where(there[None, :], score * scale, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, axis=1))
         weight = tl.exp(score - higher[:, None])
         shrink = tl.exp(peak - higher)
         total = total * shrink + tl.sum(weight, axis=1)
-        if GROUP_PAD == 1:
-            new = tl.sum(tl.trans(weight) * value.to(tl.float32), axis=0)[None, :]
-        else:
-            new = tl.dot(weight.to(value.dtype), value, input_precision="ieee")
-        mixed = mixed * shrink[:, None] + new
+        mixed = mixed * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
         peak = higher
 
     real = member < GROUP
@@ -134,8 +125,8 @@ def launch_attend(
         scale, length if window is None else window,
         q.stride(0), q.stride(1), *keys.stride()[:3], *values.stride()[:3],
         KV_HEADS=kv_heads, GROUP=group,
-        GROUP_PAD=1 if tiles.thin and group == 1 else max(16, triton.next_power_of_2(group)),
-        # Products on tensor cores start at 16 channels.
+        # Products on tensor cores start at 16 rows and channels.
+        GROUP_PAD=max(16, triton.next_power_of_2(group)),
         QK=qk, QK_PAD=max(16, triton.next_power_of_2(qk)), VO=vo, VO_PAD=max(16, triton.next_power_of_2(vo)),
         SPLITS=tiles.splits, BLOCK=tiles.block, STAGES=tiles.stages, HAS_START=start is not None,
         num_warps=tiles.warps,

@@ -18,8 +18,7 @@ from torch import Tensor
 SHARED, INDEXED, RATES = 0, 1, 2
 """Where angles come from: one table for all heads, a table and an index per head, rates per head."""
 
-MULTIPROCESSORS = 132
-"""Of the GPU the block sizes are chosen for; elsewhere they are merely reasonable."""
+MULTIPROCESSORS = 132  # of the GPU the block sizes are chosen for; elsewhere they are merely reasonable
 
 
 class Blocks(NamedTuple):
@@ -31,10 +30,8 @@ class Blocks(NamedTuple):
     tokens: int
     heads: int
     warps: int
-    ahead: int = 5
-    """How many heads (queries of a group and their key) are read before the first is written."""
-    early: bool = True
-    """Whether heads are asked for before anything else; otherwise the assembler decides."""
+    ahead: int = 5  # how many heads (queries of a group and their key) are read before the first is written
+    early: bool = True  # whether heads are asked for before anything else; otherwise the assembler decides
 
 
 @triton.jit

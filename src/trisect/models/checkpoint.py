@@ -154,7 +154,6 @@ def _load(
             del model.config.quantization_config
             model.hf_quantizer, model.is_quantized = None, False
         model.to(device).eval()
-        looking.warn_of_slow_paths(model)
     reset_invalid_generation_config(model)
     model.stored_dtype = own
     return model
@@ -199,9 +198,9 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
         limits.check_config(raw, where=where)
         if packed := raw.get("quantization_config"):
             method = packed.get("quant_method") if isinstance(packed, dict) else packed
+            quantised = f"{source.path} is quantised ({str(method)[:40]})"
             raise TrisectError(
-                f"{source.path} is quantised ({str(method)[:40]}): use the original weights, and quantise what "
-                "trisect saves (docs/quantize.md)."
+                f"{quantised}: use the original weights, quantise what trisect saves (docs/quantize.md)."
             )
         named = str(raw.get("model_type")).removeprefix(PREFIX)
         if named in (*FAMILIES, *WRAPPERS):
@@ -209,10 +208,8 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
         # A list, because the name may be anything, hashable or not.
         known = raw.get("model_type") in list(transformers.CONFIG_MAPPING)
         if "auto_map" in raw and not known and not trust_remote_code:
-            raise TrisectError(
-                f"{source.path} brings its own code (auto_map in config.json). trisect runs it only when "
-                "asked: add --trust-remote-code if you trust its authors."
-            )
+            own = f"{source.path} brings its own code (auto_map in config.json)"
+            raise TrisectError(f"{own}; it is run only when asked: --trust-remote-code, if you trust its authors.")
         generic.recognise(raw)
     with explained(f"Cannot read the config of {source.path}"):
         extra = {**source.kwargs, "trust_remote_code": trust_remote_code}
@@ -377,15 +374,11 @@ def _check_loaded(name: str, info: dict[str, Any]) -> None:
     """transformers fills missing weights with random numbers and goes on; nobody wants that compressed."""
     missing, mismatched = sorted(info["missing_keys"]), sorted(info["mismatched_keys"])
     if missing:
-        raise TrisectError(
-            f"{name} has no weights for {missing[0]} ({len(missing)} missing); the checkpoint is incomplete."
-        )
+        raise TrisectError(f"{name} is incomplete: it has no weights for {missing[0]} ({len(missing)} missing).")
     if mismatched:
         key, stored, wanted = mismatched[0]
-        raise TrisectError(
-            f"{name}: config.json does not fit the weights: {key} (file {tuple(stored)}, config "
-            f"{tuple(wanted)}; {len(mismatched)} in all)."
-        )
+        sizes = f"file {tuple(stored)}, config {tuple(wanted)}; {len(mismatched)} in all"
+        raise TrisectError(f"{name}: config.json does not fit the weights: {key} ({sizes}).")
 
 
 def _tokenizer(source: Source, trust_remote_code: bool) -> Any:

@@ -27,10 +27,8 @@ def check_format(entry: Any) -> None:
     if not isinstance(entry, dict) or not isinstance(entry.get("layers"), list):
         raise TrisectError("config.json has no usable `trisect` entry; the folder was not written by trisect.")
     if entry.get("format") not in (FORMAT, FACTORED_FORMAT, QUANTIZED_FORMAT):
-        raise TrisectError(
-            f"config.json has trisect format {str(entry.get('format'))[:40]}, this version reads {FORMAT} to "
-            f"{QUANTIZED_FORMAT}; install the trisect version that wrote the folder (receipt.json names it)."
-        )
+        other = f"config.json has trisect format {str(entry.get('format'))[:40]}, not {FORMAT} to {QUANTIZED_FORMAT}"
+        raise TrisectError(f"{other}; install the trisect version that wrote the folder (receipt.json names it).")
 
 
 class CompressedModel(nn.Module):
@@ -92,10 +90,8 @@ def register_families(*names: str) -> None:
 def register_family(record: Family) -> Family:
     """Add a family from outside the package, for this process; a name that is taken is refused."""
     if record.name in WRAPPERS or FAMILIES.get(record.name, record) != record:
-        raise TrisectError(
-            f"There is a family {record.name!r} already; an earlier one of yours is taken out with "
-            f"FAMILIES.pop({record.name!r})."
-        )
+        gone = f"an earlier one of yours is taken out with FAMILIES.pop({record.name!r})"
+        raise TrisectError(f"There is a family {record.name!r} already; {gone}.")
     if not hasattr(transformers, record.model):
         raise TrisectError(f"transformers has no {record.model!r}; name its class with a language-model head.")
     FAMILIES[record.name] = record

@@ -215,10 +215,8 @@ class ExpertView:
         if self.paths.apart:
             raise TrisectError("This router holds its map apart: use --method a3+ without --drop-experts.")
         if any((getattr(self.router, name, 1) or 1) > 1 for name in ("num_group", "n_group")):
-            raise TrisectError(
-                "This router chooses groups of experts first, which must all be as large as each other: no expert "
-                "can be dropped; use --method a3+ without --drop-experts."
-            )
+            alike = "This router chooses among groups of experts, which must all be as large as each other"
+            raise TrisectError(f"{alike}: use --method a3+ without --drop-experts.")
 
     def _drop(self, module: Any, numbers: tuple[int, ...]) -> None:
         """Take the other experts' rows out of the router."""

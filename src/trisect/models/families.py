@@ -212,13 +212,8 @@ def family_for(config: Any) -> Family:
         inner = family_for(config.get_text_config())
         return replace(inner, name=wrapper.name, model=wrapper.model, layers=wrapper.layers)
     if model_type not in FAMILIES:
-        raise unknown_name(
-            "model family",
-            model_type,
-            [*FAMILIES, *WRAPPERS],
-            "To add one, write a Family record in trisect/models/families.py or register it from outside: "
-            "docs/extend.md has the steps, CONTRIBUTING.md the rest.",
-        )
+        steps = "To add one, write a Family record: docs/extend.md has the steps, CONTRIBUTING.md the rest."
+        raise unknown_name("model family", model_type, [*FAMILIES, *WRAPPERS], steps)
     family = FAMILIES[model_type]
     if family.refused is not None and getattr(config, family.refused[0], None):
         setting, reason = family.refused

@@ -150,10 +150,8 @@ class SplitLinear(nn.Module):
 def refuse_nan(tensor: Tensor, what: str) -> None:
     """Refuse weights with NaN or inf by name; layers that are still in their files are looked at when read."""
     if tensor.is_floating_point() and not tensor.is_meta and not tensor.isfinite().all():
-        raise TrisectError(
-            f"{what} holds NaN or inf; the checkpoint is damaged or was saved from a run that diverged. "
-            "Nothing was written."
-        )
+        damaged = "the checkpoint is damaged or was saved from a run that diverged"
+        raise TrisectError(f"{what} holds NaN or inf; {damaged}. Nothing was written.")
 
 
 def weight_of(linear: Any, *, gradient: bool = False) -> Any:
@@ -229,10 +227,8 @@ def _stores_inputs_first(linear: Any) -> bool:
         return False
     if isinstance(linear, FactoredLinear | GroupedLinear | SplitLinear):
         raise TrisectError("A linear map is already factored; compress the original model.")
-    raise TrisectError(
-        f"Cannot read a {type(linear).__name__} as a plain linear layer. Quantised or adapted checkpoints "
-        "must be compressed first and quantised afterwards: pass the original weights."
-    )
+    other = f"Cannot read a {type(linear).__name__} as a plain linear layer"
+    raise TrisectError(f"{other}: pass the original weights; quantise, or adapt, what was compressed.")
 
 
 # n = values of a row, w = bytes of a word
@@ -363,10 +359,8 @@ def make_room(model: Any, entry: Any) -> None:
             raise TrisectError(f"config.json quantises {path[:80]!r}, which is not a linear layer of this model.")
         d_in, d_out = reversed(old.weight.shape) if is_linear(old) else old.weight.shape
         if d_in % packing.group_size or d_in * packing.bits % 8:
-            raise TrisectError(
-                f"config.json has groups of {packing.group_size} for {path}, whose {d_in} inputs they do not "
-                "divide; the folder was changed after trisect wrote it."
-            )
+            groups = f"groups of {packing.group_size} for {path}, whose {d_in} inputs they do not divide"
+            raise TrisectError(f"config.json has {groups}; the folder was changed after trisect wrote it.")
         model.set_submodule(path, QuantizedLinear(d_in, d_out, packing, bias=old.bias is not None))
 
 

@@ -1,7 +1,6 @@
-"""A model as a whole: shape, fingerprint, numbers that can be used, widths that are slow; and fewer layers of it."""
+"""A model as a whole: shape, fingerprint, numbers that can be used; and fewer layers of it."""
 
 import hashlib
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,15 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
-from trisect.kernels.sdpa import Heads, Kind, channel_step, kind_of, route
-from trisect.models.attention import Attention
 from trisect.models.families import Family, family_for
 from trisect.models.linear import is_linear, matrices_of, refuse_nan
 from trisect.models.view import LayerView, layer_views
-from trisect.records.shapes import LayerShape, ModelShape
+from trisect.records.shapes import ModelShape
 from trisect.support.checks import explained
-
-log = logging.getLogger(__name__)
 
 SAMPLE = 64  # weights of each projection that go into a fingerprint
 
@@ -66,10 +61,8 @@ def check_tokens(model: Any, ids: Tensor) -> None:
     """Refuse tokens the model has no embedding for."""
     rows = model.get_input_embeddings().weight.shape[0]
     if int(ids.max()) >= rows or int(ids.min()) < 0:
-        raise TrisectError(
-            f"The tokens go from {int(ids.min())} to {int(ids.max())}, but the model knows 0 to {rows - 1}; "
-            "they were made with another tokenizer."
-        )
+        tokens = f"The tokens go from {int(ids.min())} to {int(ids.max())}, but the model knows 0 to {rows - 1}"
+        raise TrisectError(f"{tokens}; they were made with another tokenizer.")
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -125,35 +118,6 @@ def probe_of(model: Any) -> dict[str, Any]:
     dtype = str(embedding.dtype).removeprefix("torch.")
     tokens = ids[0].tolist()
     return {"dtype": dtype, "prompt": tokens[:PROMPT], "answer": tokens[PROMPT:], "logprobs": logprobs}
-
-
-def slow_widths(shape: LayerShape, kind: Kind, bytes_per_element: int) -> list[str]:
-    """Which widths of a layer leave a device's fast kernels, and how; on a CPU none does by much."""
-    step = channel_step(kind, bytes_per_element)
-    widths = {"MLP": shape.mlp, "query": shape.heads * shape.qk}
-    widths |= {"key": shape.kv_heads * shape.qk, "value": shape.kv_heads * shape.vo}
-    slow = [f"{name} width {width} is no multiple of {step}" for name, width in widths.items() if width % step]
-    if kind != "cpu" and shape.kv_heads:  # else no attention
-        size, group = (shape.qk + shape.rotated, shape.vo), shape.heads // shape.kv_heads
-        way = route(kind, Heads(*size, group, masked=False, single=False, bytes_per_element=bytes_per_element))
-        if way.pad is not None:
-            slow.append(f"heads of {shape.qk}/{shape.vo} channels are padded to {way.pad} at every call")
-    return slow
-
-
-def warn_of_slow_paths(model: Any) -> None:
-    """Say once, when a model is loaded, which of its widths are slow here."""
-    if not any(isinstance(module, Attention) for module in model.modules()):
-        return  # a stock model runs stock code
-    parameter = next(p for p in model.parameters() if p.is_floating_point())
-    kind, size = kind_of(parameter.device), parameter.element_size()
-    slow: dict[str, list[str]] = {}
-    for view in layer_views(model):
-        for reason in slow_widths(view.shape(), kind, size):
-            slow.setdefault(reason, []).append(str(view.index))
-    if slow:
-        lines = [f"layers {', '.join(layers)}: {reason}" for reason, layers in slow.items()]
-        log.warning("some widths will be slow on %s (--align 16 avoids it): %s", parameter.device, "; ".join(lines))
 
 
 PLAIN = (bool, int, float, str)  # values by which one layer may differ from another

@@ -246,9 +246,8 @@ class LayerMaps:
         W, b = self.dense(name)
         if shape != W.shape or (bias is None) != (b is None):
             has, brings = ("without bias" if x is None else "with bias" for x in (b, bias))
-            raise TrisectError(
-                f"Layer {self.index}: {name} is a {tuple(W.shape)} map {has}; {what} {brings} cannot take its place."
-            )
+            there = f"Layer {self.index}: {name} is a {tuple(W.shape)} map {has}"
+            raise TrisectError(f"{there}; {what} {brings} cannot take its place.")
 
     def check_factors(self, linear: LinearShape) -> None:
         """Refuse factors that a map of this layer cannot have."""
@@ -257,10 +256,8 @@ class LayerMaps:
         if linear.cached and linear.name not in ("k", "v"):
             raise TrisectError(f"Layer {self.index}: {linear.name} is never cached; only k and v are.")
         if linear.groups < 1 or d_out % linear.groups or not 1 <= linear.rank <= min(d_in, d_out // linear.groups):
-            raise TrisectError(
-                f"Layer {self.index}: {linear.name} maps {d_in} channels to {d_out}; it cannot have "
-                f"{linear.groups} groups of rank {linear.rank}."
-            )
+            there = f"Layer {self.index}: {linear.name} maps {d_in} channels to {d_out}"
+            raise TrisectError(f"{there}; it cannot have {linear.groups} groups of rank {linear.rank}.")
 
     def _places(self) -> list[Place]:
         """Where this family has its maps."""

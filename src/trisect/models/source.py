@@ -138,10 +138,8 @@ def resolve(name: str) -> Source:
     except OSError as error:
         raise TrisectError(f"Cannot read a model at {shown(name)}: {error.strerror}.") from error
     if path.suffix or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise TrisectError(
-            f"There is no model at {name!r}: give a folder, a .gguf file, a hub id such as org/name, "
-            "or a built-in name (`trisect ls models`)."
-        )
+        known = "a folder, a .gguf file, a hub id such as org/name, or a built-in name (`trisect ls models`)"
+        raise TrisectError(f"There is no model at {name!r}: give {known}.")
     return Source(path=name, local=False)
 
 
@@ -151,10 +149,8 @@ def _resolve_file(path: Path) -> Source:
     reader = read_gguf(path)
     shapes = {tensor.name: tuple(tensor.shape.tolist()) for tensor in reader.tensors}
     if ROPE_FACTORS in shapes:
-        raise TrisectError(
-            f"{path} carries rotation factors ({ROPE_FACTORS}), which transformers leaves out when it reads "
-            "GGUF: the model would run with wrong frequencies. Give the Hugging Face folder instead."
-        )
+        factors = f"{path} carries rotation factors ({ROPE_FACTORS}), which transformers leaves out when it reads GGUF"
+        raise TrisectError(f"{factors}; give the Hugging Face folder instead.")
     weights = Weights(shapes=shapes, size=path.stat().st_size)
     return Source(path=str(path.parent), kwargs={"gguf_file": path.name}, gguf=reader, weights=weights)
 
@@ -170,10 +166,8 @@ def check_weights(source: Source) -> Weights | None:
         return source.weights
     folder = _checkpoint_folder(source)
     if (folder / ADAPTER).exists():
-        raise TrisectError(
-            f"{folder} holds an adapter ({ADAPTER}), which loads weights from elsewhere; merge it into its "
-            "model first (peft's merge_and_unload does), or remove it."
-        )
+        adapter = f"{folder} holds an adapter ({ADAPTER}), which loads weights from elsewhere"
+        raise TrisectError(f"{adapter}; merge it first (peft's merge_and_unload does), or remove it.")
     shapes: dict[str, tuple[int, ...]] = {}
     size, kinds = 0, []
     for shard, names in _shards(folder).items():
@@ -210,10 +204,8 @@ def _shards(folder: Path) -> dict[Path, set[str]]:
     if not (folder / INDEX).is_file():
         pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
         if pickles:
-            raise TrisectError(
-                f"{folder} holds only pickled weights ({pickles[0]}), which can run code when opened. "
-                "Convert them to safetensors first (model.save_pretrained does)."
-            )
+            pickled = f"{folder} holds only pickled weights ({pickles[0]}), which can run code when opened"
+            raise TrisectError(f"{pickled}; convert them to safetensors first (model.save_pretrained does).")
         raise TrisectError(f"{folder} has no {WEIGHTS} and no {INDEX}; the weights are missing.")
     data = read_json(folder / INDEX)
     places = data.get("weight_map") if isinstance(data, dict) else None

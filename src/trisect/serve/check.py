@@ -19,8 +19,7 @@ log = logging.getLogger(__name__)
 
 SWITCH = "TRISECT_SELF_CHECK"  # environment variable; 0 leaves the comparison out
 TOLERANCE = {"float32": 0.001}
-OTHER_TOLERANCE = 0.25
-"""Mean difference of log-probabilities, in nats; the larger one where either side has 16 bits."""
+OTHER_TOLERANCE = 0.25  # mean difference of log-probabilities, in nats; the larger one where either side has 16 bits
 LIMIT = 1 << 20  # bytes of a probe that are read
 
 
@@ -55,11 +54,11 @@ def compare(engine: Any) -> None:
     dtypes = (probe["dtype"], str(config.dtype).removeprefix("torch."))
     allowed = max(TOLERANCE.get(dtype, OTHER_TOLERANCE) for dtype in dtypes)
     if not off <= allowed:
-        raise TrisectError(
-            f"{config.model} does not compute in this engine what its {PROBE} says: log-probabilities of {len(found)} "
-            f"tokens are off by {off:.3g} on average, where {allowed:g} is rounding. Please report it with the "
-            f"versions of vLLM and trisect; {SWITCH}=0 serves it all the same."
+        wrong = (
+            f"log-probabilities of {len(found)} tokens are off by {off:.3g} on average, where {allowed:g} is rounding"
         )
+        what = f"{config.model} does not compute in this engine what its {PROBE} says: {wrong}"
+        raise TrisectError(f"{what}. Please report it; {SWITCH}=0 serves it all the same.")
     log.info("%s: log-probabilities of %d tokens agree with its %s to %.2g.", config.model, len(found), PROBE, off)
 
 

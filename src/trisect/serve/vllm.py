@@ -84,9 +84,7 @@ class Narrow:
     def recursive_replace(self) -> None:
         """Heads first, which only we know how to split; vLLM replaces the rest as it always does."""
         if self.config.trisect.get("quantization"):
-            raise TrisectError(
-                "The folder has trisect's own quantised weights, which vLLM cannot run; serve the 16-bit folder."
-            )
+            raise TrisectError("vLLM cannot run trisect's own quantised weights; serve the 16-bit folder.")
         self.text_config._attn_implementation = "vllm"
         stacked: dict[str, tuple[str, str]] = {}
         names = {id(module): f"model.{name}" for name, module in self.model.named_modules()}
@@ -118,9 +116,7 @@ class Narrow:
         shardable = plain and maps and not layout.per_head and not family.output_gate
         together = any(isinstance(norm, HeadNorm) and norm.dims != (-1,) for norm in module.children())
         if size > 1 and (not shardable or together or layout.heads % size):
-            raise TrisectError(
-                f"{prefix} cannot be split over {size} processes; serve it with --tensor-parallel-size 1."
-            )
+            raise TrisectError(f"{prefix} cannot be split over {size} processes: --tensor-parallel-size 1.")
         if not shardable:
             return {}
         module.layout = replace(layout, heads=layout.heads // size, kv_heads=max(1, layout.kv_heads // size))

@@ -1,11 +1,11 @@
-"""Gate one half of a product with the other: the Triton kernel where it applies, its plain twin elsewhere.
+"""The gate of an MLP and the RMS norm: a Triton kernel where it applies, plain torch elsewhere.
 
 `trisect::gated` is a custom operator, so that torch.compile, autograd and CUDA graphs know what happens.
 """
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import rms_norm, silu
 
 from trisect.kernels.operators import has_triton, may_launch, on_its_device, register, wants_kernel
 
@@ -27,10 +27,10 @@ def plain_gated(y: Tensor) -> Tensor:
 def _gated(y: Tensor) -> Tensor:
     out = _half(y)
     if has_triton() and y.is_cuda:
-        from trisect.kernels.triton_gate import fits, launch
+        from trisect.kernels import triton_elementwise
 
-        if fits(y):
-            launch(y, out)
+        if triton_elementwise.fits_gate(y):
+            triton_elementwise.launch_gate(y, out)
             return out
     return out.copy_(plain_gated(y))
 
@@ -53,3 +53,16 @@ def _backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
 
 
 register("gated", "(Tensor y) -> Tensor", _gated, fake=_half, remember=_remember, backward=_backward)
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x (..., D) with a mean square of one in every row, times weight (D,): rounded once."""
+    if wants_kernel("norm", x) and may_launch(x):
+        from trisect.kernels import triton_elementwise
+
+        if triton_elementwise.fits_norm(x):
+            out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            with torch.cuda.device_of(x):
+                triton_elementwise.launch_norm(x, weight, out, eps)
+            return out
+    return rms_norm(x, weight.shape, weight, eps)

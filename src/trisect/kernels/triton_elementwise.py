@@ -1,10 +1,9 @@
 # Triton functions have no types of Python: their arguments are pointers and numbers on the device.
 # mypy: disable-error-code="no-untyped-def, assignment"
-"""The gate kernel: silu(gate) * up of a fused product [gate | up], read once and in one launch.
+"""Kernels that read every number once, in one launch: silu(gate) * up of a fused product [gate | up], and RMS norms.
 
-One program does some columns of a few rows. All it does is move memory, so every thread asks for sixteen
-bytes of both halves at a time. Widths and strides are numbers, not constants: layers that were cut to
-different widths share one compilation.
+All they do is move memory, so every thread asks for sixteen bytes at a time. Widths and strides are numbers, not
+constants: layers that were cut to different widths share one compilation.
 """
 
 from typing import NamedTuple
@@ -16,14 +15,15 @@ from torch import Tensor
 
 from trisect.kernels.triton_rotary import MULTIPROCESSORS
 
-COLUMNS = (512, 1024)
-"""What a program may do of a row; two choices, because a width is seldom a multiple of the larger."""
-MANY = 2048
-"""Elements of each half that a program does where there is enough for all."""
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+COLUMNS = (512, 1024)  # what a program may gate of a row; two, because a width is seldom a multiple of the larger
+MANY = 2048  # elements of each half that a program gates where there is enough for all
+MOST_ROWS = 256  # torch's own norm is made for more; for the few of a decoding step it takes three launches' time
+WIDEST = 1 << 14  # a program of the norm holds no more numbers in its registers
 
 
 class Blocks(NamedTuple):
-    """What a program does at once: powers of two."""
+    """What a program gates at once: powers of two."""
 
     rows: int
     columns: int
@@ -50,7 +50,7 @@ def gate_kernel(
     tl.store(out + far * width + column[None, :], product.to(gate.dtype), mask=mask)
 
 
-def launch(y: Tensor, out: Tensor, *, blocks: Blocks | None = None) -> None:
+def launch_gate(y: Tensor, out: Tensor, *, blocks: Blocks | None = None) -> None:
     """Write silu of the first half of y's last dimension, times the second, into `out`, which is dense."""
     width = out.shape[-1]
     if out.numel() == 0:
@@ -73,7 +73,32 @@ def chosen_blocks(rows: int, width: int, itemsize: int) -> Blocks:
     return Blocks(MANY // columns, columns, 4)
 
 
-def fits(y: Tensor) -> bool:
+def fits_gate(y: Tensor) -> bool:
     """Whether the kernel takes this product: on a GPU, 16 or 32 bits, columns side by side."""
-    known = y.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return y.is_cuda and known and y.stride(-1) == 1
+    return y.is_cuda and y.dtype in FLOATS and y.stride(-1) == 1
+
+
+@triton.jit
+def norm_kernel(x, weight, out, x_row, width, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < width
+    value = tl.load(x + row * x_row + column, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
+    mean = tl.sum(value * value, axis=0) / width
+    tl.store(out + row * width + column, (value * tl.rsqrt(mean + eps) * scale).to(out.dtype.element_ty), mask=mask)
+
+
+def launch_norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
+    """Write the norm of every row of x (..., D), scaled by `weight` (D,), into `out`, which is dense."""
+    width = x.shape[-1]
+    flat = x.reshape(-1, width)
+    block = triton.next_power_of_2(width)
+    warps = max(1, min(16, block // 256))  # sixteen bytes per thread, as far as there are threads
+    norm_kernel[(len(flat),)](flat, weight, out, flat.stride(0), width, eps, BLOCK=block, num_warps=warps)
+
+
+def fits_norm(x: Tensor) -> bool:
+    """Whether the kernel takes these rows: few, not too wide, on a GPU, numbers side by side."""
+    few = 0 < x.numel() <= MOST_ROWS * x.shape[-1]
+    return x.is_cuda and x.dtype in FLOATS and few and x.shape[-1] <= WIDEST and x.stride(-1) == 1
