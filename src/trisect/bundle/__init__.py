@@ -147,8 +147,9 @@ def bundle_text(family: str, model_class: str, config_class: str, record: str | 
     return f'{_shared_text()}{added}\n\n{classes}{HEADLESS} = headless_class("{family}")\n'
 
 
-def write_bundle(folder: Path, *, family: str, model_class: str, config_class: str, record: str | None = None) -> None:
+def write_bundle(folder: Path, model: Any, *, family: str, record: str | None) -> None:
     """Put the modelling file into a saved folder, and say in its config.json what is in it."""
+    model_class, config_class = type(model).__name__, type(model.config).__name__
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("architectures") != [model_class]:
@@ -173,20 +174,19 @@ NOT_IN_VLLM = {
 
 def write_card(
     folder: Path,
+    model: Any,
     receipt: Mapping[str, Any],
     *,
     shapes: tuple[ModelShape, ModelShape],
-    entry: Mapping[str, Any],
-    name: str,
     family: str | None = None,
     stock: Any = None,
 ) -> None:
     """README.md of a folder whose weights are there already.
 
-    `shapes` are those before and after, `entry` is the config's own record of the compression, `name` where the
-    model was loaded from, `family` that of a native folder whose text model is all of it; of an export, `stock` is the
-    `Exported` record.
+    `shapes` are those before and after, `family` is that of a native folder whose text model is all of it; of an
+    export, `stock` is the `Exported` record.
     """
+    entry = model.config.trisect
     old, new = (budget_of(shape) for shape in shapes)
     counted = ("parameters", "linear_parameters", "kv_bytes_per_token")
     titles = ("parameters", "linear weights of the decoder", "KV cache, bytes per token")
@@ -202,7 +202,7 @@ def write_card(
         "stock": stock,
     }
     made = _recipe_rows(receipt) or [("method", entry.get("method"))]
-    atomic_write_text(folder / "README.md", _card(source_of(receipt) or name, made, facts))
+    atomic_write_text(folder / "README.md", _card(source_of(receipt) or model.name_or_path, made, facts))
 
 
 def weights_size(folder: Path) -> int:

@@ -306,7 +306,8 @@ def _notes(config: Any, stock: Stock, kept: int) -> tuple[str, ...]:
 def file_tensors(config: Any, stock: Stock) -> dict[str, Callable[[], Tensor]]:
     """llama.cpp's name -> what makes the tensor, in the order in which they are written."""
     factors = rotation_factors(config, stock)
-    tensors = parted(stock.tensors, interleaved=_interleaved(config))
+    experts = family_for(config).experts
+    tensors = parted(stock.tensors, interleaved=experts is not None and experts.interleaved)
     makers: dict[str, Callable[[], Tensor]] = {} if factors is None else {FACTORS: partial(Tensor, factors)}
     theirs = names_of(config, tensors, mixture=bool(stock.mixtures))
     return makers | {theirs[name]: partial(_native, name, tensors[name], config, stock) for name in theirs}
@@ -399,18 +400,13 @@ def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
     return tensor
 
 
-def _interleaved(config: Any) -> bool:
-    """Whether experts are stored (in, out) with gate and up taking turns."""
-    experts = family_for(config).experts
-    return experts is not None and experts.interleaved
-
-
 EXPERTS = {"_proj": ".weight", "_proj_bias": ".bias"}
 """Endings of experts' tensors in a checkpoint -> of llama.cpp's kind."""
 
 
 def parted(tensors: dict[str, Tensor], *, interleaved: bool = False) -> dict[str, Tensor]:
     """Gate and up of all experts of a layer (E, 2 I, D) as tensors of their own; what has no experts as it is."""
+    # Interleaved ones are stored (in, out), with gate and up taking turns.
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         prefix, _, last = name.rpartition("experts.")

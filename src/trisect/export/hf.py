@@ -151,8 +151,7 @@ def export_hf(
         )
         new = shape_of(written)
         shapes = replace(original_shape(model), bytes_per_element=new.bytes_per_element), new
-        about: Any = {"entry": model.config.trisect, "name": model.name_or_path}
-        write_card(folder, receipt or {}, shapes=shapes, stock=result, **about)
+        write_card(folder, model, receipt or {}, shapes=shapes, stock=result)
     return result
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from trisect.bundle import source_of
 from trisect.config.goals import GOALS
 from trisect.errors import TrisectError, option_name
-from trisect.models import FAMILIES, WRAPPERS, Family, LayerView, family_for, family_of, layer_views
+from trisect.models import FAMILIES, WRAPPERS, Family, LayerView, family_for, layer_views
 from trisect.models.families import LLAMA
 from trisect.models.heads import HeadNorm, Rotation, rotation_of
 from trisect.models.linear import QuantizedLinear, as_maps, resized
@@ -159,7 +159,7 @@ def _changing(views: list[LayerView], shapes: list[LayerShape], whole: int, *, b
 
 def own_rotation(model: Any) -> Rotation | None:
     """The source's rotation, if it is one for all lengths."""
-    return rotation_of(model.get_submodule(family_of(model).layers.rpartition(".")[0]))
+    return rotation_of(model.get_submodule(family_for(model.config).layers.rpartition(".")[0]))
 
 
 LIKE_LLAMA = ("layers", "attention", "qkv", "o", "up", "gate", "down")
@@ -192,7 +192,7 @@ def no_stock_form(family: Family) -> str | None:
 
 def check_exportable(model: Any, parts: tuple[str, ...] = ()) -> None:
     """Refuse what no stock architecture can hold, now or with these parts cut: before anything is computed."""
-    check_family(family_of(model), parts)
+    check_family(family_for(model.config), parts)
     for view in layer_views(model):
         if any(isinstance(module, QuantizedLinear) for module in view.layer.modules()):
             instead = "export the folder it was made from, with --to gguf --dtype q8_0 or to an engine that quantises"
@@ -238,7 +238,7 @@ def portable_command(model: Any, receipt: Mapping[str, Any], folder: str) -> str
     given = {name: recipe.get(name) for name in GOALS} | {"calibration": text.get("source")}
     given |= {name: text.get(name) for name in ("samples", "length")}
     given["drop_layers"] = recipe.get("drop_layers") or None
-    given["parts"] = None if family_of(model).norms is None else "mlp"
+    given["parts"] = None if family_for(model.config).norms is None else "mlp"
     options = [word for name in given if given[name] is not None for word in (option_name(name), str(given[name]))]
     source = source_of(receipt) or "MODEL"
     return shlex.join(["trisect", "compress", source, "-o", f"{folder.rstrip('/')}-portable", "--portable", *options])

@@ -153,14 +153,8 @@ def route_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Route:
     on_cpu = q.device.type == "cpu"
     if q.shape[3] == v.shape[3] if on_cpu else q.dtype == torch.float64:
         return AS_THEY_ARE  # what `_on_cpu` says, sooner; and no fused kernel has float64
-    heads = Heads(
-        qk=q.shape[3],
-        vo=v.shape[3],
-        group=q.shape[1] // k.shape[1],
-        masked=mask is not None,
-        single=q.shape[2] == 1,
-        bytes_per_element=q.element_size(),
-    )
+    masked, single = mask is not None, q.shape[2] == 1
+    heads = Heads(q.shape[3], v.shape[3], q.shape[1] // k.shape[1], masked, single, q.element_size())
     return route(kind_of(q.device), heads)
 
 

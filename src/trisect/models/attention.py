@@ -101,7 +101,7 @@ class Attention(nn.Module):
         cache = past_key_values if past_key_values is not None else layer_past
         lent = kwargs.pop("shared_kv_states", None)
         if position_embeddings is not None:
-            position_embeddings = whole_table(position_embeddings, short=self.family.short_table)
+            position_embeddings = self._whole_table(position_embeddings)
         if self.family.position_scale == "unrotated":  # stock layers do not tell them; padding counts as text
             seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
             position_ids = (torch.arange(hidden_states.shape[1], device=hidden_states.device) + seen).unsqueeze(0)
@@ -126,7 +126,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys (b, t, heads, qk) as they are compared: rotated, normalised, scaled by position."""
         if self.layout.pairs:
-            angles: Any = {"table": self._table(table), "index": self.rotary_index, "rates": self.rotary_rates}
+            angles: Any = {"table": table, "index": self.rotary_index, "rates": self.rotary_rates}
             kind: Any = {"layout": self.family.rotary, "in_place": self.prepared and self.tap is None}
             q, k = rotate_qk(q, k, pairs=self.layout.pairs, positions=positions, **angles, **kind)
         if self.norm_last:
@@ -262,7 +262,7 @@ class Attention(nn.Module):
         """One new token per text (b, 1, heads, width): into the cache, and its attention (b, 1, h, vo)."""
         live, clock = self.live, self.live.clock
         if self.layout.pairs:
-            cos, sin = (None, None) if table is None or self.rotary_rates is not None else self._table(table)
+            cos, sin = (None, None) if table is None or self.rotary_rates is not None else table
             angles = cos, sin, self.rotary_index, self.rotary_rates, positions
             how = self.layout.pairs, self.family.rotary == "adjacent"
             torch.ops.trisect.rotate_write_(q, k, v, live.keys, live.values, clock.slot, *angles, *how)
@@ -294,10 +294,14 @@ class Attention(nn.Module):
         module: nn.Module = getattr(self, names[QKV.index(name) if len(names) > 1 else 0])
         return module.get_submodule(name) if isinstance(module, SplitLinear) else module
 
-    def _table(self, table: Any) -> Table:
-        """Cosines and sines with the columns [all frequencies | all again]."""
-        paired = self.family.paired_table
-        cos, sin = (torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) if paired else x for x in table)
+    def _whole_table(self, table: Any) -> Table:
+        """Cosines and sines with the columns [all frequencies | all again]; some have complex numbers."""
+        short = self.family.short_table
+        if isinstance(table, Tensor):
+            table, short = (table.real, table.imag), True
+        if self.family.paired_table:
+            table = [torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) for x in table]
+        cos, sin = (torch.cat([x, x], dim=-1) if short else x for x in table)
         return cos, sin
 
     @property
@@ -342,14 +346,6 @@ class Attention(nn.Module):
 
     def _canonical(self, x: Tensor) -> Tensor:
         return to_canonical(x, self.layout.pairs, self.family.rotary)
-
-
-def whole_table(table: Any, *, short: bool = False) -> Table:
-    """Cosines and sines, every frequency twice; some have complex numbers, or every frequency once."""
-    if isinstance(table, Tensor):
-        table, short = (table.real, table.imag), True
-    cos, sin = (torch.cat([x, x], dim=-1) if short else x for x in table)
-    return cos, sin
 
 
 def layout_of(module: Any, family: Family, config: Any) -> HeadLayout:

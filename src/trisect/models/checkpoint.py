@@ -140,7 +140,8 @@ def _load(
         limits.check_fits(_blank(config, name), weights.shapes, size=weights.size, packed=packed, where=where)
     model_class, own = _class_for(config), _own_dtype(config, source, weights)
     kind = _dtype(dtype, own, device)
-    if streamed.to_be_streamed(stream, source, device=device, growth=kind.itemsize / own.itemsize):
+    size = 0 if weights is None else weights.size * kind.itemsize / own.itemsize
+    if streamed.to_be_streamed(stream, source, device=device, size=size):
         with explained(f"Cannot load {name}"):
             model = streamed.load_layers_later(model_class, config, source.path, dtype=kind, device=device)
     else:
@@ -262,16 +263,10 @@ def look_at(name: str, *, trust_remote_code: bool = False) -> Loaded:
 def original_shape(model: Any) -> ModelShape:
     """The shape before any compression."""
     now = shape_of(model)
+    undone: Any = {"dropped_experts": 0, "shared_output": False, "linears": ()}
     layers = tuple(
-        replace(
-            shape,
-            **vars(w),
-            experts=shape.experts + shape.dropped_experts,
-            dropped_experts=0,
-            shared_output=False,
-            linears=(),
-        )
-        for shape, w in zip(now.layers, compressed.original_widths(model), strict=True)
+        replace(layer, **vars(widths), experts=layer.experts + layer.dropped_experts, **undone)
+        for layer, widths in zip(now.layers, compressed.original_widths(model), strict=True)
     )
     depth = len(layers) + len(compressed.dropped_layers(model))
     return replace(now, layers=layers).with_depth(depth, apart=looking.parameters_apart(layer_views(model)[0]))
@@ -303,11 +298,9 @@ def save_model(
         # What people without trisect need: a modelling file that transformers can run, and a card to read.
         family = family_for(model.config)
         record = None if family.name in (*BUILT_IN, *WRAPPERS) else repr(family)
-        names = {"model_class": type(model).__name__, "config_class": type(model.config).__name__}
-        write_bundle(folder, family=family.name, record=record, **names)
-        about: Any = {"entry": model.config.trisect, "name": model.name_or_path}
-        about |= {"family": None if family.name in WRAPPERS else family.name}
-        write_card(folder, receipt, shapes=(original_shape(model), shape_of(model)), **about)
+        write_bundle(folder, model, family=family.name, record=record)
+        shapes, whole = (original_shape(model), shape_of(model)), family.name not in WRAPPERS
+        write_card(folder, model, receipt, shapes=shapes, family=family.name if whole else None)
         streamed.check_saved(model, folder)
     return Path(out)
 

@@ -331,9 +331,6 @@ class QuantizedLinear(nn.Module):
             return y if self.bias is None else y + self.bias
         return nn.functional.linear(x, self.dequantized(x.dtype), self.bias)
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, {self.packing}, bias={self.bias is not None}"
-
     def _stored(self, x: Tensor) -> Tensor:
         dtype, kind = SCALES[self.packing.scales]
         return x.to(dtype).contiguous().view(kind)

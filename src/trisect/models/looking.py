@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
-from trisect.models.families import Family, family_for
+from trisect.models.families import family_for
 from trisect.models.linear import is_linear, matrices_of, refuse_nan
 from trisect.models.view import LayerView, layer_views
 from trisect.records.shapes import ModelShape
@@ -18,22 +18,15 @@ from trisect.support.checks import explained
 SAMPLE = 64  # weights of each projection that go into a fingerprint
 
 
-def family_of(model: Any) -> Family:
-    """The family record of a loaded model."""
-    return family_for(model.config)
-
-
 def shape_of(model: nn.Module) -> ModelShape:
     """Sizes of the model as it stands."""
     views = layer_views(model)
     parameters = list(model.parameters())
     inside = [p for view in views for module in view.projections() for p in module.parameters()]
     stored = getattr(model, "stored_dtype", None) or next(p for p in parameters if p.is_floating_point()).dtype
-    return ModelShape(
-        layers=tuple(view.shape() for view in views),
-        other_parameters=sum(p.numel() for p in parameters) - sum(p.numel() for p in inside),
-        bytes_per_element=stored.itemsize,
-    )
+    layers = tuple(view.shape() for view in views)
+    other = sum(p.numel() for p in parameters) - sum(p.numel() for p in inside)
+    return ModelShape(layers=layers, other_parameters=other, bytes_per_element=stored.itemsize)
 
 
 @torch.no_grad()
@@ -201,13 +194,11 @@ def _copied(config: Any) -> Any:
 def _changes(text: Any, dropped: Sequence[int]) -> dict[str, Any]:
     """What a config says otherwise without these layers: how many there are, and lists with an entry for each."""
     count = text.num_hidden_layers
-    lists = {key: value for key, value in text.to_dict().items() if isinstance(value, list | tuple) and "layer" in key}
-    found = {
-        key: [entry for number, entry in enumerate(value) if number not in dropped]
-        for key, value in lists.items()
-        if len(value) == count
-    }
-    return {"num_hidden_layers": count - len(dropped), **found}
+    found: dict[str, Any] = {"num_hidden_layers": count - len(dropped)}
+    for key, value in text.to_dict().items():
+        if isinstance(value, list | tuple) and "layer" in key and len(value) == count:
+            found[key] = [entry for number, entry in enumerate(value) if number not in dropped]
+    return found
 
 
 def _told(module: nn.Module) -> dict[str, Any]:

@@ -70,10 +70,6 @@ class Shards:
         self.folder = Path(folder)
         self.files = tensor_files(self.folder)  # tensor name -> file name
 
-    @property
-    def num_bytes(self) -> int:
-        return sum((self.folder / name).stat().st_size for name in set(self.files.values()))
-
     def shape(self, place: Place) -> tuple[int, ...]:
         """The shape of a tensor, from its files' headers."""
         shapes = self._each(place, lambda file, name: file.get_slice(name).get_shape())
@@ -241,8 +237,8 @@ STREAM = ("auto", "on", "off")
 ROOM = 0.5  # a model may take this share of the memory that is free before its layers are streamed
 
 
-def to_be_streamed(asked: str, source: Source, *, device: str, growth: float = 1.0) -> bool:
-    """Whether layers are to be read one at a time: as asked, or where all, `growth` times the files, is large."""
+def to_be_streamed(asked: str, source: Source, *, device: str, size: float) -> bool:
+    """Whether layers are to be read one at a time: as asked, or where all, `size` bytes, is large."""
     if asked not in STREAM:
         raise unknown_name("way to stream", asked, STREAM)
     possible = source.local and not source.gguf
@@ -251,7 +247,7 @@ def to_be_streamed(asked: str, source: Source, *, device: str, growth: float = 1
         raise TrisectError(f"{needed}; download it, or use --stream off.")
     if asked != "auto" or not possible:
         return asked == "on"
-    return growth * Shards(source.path).num_bytes > ROOM * available_bytes(device)
+    return size > ROOM * available_bytes(device)
 
 
 def available_bytes(device: str | torch.device) -> int:

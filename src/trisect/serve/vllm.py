@@ -21,12 +21,11 @@ from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper
 from vllm.v1.attention.selector import get_attn_backend
 
 from trisect.errors import TrisectError
+from trisect.models import LayerView, family_for, layer_views
 from trisect.models.attention import Attention
-from trisect.models.families import family_for
 from trisect.models.heads import HeadNorm
 from trisect.models.linear import FactoredLinear, SplitLinear
 from trisect.models.owned import mix_in
-from trisect.models.view import LayerView, layer_views
 from trisect.serve import check_served
 
 CPU_WIDTHS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -46,21 +45,14 @@ class Apart(nn.Module):
     """Mixed into modules with factored maps: vLLM asks one module of a class which products it may fuse."""
 
 
-class Narrow:
+Mixin: Any = object  # its class is vLLM's in the end, and type checkers ask nothing of it
+
+
+class Narrow(Mixin):
     """Mixed in before a class of vLLM's transformers backend."""
 
-    config: Any
-    text_config: Any
-    model: Any
-    model_config: Any
-    cache_config: Any
-    quant_config: Any
-    device_config: Any
-    tp_group: Any
-    hf_to_vllm_mapper: WeightsMapper
-
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
-        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
         if hasattr(self, "logits_processor"):
             self.logits_processor.scale /= getattr(self.text_config, "logits_scaling", 1.0)
 
@@ -69,13 +61,13 @@ class Narrow:
         check_served(family_for(self.config).name)
         if getattr(self.text_config, "num_kv_shared_layers", 0):
             raise TrisectError("The vLLM plugin does not serve models whose layers lend each other keys and values.")
-        super()._patch_config()  # type: ignore[misc]
+        super()._patch_config()
         self.text_config._attn_implementation = "eager"
 
     def _create_hf_to_vllm_mapper(self) -> None:
         """Our files have no stray tensors, and patterns for those of others may match some of ours (GPT-2)."""
         self.model._keys_to_ignore_on_load_unexpected = None
-        super()._create_hf_to_vllm_mapper()  # type: ignore[misc]
+        super()._create_hf_to_vllm_mapper()
 
     def views(self) -> list[LayerView]:
         """The layers that this process has."""
@@ -96,7 +88,7 @@ class Narrow:
                 mix_in(Apart, module, "Factored")
         if any(view.experts is not None for view in self.views()):
             with self._own_experts():
-                super().recursive_replace()  # type: ignore[misc]
+                super().recursive_replace()
         else:  # one of a family with experts may have none
             self.num_moe_layers = 0
             TransformersForCausalLM.recursive_replace(self)
@@ -179,7 +171,7 @@ class Narrow:
         widths = [experts[i].width if i in experts else 0 for i in layers]
         for block, _ in kept:
             del block.experts
-        settings = vars(self.text_config)  # its class would not take a list
+        settings: Any = vars(self.text_config)  # its class would not take a list
         had = settings.get("moe_intermediate_size")
         settings["moe_intermediate_size"] = widths
         try:
