@@ -16,7 +16,7 @@ from exports import compressed, quantized, sliced
 
 from tiny_models import CONFIGS, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
-from trisect.bundle import ROOT, Source, is_ours, merged, packages, sources_for
+from trisect.bundle import ROOT, Source, is_ours, merged, sources_for
 from trisect.models import load_model, save_model
 
 PROMPT = tokens(2, 20, seed=9)
@@ -188,6 +188,11 @@ THEIRS = {"huggingface_hub", "numpy", "packaging", "regex", "safetensors", "toke
 """Packages that transformers itself cannot do without."""
 PRESENT = {"trisect", "torch", "transformers", *THEIRS, *sys.stdlib_module_names}
 """What may be imported outside of `try`: transformers refuses a modelling file that asks for more."""
+
+
+def packages(node: ast.Import | ast.ImportFrom) -> set[str]:
+    modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+    return {module.split(".")[0] for module in modules}
 
 
 def demands(part: Source) -> set[str]:

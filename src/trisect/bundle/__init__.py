@@ -41,15 +41,9 @@ class Source:
         return [name for name in ours if not name.startswith(KERNELS)]
 
 
-def packages(node: ast.Import | ast.ImportFrom) -> set[str]:
-    """The packages that a statement imports from."""
-    modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
-    return {module.split(".")[0] for module in modules}
-
-
 def is_ours(node: ast.AST) -> TypeGuard[ast.ImportFrom]:
     """Whether a statement imports something of this package, which is always written `from MODULE import NAME`."""
-    return isinstance(node, ast.ImportFrom) and packages(node) == {PACKAGE}
+    return isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == PACKAGE
 
 
 def read_source(name: str) -> Source:

@@ -83,12 +83,9 @@ class Clock:
 
     def __init__(self, device: torch.device):
         self.slot = torch.zeros(1, dtype=torch.int64, device=device)
-        self.start: Tensor | None = None
-        """First slot of each text (b,), behind its padding; None where no text is padded."""
-        self.prompt = 0
-        """Tokens of the prompt while it is being read, 0 afterwards."""
-        self.live = 0
-        """Slots that attention looks at; those not written yet are behind the mask."""
+        self.start: Tensor | None = None  # first slot of each text (b,), behind its padding; None without any
+        self.prompt = 0  # tokens of the prompt while it is being read, 0 afterwards
+        self.live = 0  # slots that attention looks at; those not written yet are behind the mask
 
 
 class LiveLayer(StaticLayer):

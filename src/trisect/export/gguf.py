@@ -28,8 +28,7 @@ class Architecture:
     name: str
     halved: bool = False  # its channels are paired as in Hugging Face, and it reads no list of frequencies
     square: bool = False  # its heads are together as wide as the residual stream
-    normalised: bool | None = None
-    """Whether the weights of a token's experts are made to add up to one; None without experts."""
+    normalised: bool | None = None  # the weights of a token's experts are made to add up to one; None without any
     activation: str = "silu"
     pattern: int = 0  # it knows sliding windows, and each layer of this many looks at everything; 0 without
     yarn: bool = False  # it stretches rotations by YaRN
@@ -45,7 +44,7 @@ SCALES = (
     ("logit_scale", "logits_scaling"),
 )
 WINDOW = (("sliding_window", "sliding_window"),)
-ARCHITECTURES = {
+ARCHITECTURES = {  # by family
     **dict.fromkeys(("llama", "mistral", "qwen2", "phi3"), Architecture("llama")),
     "qwen3": Architecture("qwen3", halved=True),
     "mixtral": Architecture("llama", normalised=True),
@@ -66,9 +65,7 @@ ARCHITECTURES = {
         numbers=WINDOW,
     ),
 }
-"""By family."""
-LOCAL_BASE, CLAMP = 10_000.0, 7.0
-"""What llama.cpp takes for granted: the base of Gemma 3's local rotations; where gpt-oss clamps its gates."""
+LOCAL_BASE, CLAMP = 10_000.0, 7.0  # of Gemma 3's local rotations and gpt-oss's gates, whatever the file says
 WIDTHS = {
     "intermediate_size": "feed_forward_length",
     "moe_intermediate_size": "expert_feed_forward_length",

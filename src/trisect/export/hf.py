@@ -42,8 +42,7 @@ TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit,
 
 LENGTH = 320
 REACH = 2048  # positions are checked up to here, so that slow rotations show too
-DIVERGENCE = {"f32": 1e-3, "f16": 1e-2, "q8_0": 0.1}
-"""Nats between the native model's next token and llama.cpp's that a kind of weights explains."""
+DIVERGENCE = {"f32": 1e-3, "f16": 1e-2, "q8_0": 0.1}  # nats between next tokens that a kind of weights explains
 PROMPT = 64
 MIXTURE_PROMPTS = 5
 """Rounding may send a token to another expert, and what follows it elsewhere: of so many prompts the median counts."""

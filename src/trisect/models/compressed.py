@@ -14,7 +14,7 @@ from torch import nn
 
 from trisect.errors import TrisectError
 from trisect.models.families import FAMILIES, PREFIX, WRAPPERS, Family, family_for
-from trisect.models.linear import make_room, packing_entry
+from trisect.models.linear import QuantizedLinear, make_room
 from trisect.models.view import layer_views
 from trisect.records.shapes import LayerShape, LayerWidths, LinearShape, widths_of
 
@@ -135,7 +135,8 @@ def mark_compressed(model: Any, *, original: list[LayerWidths], method: str, rat
 
 def mark_quantized(model: Any, *, backend: str) -> None:
     """Note in a compressed model's config which of its modules are quantised, so that it loads as it is."""
-    entry = {"format": QUANTIZED_FORMAT, "quantization": packing_entry(model, backend=backend)}
+    modules = {path: asdict(m.packing) for path, m in model.named_modules() if isinstance(m, QuantizedLinear)}
+    entry = {"format": QUANTIZED_FORMAT, "quantization": {"backend": backend, "modules": modules}}
     model.config.trisect = {**model.config.trisect, **entry}
 
 

@@ -1,7 +1,7 @@
 """Read and build linear layers in the row-vector convention, whichever class holds them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -156,9 +156,13 @@ def refuse_nan(tensor: Tensor, what: str) -> None:
 
 def weight_of(linear: Any, *, gradient: bool = False) -> Any:
     """(in, out) view of the weight, so that y = x W; or of its gradient, None before any backward pass."""
-    as_it_is = _stores_inputs_first(linear)
+    if isinstance(linear, FactoredLinear | GroupedLinear | SplitLinear):
+        raise TrisectError("A linear map is already factored; compress the original model.")
+    if not is_linear(linear) and not isinstance(linear, Conv1D):
+        other = f"Cannot read a {type(linear).__name__} as a plain linear layer"
+        raise TrisectError(f"{other}: pass the original weights; quantise, or adapt, what was compressed.")
     stored = linear.weight.grad if gradient else linear.weight.detach()
-    return stored if stored is None or as_it_is else stored.T
+    return stored if stored is None or isinstance(linear, Conv1D) else stored.T
 
 
 def matrices_of(module: Any) -> list[Tensor]:
@@ -217,18 +221,6 @@ def built_from(old: Any, weight: Tensor, bias: Tensor | None, *, plain: bool = F
             stored = value.to(old.weight.dtype).contiguous()
             setattr(new, name, nn.Parameter(stored, requires_grad=old.weight.requires_grad))
     return new.train(old.training)
-
-
-def _stores_inputs_first(linear: Any) -> bool:
-    """Whether the stored weight is (in, out) already; anything but a plain linear layer is refused."""
-    if isinstance(linear, Conv1D):
-        return True
-    if is_linear(linear):
-        return False
-    if isinstance(linear, FactoredLinear | GroupedLinear | SplitLinear):
-        raise TrisectError("A linear map is already factored; compress the original model.")
-    other = f"Cannot read a {type(linear).__name__} as a plain linear layer"
-    raise TrisectError(f"{other}: pass the original weights; quantise, or adapt, what was compressed.")
 
 
 # n = values of a row, w = bytes of a word
@@ -359,12 +351,6 @@ def make_room(model: Any, entry: Any) -> None:
             groups = f"groups of {packing.group_size} for {path}, whose {d_in} inputs they do not divide"
             raise TrisectError(f"config.json has {groups}; the folder was changed after trisect wrote it.")
         model.set_submodule(path, QuantizedLinear(d_in, d_out, packing, bias=old.bias is not None))
-
-
-def packing_entry(model: nn.Module, *, backend: str) -> dict[str, Any]:
-    """The `quantization` entry of a config: every quantised module of the model, and how it is held."""
-    modules = {path: m for path, m in model.named_modules() if isinstance(m, QuantizedLinear)}
-    return {"backend": backend, "modules": {path: asdict(m.packing) for path, m in modules.items()}}
 
 
 def packing_summary(entry: Any) -> dict[str, Any] | None:

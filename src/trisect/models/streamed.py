@@ -40,8 +40,7 @@ Read = Callable[[], Mapping[str, Tensor]]  # gives a layer's tensors in main mem
 class Place:
     """Where a tensor is in the files: as it is, or in pieces (experts that are stored one by one)."""
 
-    names: dict[str, list[str]]
-    """Pattern of the converter -> the tensors that match it, in order; without one, the tensor alone."""
+    names: dict[str, list[str]]  # pattern of the converter, if any -> the tensors that match it, in order
     converter: Any = None  # transformers' way to make it of several, by operations one after the other
 
     def merged(self, tensors: Mapping[str, Tensor]) -> Tensor:
