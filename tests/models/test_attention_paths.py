@@ -18,12 +18,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from narrow_models import narrow
-from tiny_models import PLAIN, SDPA, left_padded, tokens
+from tiny_models import PLAIN, SDPA, left_padded, tiny, tokens
 from trisect.kernels.sdpa import Heads, Kind, Route, kind_of, one_query, prepared, route, sdpa
-from trisect.models import shape_of
+from trisect.models import load_model, mark_compressed, original_widths, save_model, shape_of
 from trisect.models.attention import HeadLayout
 from trisect.models.heads import eager
-from trisect.records.shapes import LayerShape
+from trisect.models.looking import warn_of_slow_widths
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 UNEQUAL = [(12, 8), (8, 12), (7, 16)]
@@ -209,7 +209,28 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
         yield caplog
 
 
-SHAPE = LayerShape(d_model=5120, heads=40, kv_heads=40, qk=128, pairs=64, vo=128, mlp=13824, gated=True)
+def test_loading_says_once_what_will_be_slow(
+    said: pytest.LogCaptureFixture, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(unequal("llama-gqa", "qk"), None, tmp_path / "out", receipt={})
+    monkeypatch.setattr("trisect.models.looking.kind_of", lambda device: "cuda")
+    load_model(str(tmp_path / "out"), dtype="bfloat16")
+    assert len(said.records) == 1
+    assert "layers 0, 1, 2 have widths that are no multiple of 8" in said.text
+
+
+def test_nothing_is_said_where_nothing_is_slow(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warn_of_slow_widths(unequal("llama-gqa", "qk"))  # on a CPU
+    monkeypatch.setattr("trisect.models.looking.kind_of", lambda device: "cuda")
+    stock = tiny("llama-gqa")
+    kind = type(stock.model.layers[0].self_attn)
+    warn_of_slow_widths(stock)
+    whole = tiny("llama-gqa")
+    warn_of_slow_widths(mark_compressed(whole, original=original_widths(whole), method="a3", ratio=0.0).bfloat16())
+    assert not said.records
+    assert type(stock.model.layers[0].self_attn) is kind  # a stock model stays stock
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "phi3", "gpt2"])

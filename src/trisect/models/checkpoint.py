@@ -155,6 +155,7 @@ def _load(
             del model.config.quantization_config
             model.hf_quantizer, model.is_quantized = None, False
         model.to(device).eval()
+        looking.warn_of_slow_widths(model)
     reset_invalid_generation_config(model)
     model.stored_dtype = own
     return model

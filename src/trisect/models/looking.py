@@ -1,6 +1,7 @@
 """A model as a whole: shape, fingerprint, numbers that can be used; and fewer layers of it."""
 
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from trisect.errors import TrisectError
+from trisect.kernels.sdpa import channel_step, kind_of
 from trisect.models.families import family_for
 from trisect.models.linear import is_linear, matrices_of, refuse_nan
 from trisect.models.view import LayerView, layer_views
 from trisect.records.shapes import ModelShape
 from trisect.support.checks import explained
+
+log = logging.getLogger(__name__)
 
 SAMPLE = 64  # weights of each projection that go into a fingerprint
 
@@ -111,6 +115,19 @@ def probe_of(model: Any) -> dict[str, Any]:
     dtype = str(embedding.dtype).removeprefix("torch.")
     tokens = ids[0].tolist()
     return {"dtype": dtype, "prompt": tokens[:PROMPT], "answer": tokens[PROMPT:], "logprobs": logprobs}
+
+
+def warn_of_slow_widths(model: Any) -> None:
+    """Say once, when a compressed model is loaded, which layers leave the fast kernels of a GPU."""
+    if not hasattr(model.config, "trisect"):
+        return
+    parameter = next(p for p in model.parameters() if p.is_floating_point())
+    step = channel_step(kind_of(parameter.device), parameter.element_size())
+    shapes = [(view.index, view.shape()) for view in layer_views(model)]
+    slow = [str(n) for n, shape in shapes if any(w % step for w in (shape.qk, shape.vo, shape.mlp))]
+    if slow:
+        odd = f"layers {', '.join(slow)} have widths that are no multiple of {step}"
+        log.warning("%s, which is slow on %s (--align 16 avoids it)", odd, parameter.device)
 
 
 PLAIN = (bool, int, float, str)  # values by which one layer may differ from another
