@@ -101,8 +101,7 @@ def _body(source: Source) -> str:
 
 
 MODULE = "modeling_trisect"
-HEADLESS = "TrisectModel"
-"""The class without a language-model head, which vLLM's and SGLang's transformers backends build."""
+HEADLESS = "TrisectModel"  # the class without a head, which vLLM's and SGLang's transformers backends build
 ROOT = "trisect.models.compressed"
 
 HEADER = '''\

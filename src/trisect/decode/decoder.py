@@ -21,8 +21,7 @@ from trisect.models.heads import ropes_of
 
 log = logging.getLogger(__name__)
 
-Pick = Callable[[Tensor], Tensor]
-"""Logits (b, v) -> tokens (b,), without asking the host: it may be recorded in a CUDA graph."""
+Pick = Callable[[Tensor], Tensor]  # logits (b, v) -> tokens (b,), not asking the host: CUDA graphs record it
 
 
 def likeliest(logits: Tensor) -> Tensor:

@@ -397,8 +397,7 @@ def _native(name: str, tensor: Tensor, config: Any, stock: Stock) -> Tensor:
     return tensor
 
 
-EXPERTS = {"_proj": ".weight", "_proj_bias": ".bias"}
-"""Endings of experts' tensors in a checkpoint -> of llama.cpp's kind."""
+EXPERTS = {"_proj": ".weight", "_proj_bias": ".bias"}  # endings of experts' tensors -> of llama.cpp's kind
 
 
 def parted(tensors: dict[str, Tensor], *, interleaved: bool = False) -> dict[str, Tensor]:

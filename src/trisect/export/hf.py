@@ -30,8 +30,7 @@ class Exported:
     dtype: str  # of the weights: torch's name in a folder, llama.cpp's in a GGUF file
     difference: float  # of float32 logits, relative to the largest one
     rounding: float | None = None  # the same after rounding to `dtype`; None for float32 and GGUF files
-    llama_cpp: float | None = None
-    """Nats between the native model's next token and llama.cpp's; None where that did not run."""
+    llama_cpp: float | None = None  # nats between the native model's next token and llama.cpp's; None if not run
     transformers_4: bool = False
     vllm: bool = False
     mlx: bool = False  # whether these engines are known to load it

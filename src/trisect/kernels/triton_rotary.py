@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SHARED, INDEXED, RATES = 0, 1, 2
-"""Where angles come from: one table for all heads, a table and an index per head, rates per head."""
+SHARED, INDEXED, RATES = 0, 1, 2  # angles from one table for all heads, a table and an index per head, rates per head
 
 MULTIPROCESSORS = 132  # of the GPU the block sizes are chosen for; elsewhere they are merely reasonable
 

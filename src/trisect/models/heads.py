@@ -90,8 +90,7 @@ def in_units(part: Part, layer: nn.Module, family: Family, *, inverse: bool = Fa
     return replace(part, W_down=times(part.W_down), b_down=times(part.b_down))
 
 
-STATIC_ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Kinds of RoPE whose frequencies do not change with the length of the text."""
+STATIC_ROTATIONS = ("default", "linear", "llama3", "yarn")  # do not change with the length of the text
 
 
 @dataclass(frozen=True)

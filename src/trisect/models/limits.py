@@ -24,12 +24,10 @@ from trisect.support.checks import first_problem, is_number, shown
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "auto")
 FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
-ATTENTIONS = ("eager", "sdpa", *FLASH, "flex_attention")
-"""Any other name is a hub repository to transformers, whose code it would fetch and run."""
+ATTENTIONS = ("eager", "sdpa", *FLASH, "flex_attention")  # transformers would run a hub repository of other name
 UNSET = ("output_attentions", "is_encoder_decoder", "add_cross_attention", "torchscript")
 """Settings that change what a model is or returns, in ways that stock code half follows."""
-PER_LAYER = "per_layer_config"
-"""Settings of single layers, which stock code of Gemma 4 reads and other code half follows."""
+PER_LAYER = "per_layer_config"  # settings of single layers: stock code of Gemma 4 reads them, other code half
 OTHER_CODE = ("transformers_weights", "experts_implementation", "_experts_implementation")
 ELSEWHERE = ("trisect", "quantization_config")  # entries with readers of their own
 SPARE_BUFFERS = 1 << 26  # elements that tables which no file holds (rotation frequencies, masks) may have

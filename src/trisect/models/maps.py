@@ -29,8 +29,7 @@ class Place(NamedTuple):
     heads: int | None = None  # its maps lie by so many heads, each with its share of every map, not side by side
 
 
-ROTATED = "rotated"
-"""The map that makes a query's rotated channels where those are beside the others (MLA): it is in no component."""
+ROTATED = "rotated"  # the map that makes a query's rotated channels where those are apart (MLA): in no component
 GATE = "output_gate"  # the map that makes the gate of what heads put out: it is narrowed with OV
 
 
@@ -219,17 +218,12 @@ class LayerMaps:
                 module = built_from(old, weights[0], biases[0] if biases else None)
             self.layer.set_submodule(path, module)
 
-    def write_linear(self, part: Linear) -> None:
-        """Replace one map's values; sizes stay, or its neighbours would no longer fit."""
-        self._check_fits(part.name, part.W.shape, part.b, f"a {tuple(part.W.shape)} one")
-        self.write_dense({part.name: (part.W, part.b)})
-
     def write_factored(self, solution: Factored) -> None:
         """Two modules in place of one map; maps it was fused with become modules of their own."""
         name, (d_in, inner), (groups, rank, width) = solution.name, solution.A.shape, solution.B.shape
         self.check_factors(LinearShape(name=name, rank=rank, groups=groups, cached=solution.cached))
         what = f"factors {tuple(solution.A.shape)} and {tuple(solution.B.shape)}"
-        self._check_fits(name, (d_in, groups * width) if inner == groups * rank else (), solution.b, what)
+        self.check_fits(name, (d_in, groups * width) if inner == groups * rank else (), solution.b, what)
         path, names, heads = self._place(name)
         module: nn.Module = FactoredLinear.of(self.module(name), solution)
         if len(names) > 1:
@@ -241,7 +235,7 @@ class LayerMaps:
             module = SplitLinear({**others, name: module}, heads=heads)
         self.layer.set_submodule(path, module)
 
-    def _check_fits(self, name: str, shape: tuple[int, ...], bias: Tensor | None, what: str) -> None:
+    def check_fits(self, name: str, shape: tuple[int, ...], bias: Tensor | None, what: str) -> None:
         """Refuse what has not a map's shape, or a bias where that has none."""
         W, b = self.dense(name)
         if shape != W.shape or (bias is None) != (b is None):

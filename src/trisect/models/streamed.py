@@ -135,7 +135,7 @@ class LayerStore:
     """Brings layers in and lets them go; the next one is read while this one is worked on."""
 
     def __init__(self, model: Any, sources: list[Read], *, device: str | torch.device, peek: Any = None):
-        self.layers = layers_of(model)
+        self.layers = [view.layer for view in layer_views(model)]
         self.sources, self.device = sources, torch.device(device)
         self.peek: Callable[[int, str, Any], Tensor] = peek or (lambda i, name, key: self.sources[i]()[name][key])
         """Layer, name and index -> that part of the tensor, without reading the rest where it can be avoided."""
@@ -203,10 +203,6 @@ def constant(tensors: Mapping[str, Tensor]) -> Read:
     """The same tensors whenever asked, in main memory."""
     kept = {name: tensor.detach().to("cpu") for name, tensor in tensors.items()}
     return lambda: kept
-
-
-def layers_of(model: Any) -> list[nn.Module]:
-    return list(model.get_submodule(family_for(model.config).layers).children())
 
 
 def move_rest(model: Any, device: str | torch.device) -> None:
@@ -283,7 +279,7 @@ def load_layers_later(model_class: Any, config: Any, folder: str | Path, *, dtyp
     def peek(index: int, name: str, key: Any) -> Tensor:
         return shards.part(names[f"{inside}.{index}.{name}"], key)
 
-    sources: list[Read] = [partial(read, f"{inside}.{index}.") for index in range(len(layers_of(model)))]
+    sources: list[Read] = [partial(read, f"{inside}.{index}.") for index in range(len(layer_views(model)))]
     model.layer_store = LayerStore(model, sources, device=device, peek=peek)
     if (Path(folder) / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)

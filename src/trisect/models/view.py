@@ -150,7 +150,8 @@ class LayerView(LayerMaps):
         elif isinstance(part, OV):
             self._write_ov(part)
         elif isinstance(part, Linear):
-            self.write_linear(part)
+            self.check_fits(part.name, part.W.shape, part.b, f"a {tuple(part.W.shape)} one")
+            self.write_dense({part.name: (part.W, part.b)})
         elif isinstance(part, Experts):
             assert self.experts is not None
             self.experts.write(part)
