@@ -160,7 +160,7 @@ def weight_of(linear: Any, *, gradient: bool = False) -> Any:
         raise TrisectError("A linear map is already factored; compress the original model.")
     if not is_linear(linear) and not isinstance(linear, Conv1D):
         other = f"Cannot read a {type(linear).__name__} as a plain linear layer"
-        raise TrisectError(f"{other}: pass the original weights; quantise, or adapt, what was compressed.")
+        raise TrisectError(f"{other}: pass the original weights, compressed first and quantised afterwards.")
     stored = linear.weight.grad if gradient else linear.weight.detach()
     return stored if stored is None or isinstance(linear, Conv1D) else stored.T
 
