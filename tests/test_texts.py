@@ -145,7 +145,7 @@ def test_local_copies_stand_in_for_the_hub(model: Any, tmp_path: Path, monkeypat
 
 
 def test_the_default_can_be_synthetic_text_mixed_with_another(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trisect.calibrate.texts.STOPGAP", "builtin+own-words")  # the name from before
+    monkeypatch.setattr("trisect.data.catalogue.STOPGAP", "builtin+own-words")  # the name from before
     before = {name: value.clone() for name, value in model.state_dict().items()}
     told: list[tuple[str, int, int]] = []
     config = CompressConfig(ratio=0.5, calibration=CalibrationConfig(samples=8, length=LENGTH))

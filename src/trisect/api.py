@@ -177,8 +177,8 @@ def rewrite(model: Any, config: CompressConfig, plan: Plan, steps: Iterable[Step
                 raise TrisectError("rewrite applies steps itself; give it those of solve() untouched.")
             step.apply()
             losses.append(step.entry())
-            config = replace(config, calibration=step.calibration)
-            hashes.add(step.token_hash)
+            config = replace(config, calibration=step.run.config.calibration)
+            hashes.add(step.run.token_hash)
         plan = flow.finish(Run(model=model, config=config, tokens=None, plan=plan), original)
     token_hash = hashes.pop() if len(hashes) == 1 else None
     return flow.with_receipt(model, config, plan, losses, token_hash, timer.seconds())

@@ -222,8 +222,8 @@ def test_what_cannot_be_reached_says_what_can(allocate):
         plan_for(MODEL, CompressConfig(target_params=10**6, allocate=allocate), FLAT)
 
 
-def test_a_bound_on_perplexity_is_not_planned_without_measuring():
-    with pytest.raises(TrisectError, match="compress_within"):
+def test_a_bound_on_perplexity_is_not_planned_without_curves():
+    with pytest.raises(TrisectError, match="Only loss curves can predict perplexity"):
         plan_for(MODEL, CompressConfig(max_ppl_increase="5%"))
 
 

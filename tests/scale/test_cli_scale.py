@@ -58,7 +58,7 @@ def test_an_interrupted_run_says_so_and_the_same_command_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "solve_step", stopped)
         assert main(["compress", *words(home, tmp_path / "out")]) == 130
-    assert "1 finished layer is kept: the same command goes on" in capsys.readouterr().err
+    assert "keeps what is finished (files: 1); the same command goes on" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["out.unfinished"]
     assert main(["compress", *words(home, tmp_path / "out"), "--seed", "5"]) == 2
     assert "config.seed was 0, is 5" in capsys.readouterr().err

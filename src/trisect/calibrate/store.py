@@ -5,18 +5,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import safetensors.torch
 import torch
 from pydantic import BaseModel
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from trisect.calibrate.moments import OBSERVED, READINGS
 from trisect.errors import TrisectError
 from trisect.models.source import StoredTensor, read_header
 from trisect.records.shapes import LayerShape
-from trisect.support.checks import parse_json, shown, validated
-from trisect.support.files import new_file
+from trisect.support import checks, files
 
 FORMAT = "trisect-moments-1"
 COLLECT = "collect them with `trisect calibrate MODEL -o moments.safetensors`"
@@ -36,8 +34,9 @@ def save_moments(path: str | Path, layers: Mapping[int, Mapping[str, Tensor]], i
     """Write all layers' moments to one safetensors file."""
     every = ((layer, name, tensor) for layer, moments in layers.items() for name, tensor in moments.items())
     tensors = {f"{layer}.{name}": tensor.contiguous() for layer, name, tensor in every}
-    with new_file(path) as partial:
-        save_file(tensors, partial, metadata={"format": FORMAT, "info": json.dumps(info.model_dump())})
+    about = {"format": FORMAT, "info": json.dumps(info.model_dump())}
+    with files.new_file(path) as partial:
+        safetensors.torch.save_file(tensors, partial, metadata=about)
 
 
 def read_info(path: str | Path) -> MomentsInfo:
@@ -51,10 +50,10 @@ def load_moments(
     """One layer's moments after the other, for the model they were collected on."""
     stored, info = _header(path)
     if info.fingerprint != fingerprint or info.num_layers != len(layers):
-        other = f"{path} holds moments of another model ({info.num_layers} layers, {shown(info.source)})"
+        other = f"{path} holds moments of another model ({info.num_layers} layers, {checks.shown(info.source)})"
         raise TrisectError(f"{other}; {COLLECT}.")
     names = _by_layer(path, stored, layers)
-    with safe_open(path, framework="pt") as file:
+    with safetensors.safe_open(path, framework="pt") as file:
         for layer in range(info.num_layers):
             found = {name: file.get_tensor(f"{layer}.{name}") for name in names[layer]}
             for name, moment in found.items():
@@ -93,8 +92,8 @@ def _header(path: str | Path) -> tuple[dict[str, StoredTensor], MomentsInfo]:
     stored, metadata = read_header(Path(path))
     if metadata.get("format") != FORMAT:
         raise TrisectError(f"{path} is not a moments file of this version; {COLLECT}.")
-    info = parse_json(metadata.get("info", ""), where=f"the description inside {path}")
-    return stored, validated(MomentsInfo, info, where=f"{path} does not describe its moments")
+    info = checks.parse_json(metadata.get("info", ""), where=f"the description inside {path}")
+    return stored, checks.validated(MomentsInfo, info, where=f"{path} does not describe its moments")
 
 
 def _by_layer(path: str | Path, stored: Mapping[str, StoredTensor], layers: Sequence[LayerShape]) -> list[list[str]]:
@@ -105,7 +104,7 @@ def _by_layer(path: str | Path, stored: Mapping[str, StoredTensor], layers: Sequ
         place, _, name = key.partition(".")
         expected = expected_shape(name, layers[places[place]]) if place in places else None
         if expected is None or tensor.dtype != "F64":
-            raise TrisectError(f"{path} holds {shown(key)} in {tensor.dtype}, which is no moment of this model.")
+            raise TrisectError(f"{path}: {checks.shown(key)} in {tensor.dtype} is no moment of this model.")
         if tensor.shape != expected:
             wrong = f"{name} of layer {place} has the shape {tensor.shape}, not {expected}"
             raise TrisectError(f"{path}: {wrong}; collect it again.")

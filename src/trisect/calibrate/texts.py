@@ -19,19 +19,15 @@ import torch
 from torch import Tensor
 
 from trisect.calibrate import Progress
-from trisect.config import CompressConfig, Increase
-from trisect.config.settings import CalibrationConfig
+from trisect.config import CalibrationConfig, CompressConfig, Increase
 from trisect.config.verbs import SampleConfig
-from trisect.data import Tokens, load, read, tokens_from_tensor
-from trisect.data.catalogue import BUILTIN, DEFAULT_MIXTURE, OTHER_TEXTS, STOPGAP, SYNTHETIC, parse_mixture
+from trisect.data import Tokens, catalogue, load, read, tokens_from_tensor
 from trisect.data.tokens import TEST_SHARE, WindowSplit, room, split_windows, started, windows
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import stated_contexts
-from trisect.models import fingerprint, streamed
-from trisect.models.looking import check_tokens
-from trisect.support import clock, distributed, files
-from trisect.support.receipt import build_receipt
+from trisect.models import fingerprint, looking, streamed
+from trisect.support import clock, distributed, files, receipt
 
 USUAL_LENGTH = 2048
 FEWEST, MOST = 16, 256
@@ -90,10 +86,7 @@ class Prepared:
         if count < self.usual:
             line += f", all that there are ({self.usual} would be usual)"
         if self.stopgap:
-            line += (
-                ". This is a stopgap, because the Hugging Face hub cannot be reached: give text of the kind "
-                "that the model is for, --calibration your_text.txt"
-            )
+            line += ". This is a stopgap, as the Hugging Face hub cannot be reached: give --calibration your_text.txt"
         return line + "."
 
 
@@ -104,7 +97,7 @@ def with_tokens(
     if tokens is None:
         prepared = prepare(model, config, tokenizer, progress=progress)
         config, tokens = replace(config, calibration=prepared.calibration), prepared.tokens
-    check_tokens(model, tokens.ids)
+    looking.check_tokens(model, tokens.ids)
     return config, tokens
 
 
@@ -116,14 +109,14 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
     wanted = asked.samples or usual_windows(model, length=length)
     known, notes = _default_contents() if asked.source is None else ({}, ())
     # Writing runs a whole model for every token, which one read layer by layer has no time for.
-    stopgap = BUILTIN if hasattr(model, "layer_store") else STOPGAP
+    stopgap = catalogue.BUILTIN if hasattr(model, "layer_store") else catalogue.STOPGAP
     source = asked.source or distributed.broadcast("+".join(known)) or stopgap
-    mixture = parse_mixture(source)
+    mixture = catalogue.parse_mixture(source)
     names, counts = [part.source for part in mixture], load.share_out(mixture, samples=wanted, name=source)
     streams, from_text = [], []
     for index, name in enumerate(names):
         content = known.get(name)
-        if name == SYNTHETIC:
+        if name == catalogue.SYNTHETIC:
             if asked.samples is None and next(model.parameters()).device.type != "cuda":
                 counts[index] = min(counts[index], max(FEWEST, SYNTHETIC_ON_CPU // length))
             content = _synthetic(model, tokenizer, counts[index], length, asked.seed, progress)
@@ -158,7 +151,7 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
 def _default_contents() -> tuple[dict[str, str | Tensor], tuple[str, ...]]:
     """The texts of the default mixture that can be read, and what was wrong with the others."""
     found, notes = {}, []
-    for name in filter(read.can_be_read, DEFAULT_MIXTURE):
+    for name in filter(read.can_be_read, catalogue.DEFAULT_MIXTURE):
         try:
             found[name] = load.read_source(name, split="calibration")
         except TrisectError as error:
@@ -206,8 +199,8 @@ def held_out_texts(
             found.append(_named(f"held-out {text.name}", ids, tokenizer if text.is_text else None))
         else:
             notes.append(f"{text.name} {TOO_SHORT}.")
-    others = [name for name in OTHER_TEXTS if name not in texts] if other and tokenizer is not None else []
-    for name in (name for name in others if name == BUILTIN or read.can_be_read(name)):
+    others = [name for name in catalogue.OTHER_TEXTS if name not in texts] if other and tokenizer is not None else []
+    for name in (name for name in others if name == catalogue.BUILTIN or read.can_be_read(name)):
         with suppress(TrisectError):  # the first that can be read is enough
             found.append(_named(name, _evaluation_windows(name, tokenizer, count=count, length=length), tokenizer))
             break
@@ -220,8 +213,7 @@ def _evaluation_windows(name: str, tokenizer: Any, *, count: int, length: int) -
     assert isinstance(content, str)
     ids, bos = load.tokenize(content, tokenizer, source=name), load.bos_of(tokenizer)
     length -= bos is not None
-    found = max(1, min(count, len(ids) // length))
-    return started(windows(ids, samples=found, length=length, sampling="first", seed=0, source=name), bos)
+    return started(windows(ids, samples=None, length=length, sampling="first", seed=0, source=name)[:count], bos)
 
 
 def _named(name: str, ids: Tensor, tokenizer: Any) -> Tokens:
@@ -230,13 +222,7 @@ def _named(name: str, ids: Tensor, tokenizer: Any) -> Tokens:
 
 
 def write_synthetic(
-    model: Any,
-    tokenizer: Any,
-    config: SampleConfig,
-    out: Path,
-    *,
-    name: str = "",
-    progress: TokensWritten | None = None,
+    model: Any, tokenizer: Any, config: SampleConfig, out: Path, name: str = "", progress: TokensWritten | None = None
 ) -> dict[str, Any]:
     """Write synthetic texts into `out`, a .jsonl file, with a receipt beside it, which is returned."""
     # A run that dies resumes after its last whole batch. The model is prepared for inference by this
@@ -252,10 +238,10 @@ def write_synthetic(
             written = "".join(_pieces(writer, folder, key, progress))
         text = "".join(written.splitlines(keepends=True)[: config.samples])
         recipe, token_hash = {"verb": "sample", "model": name, **settings}, hashlib.sha256(text.encode()).hexdigest()
-        receipt = build_receipt(recipe, seed=config.seed, token_hash=token_hash, timings=times.seconds())
-        files.write_json(receipt_beside(out), receipt)
+        written_by = receipt.build_receipt(recipe, seed=config.seed, token_hash=token_hash, timings=times.seconds())
+        files.write_json(receipt_beside(out), written_by)
         files.atomic_write_text(out, text)
-    return receipt
+    return written_by
 
 
 def check_output(out: Path) -> None:
@@ -277,9 +263,6 @@ def _pieces(writer: "Writer", folder: Path, key: str, progress: TokensWritten | 
         path = folder / f"texts-{key}-{number:05d}.jsonl"
         try:
             texts = [] if path.exists() else writer.write(number, progress)
-        except KeyboardInterrupt as error:
-            kept = f"{number} of {writer.batches} batches are kept, and the same command goes on with them."
-            raise KeyboardInterrupt(kept if number else "") from error
         except torch.OutOfMemoryError as error:
             few = f"--batch-size {writer.batch // 2}" if writer.batch > 1 else f"--length {writer.length // 2}"
             many = f"{writer.batch} texts of {writer.length} tokens do not fit into memory"

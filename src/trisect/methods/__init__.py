@@ -2,7 +2,7 @@
 
 from trisect.errors import TrisectError, unknown_name
 from trisect.methods import a3, a3plus, baselines
-from trisect.methods.method import Method, solve
+from trisect.methods.method import ComponentMethod, LinearMethod, Method, Options, RankRule, options_of, solve
 
 A3_FAMILY = (a3plus.A3_PLUS, *a3.PUBLISHED)
 METHODS: dict[str, Method] = {method.name: method for method in (*A3_FAMILY, *baselines.BASELINES)}

@@ -14,7 +14,7 @@ from trisect.errors import TrisectError
 from trisect.methods import fold
 from trisect.methods.method import ComponentMethod, Method, Options, need, reads
 from trisect.records.parts import MLP, OV, QK, Moments, Shrunk, Spectrum
-from trisect.solve.lowrank import SOLVE_DTYPE, Basis, shared_basis
+from trisect.solve.lowrank import SOLVE_DTYPE, Basis, shared_basis, sum_groups
 from trisect.solve.select import Channels, denominator, neuron_scores, pair_scores, split_width, top
 
 # h = query heads, k = key heads, g = query heads per key head, D = d_model, d = head width, r = new width,
@@ -68,8 +68,7 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options, *, of: st
     # C_a of each value head; shared ones, and those of `of` "v", before attention weights them; "W": with R = I.
     C = weight_moment(part.W_v, part.b_v) if of == "W" else need(moments, of if part.group == 1 else "v")  # (k, d, d)
     W_o = part.W_o.to(SOLVE_DTYPE)
-    M = (W_o @ W_o.mT).unflatten(0, (-1, part.group)).sum(dim=1)  # (h, d, d) -> (k, d, d)
-    basis: Basis | Channels = shared_basis(C, M)
+    basis: Basis | Channels = shared_basis(C, sum_groups(W_o @ W_o.mT, part.group))
     if part.W_g is not None:
         basis = gated_channels(part, _diagonal(moments["a"]) if "a" in moments else None, _diagonal(C))
     v_map, o_map = basis.maps(width)  # (k, d, r)
@@ -178,11 +177,6 @@ def weight_moment(W: Tensor, b: Tensor | None) -> Tensor:
     """E[y^T y] of y = x W + b when x has the identity as second moment and no mean."""
     W, b = W.to(SOLVE_DTYPE), None if b is None else b.to(SOLVE_DTYPE)
     return W.mT @ W if b is None else W.mT @ W + b.unsqueeze(-1) * b.unsqueeze(-2)
-
-
-def sum_groups(per_head: Tensor, group: int) -> Tensor:
-    """(h, ...) -> (k, ...): over the query heads that share a key head."""
-    return per_head.unflatten(0, (-1, group)).sum(dim=1)
 
 
 def _diagonal(C: Tensor) -> Tensor:

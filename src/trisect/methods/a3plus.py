@@ -15,7 +15,7 @@ from trisect.methods import a3, fold
 from trisect.methods.method import ComponentMethod, Options, need, reads
 from trisect.records.parts import INNER, METRIC, MLP, OV, QK, REGRESSED, Moments, Shrunk, Slots, Spectrum
 from trisect.solve import select
-from trisect.solve.lowrank import SOLVE_DTYPE, Basis, pooled_basis, shared_basis, stacked, value_bases
+from trisect.solve.lowrank import SOLVE_DTYPE, Basis, pooled_basis, shared_basis, stacked, sum_groups, value_bases
 from trisect.solve.ridge import STRENGTHS, Pairs, Regression, eliminate_pairs, eliminate_rows, held_out_ridge, ridge
 
 
@@ -119,7 +119,7 @@ def from_slots(part: QK, moments: Moments, width: int, options: Options, rest: B
     for number in range(sum(name.startswith("slots") and name.endswith("k_map") for name in moments)):
         fit, held = (_slot_scores(moments, number, suffix) for suffix in ("", "_held"))
         tried.append((select.compensate(fit, held, share=share, ridges=ridges), fit.joined(held, share)))
-    best = torch.stack([a3.sum_groups(e, part.group) for (_, e), _ in tried]).argmin(dim=0)  # (n, k) -> (k,)
+    best = torch.stack([sum_groups(e, part.group) for (_, e), _ in tried]).argmin(dim=0)  # (n, k) -> (k,)
     best_h = best.repeat_interleave(part.group)
     c = _pick([c for (c, _), _ in tried], best_h)  # (h, 2p)
     loss = _pick([scores.error(c) for (c, _), scores in tried], best_h)
@@ -410,7 +410,7 @@ def _folded(
 def _moments(part: QK, dense: Moments) -> tuple[Tensor, Tensor, Tensor]:
     """C_k and C_q (k, P, P) as complex moments, and the pairs' rates (k, P)."""
     P = part.num_pairs
-    C_q = select.complex_moment(a3.sum_groups(need(dense, "q"), part.group)[:, : 2 * P, : 2 * P])
+    C_q = select.complex_moment(sum_groups(need(dense, "q"), part.group)[:, : 2 * P, : 2 * P])
     return need(dense, "keys").to(torch.complex128), C_q, need(dense, "rates")
 
 

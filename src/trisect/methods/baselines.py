@@ -3,8 +3,7 @@ and REAP on components.                                                         
 
 The weighted SVDs share one problem and one solver (solve/lowrank.py) and differ in what an error at each input
 counts. Palu factors heads in groups: a middle way between one latent for all heads, whose reconstruction is dear,
-and one per head, which shares nothing. Magnitude and Wanda keep whole rotation pairs, unrotated channels and MLP
-neurons by the summed size of their weights, as they are or times the root mean square of the inputs they meet.
+and one per head, which shares nothing.
 """
 
 from collections.abc import Callable
@@ -15,16 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from trisect.methods import a3
-from trisect.methods.experts import drop_experts
-from trisect.methods.fold import keep_neurons, like
+from trisect.methods import a3, experts, fold
 from trisect.methods.method import ComponentMethod, LinearMethod, MaskMethod, Options, Solver, need, reads
 from trisect.records.parts import INPUTS, MLP, QK, Factored, Linear, Masked, Moments, Shrunk
-from trisect.solve.lowrank import SOLVE_DTYPE, factor, low_rank
-from trisect.solve.ridge import Regression, ridge
-from trisect.solve.select import Channels, pair_scores, top
+from trisect.solve import SOLVE_DTYPE, Channels, Regression, factor, low_rank, pair_scores, ridge, sum_groups, top
 
 ASVD_ALPHA = 0.5  # the exponent of ASVD's paper
 REFIT_RIDGE = 1e-6  # above the rounding of Grams whose batches are summed in float32; far below what moves a loss
@@ -97,7 +91,7 @@ def solve_group_heads(part: Linear, moments: Moments, width: int, options: Optio
 
 def _factored(part: Linear, A: Tensor, B: Tensor, **outcome: Any) -> Factored:
     """The solution A (in, g r), B (g, r, out / g) in the part's own dtype."""
-    return Factored(name=part.name, A=like(part.W, A), B=like(part.W, B), b=part.b, **outcome)
+    return Factored(name=part.name, A=fold.like(part.W, A), B=fold.like(part.W, B), b=part.b, **outcome)
 
 
 Choose = Callable[[Tensor, int], Tensor]
@@ -125,9 +119,8 @@ def largest(scores: Tensor, keep: int) -> Tensor:
 def n_of_m(scores: Tensor, keep: int, *, n: int, m: int) -> Tensor:
     """The n largest of every m inputs in a row, column by column; `keep` is what that comes to."""
     # The last inputs may be fewer than m and still keep n: no block ever holds more.
-    inputs = len(scores)
-    blocks = pad(scores, (0, 0, 0, -inputs % m), value=-1.0).unflatten(0, (-1, m))  # (blocks, m, out)
-    return largest(blocks, n).flatten(0, 1)[:inputs]
+    padded = torch.nn.functional.pad(scores, (0, 0, 0, -len(scores) % m), value=-1.0)
+    return largest(padded.unflatten(0, (-1, m)), n).flatten(0, 1)[: len(scores)]
 
 
 def _filled(moment: str, linear: str) -> str:
@@ -157,7 +150,7 @@ def _mask(name: str, summary: str, choose: Choose, ratio: float | None = None) -
 def solve_qk(part: QK, moments: Moments, width: int, options: Options, *, by_input: bool) -> Shrunk:
     """Pairs of rotated channels and single unrotated ones, by query size times key size.     [math.md L-8]"""
     x = need(moments, "x_energy").sqrt() if by_input else None  # (D,)
-    q = a3.sum_groups(channel_sizes(part.W_q, part.b_q, part.norm_q, x), part.group)  # (h, d) -> (k, d)
+    q = sum_groups(channel_sizes(part.W_q, part.b_q, part.norm_q, x), part.group)  # (h, d) -> (k, d)
     k = channel_sizes(part.W_k, part.b_k, part.norm_k, x)
     rest = Channels(values=(q * k)[:, 2 * part.num_pairs :])  # (k, s)
     return a3.keep_pairs(part, pair_scores(q, k, part.num_pairs), rest, moments, width, options)
@@ -168,7 +161,7 @@ def solve_mlp(part: MLP, moments: Moments, width: int, options: Options, *, by_i
     scores = part.W_down.to(SOLVE_DTYPE).abs().sum(dim=-1)  # (I,)
     scores = need(moments, "down_energy").sqrt() * scores if by_input else scores
     kept, lost = top(scores, width)
-    return Shrunk(part=keep_neurons(part, kept), loss=lost.item(), total=scores.sum().item())
+    return Shrunk(part=fold.keep_neurons(part, kept), loss=lost.item(), total=scores.sum().item())
 
 
 def channel_sizes(W: Tensor, b: Tensor | None, norm: Tensor | None, x: Tensor | None) -> Tensor:
@@ -194,13 +187,14 @@ def leave(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
     return Shrunk(part=part, loss=0.0, total=0.0, note="one MLP: there is nothing to drop")
 
 
-def _selection(name: str, summary: str, *, qk: str = "", mlp: str = "", **how: Any) -> ComponentMethod:
+def _selection(name: str, summary: str, *, by_input: bool) -> ComponentMethod:
+    x, down = ("x_energy", "down_energy") if by_input else ("", "")
     return ComponentMethod(
         name=name,
         summary=summary,
-        solvers={"qk": partial(solve_qk, **how), "mlp": partial(solve_mlp, **how)},
+        solvers={"qk": partial(solve_qk, by_input=by_input), "mlp": partial(solve_mlp, by_input=by_input)},
         # The squares are only there, and only read, where a norm stands between projection and rotation.
-        reads=reads(qk=f"q_squares k_squares {qk}", mlp=mlp),
+        reads=reads(qk=f"q_squares k_squares {x}", mlp=down),
     )
 
 
@@ -247,13 +241,7 @@ WANDA_4_8 = _mask("wanda-4:8", "Baseline: Wanda, four zeros in every eight.", pa
 MAGNITUDE = _selection(
     "magnitude", "Baseline: pairs and neurons with the largest weights, the paper's abs(w).", by_input=False
 )
-WANDA = _selection(
-    "wanda",
-    "Baseline: pairs and neurons by weight size times input loudness.",
-    qk="x_energy",
-    mlp="down_energy",
-    by_input=True,
-)
+WANDA = _selection("wanda", "Baseline: pairs and neurons by weight size times input loudness.", by_input=True)
 # A3's problems for QK and OV with the identity in place of every input moment. Without RoPE this is the truncated SVD
 # of each head's W_q W_k^T and W_v W_o. With RoPE there is nothing to decompose (the paper names it as its limit), and
 # what is left is A3's choice of pairs with energies from the weights alone.
@@ -268,7 +256,7 @@ REAP = ComponentMethod(
     summary="Baseline: drops experts by their router-weighted output; nothing else changes.",
     solvers={"mlp": leave},
     reads=reads(mlp="out_norm"),
-    mixture=drop_experts,
+    mixture=experts.drop_experts,
 )
 BASELINES = (
     *(CLOVER, PALU, SVD, FWSVD, ASVD, SVD_LLM, SVD_LLM_SEQUENTIAL, SVD_LLM_V2),

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from trisect.methods.fold import keep_neurons
 from trisect.records.parts import METRIC, MLP, Experts, Moments, Shrunk
-from trisect.solve.lowrank import SOLVE_DTYPE
-from trisect.solve.select import neuron_scores, top
+from trisect.solve import SOLVE_DTYPE, neuron_scores, top
 
 EXPERTS = "experts"  # the step in front of a mixture's MLPs, which may drop some of them
 REFITS = ("refit-up", "refit-down")  # steps behind an MLP that was narrowed: its input maps, then its output map again
@@ -66,11 +65,9 @@ def choose_experts(part: Experts, moments: Moments, width: int, options: Any) ->
     As many neurons stay as in all experts at `width`: with fewer experts, those that stay keep more of theirs.
     """
     seen = [moments_of(moments, f"expert{number}") for number in part.numbers]
+    pairs = zip(seen, part.routed, strict=True)
     scores = torch.stack(
-        [
-            neuron_scores(found["mlp"], mlp.W_down) * tokens_of(found)
-            for found, mlp in zip(seen, part.routed, strict=True)
-        ]
+        [neuron_scores(found["mlp"], mlp.W_down) * tokens_of(found) for found, mlp in pairs]
     )  # (E, I)
     ranked = scores.sort(dim=-1, descending=True).values
     order = scores.sum(dim=-1).argsort(descending=True, stable=True)

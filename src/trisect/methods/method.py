@@ -60,6 +60,13 @@ class Method:
         """The moments that a component, a linear map or the choice of experts is solved from."""
         return EXPERT_READS if component == EXPERTS else self.reads[component]
 
+    def check_parts(self, parts: tuple[str, ...]) -> None:
+        """Refuse parts that a method on components has no solver for; one on linear maps passes over them."""
+        missing = [part for part in parts if part not in self.solvers]
+        if missing and not self.linear:
+            known = ",".join(self.parts)
+            raise TrisectError(f"{self.name} has no solution for {', '.join(missing)}; use --parts {known}.")
+
     @property
     def in_order(self) -> bool:
         """Whether each layer is solved behind the layers solved before it."""
@@ -98,14 +105,6 @@ class MaskMethod(LinearMethod):
     """A method that puts zeros into linear maps; shapes stay."""
 
     masks: ClassVar[bool] = True
-
-
-def check_parts(method: Method, parts: tuple[str, ...]) -> None:
-    """Refuse parts that a method on components has no solver for; one on linear maps passes over them."""
-    missing = [part for part in parts if part not in method.solvers]
-    if missing and not method.linear:
-        known = ",".join(method.parts)
-        raise TrisectError(f"{method.name} has no solution for {', '.join(missing)}; use --parts {known}.")
 
 
 def solve(

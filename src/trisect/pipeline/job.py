@@ -5,8 +5,8 @@
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,14 @@ from typing import Any
 
 import torch
 
-from trisect.calibrate import Progress, read_info, replay
-from trisect.calibrate.texts import Prepared, held_out_texts, prepare, usual_length
+from trisect.calibrate import Progress, read_info, replay, texts
 from trisect.config import CompressConfig, Increase
 from trisect.data import Tokens, evaluation_tokens, tokens_from_tensor
 from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import Perplexity, perplexity
 from trisect.methods import get_method
 from trisect.models import FAMILIES, Loaded, checkpoint, looking, shape_of, source, streamed
-from trisect.pipeline import run as flow
-from trisect.pipeline.loss_curves import curves_for
+from trisect.pipeline import loss_curves, run
 from trisect.plan import CURVED, UNITS, Curves, Plan, apply_plan, budget_of, compare, outlook, read_curves
 from trisect.records.shapes import ModelShape
 from trisect.support import distributed, files
@@ -60,7 +58,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(flow.Compressed):
+class Result(run.Compressed):
     """A compressed model, the numbers on both sides of the cut, and the receipt with all of it."""
 
     tokenizer: Any
@@ -79,7 +77,8 @@ def carry_out(job: Job) -> Result:
             job = replace(job, say=_silent, progress=None)
         if job.out is not None and not (job.config.portable or job.config.removes_nothing):
             job.say("The result runs where trisect is installed; --portable: in stock engines too, less accurate.")
-        with _work_folder(job) as work:
+        keep = nullcontext(None) if job.out is None else distributed.unfinished(job.out, fresh=job.fresh)
+        with keep as work:
             result = _compress_in_memory(job, work)
             if job.out is not None and distributed.is_rank_zero():
                 shards = hasattr(result.model, "layer_store")  # finished layers of a streamed model are
@@ -93,7 +92,7 @@ def refuse_early(job: Job) -> None:
     """Refuse what cannot work before any weight is read: the plan, the length, and room for the result."""
     if job.out is not None:
         files.check_new_folder(job.out)
-    config = flow.with_method_defaults(job.config)
+    config = run.with_method_defaults(job.config)
     if job.moments is not None and (isinstance(config.goal, Increase) or config.drop_layers):
         reading = "--drop-layers" if config.drop_layers else "--max-ppl-increase"
         raise TrisectError(f"{reading} reads calibration windows, which moments do not hold; leave --moments out.")
@@ -112,7 +111,7 @@ def refuse_early(job: Job) -> None:
         most = f"The model reads {context} tokens at once"
         raise TrisectError(f"{most}, and --length {length} asks for more; use {context}.")
     if config.allocate == "uniform" and not isinstance(config.goal, Increase):
-        shape = apply_plan(shape, flow.plan_from_shape(shape, config))
+        shape = apply_plan(shape, run.plan_from_shape(shape, config))
         if job.out is not None:  # finished layers lie beside the result until it is whole
             files.check_disk_space(job.out, 2 * budget_of(shape).parameters * shape.bytes_per_element)
 
@@ -122,7 +121,7 @@ def _compress_in_memory(job: Job, work: Path | None) -> Result:
     evaluations = None
     while True:
         loaded = _loaded(job)
-        flow.check_model(loaded.model, job.config)
+        run.check_model(loaded.model, job.config)
         if evaluations is None:
             job, evaluations = read_texts(job, loaded)
         try:
@@ -162,9 +161,9 @@ def _compress_and_measure(job: Job, loaded: Loaded, evaluations: list[Tokens], w
         _drop_layers(job, loaded.model)
     given: dict[str, Any] = {"tokens": job.tokens, "curves": job.curves, "progress": job.progress}
     if not isinstance(job.config.goal, Increase):
-        found = flow.compress(loaded.model, job.config, moments=job.moments, work=work, planned=planned, **given)
+        found = run.compress(loaded.model, job.config, moments=job.moments, work=work, planned=planned, **given)
     else:
-        found = flow.compress_within(loaded.model, job.config, **given)
+        found = run.compress_within(loaded.model, job.config, **given)
     pairs = list(zip(was, measure(found.model, "after"), strict=True))
     return _result(job, loaded, found, before, pairs, fitted=fitted)
 
@@ -186,25 +185,25 @@ def _drop_layers(job: Job, model: Any) -> None:
 
 
 def _result(
-    job: Job, loaded: Loaded, found: flow.Compressed, before: ModelShape, pairs: list[Pair], *, fitted: bool
+    job: Job, loaded: Loaded, found: run.Compressed, before: ModelShape, pairs: list[Pair], *, fitted: bool
 ) -> Result:
     """The one receipt: in `model.receipt`, in receipt.json and in the file of --json."""
     after = shape_of(found.model)
     rows = [{"before": asdict(was), "after": asdict(now)} for was, now in pairs]
-    texts = len(pairs) - fitted
+    held_out = len(pairs) - fitted
     known: dict[str, Any] = {
         "source": loaded.name or None,
         "model": loaded.name or None,
         "source_bytes": loaded.num_bytes,
         "out": None if job.out is None else str(job.out),
         **sizes(before, after),
-        "perplexity": rows[0] if texts else None,
-        "perplexities": rows[:texts] or None,
+        "perplexity": rows[0] if held_out else None,
+        "perplexities": rows[:held_out] or None,
         "fitted": rows[-1] if fitted else None,
     }
     receipt = {**found.receipt, **{name: value for name, value in known.items() if value is not None}}
     found.model.receipt = receipt
-    facts = {**vars(found), "receipt": receipt, "before": before, "after": after, "perplexities": pairs[:texts]}
+    facts = {**vars(found), "receipt": receipt, "before": before, "after": after, "perplexities": pairs[:held_out]}
     return Result(tokenizer=loaded.tokenizer, fitted=pairs[-1] if fitted else None, **facts)
 
 
@@ -228,14 +227,14 @@ class Planned:
 
 def plan_before_work(job: Job) -> Planned:
     """Plan from the model's configuration alone, and from loss curves where the allocation needs them."""
-    config = flow.with_method_defaults(job.config)
+    config = run.with_method_defaults(job.config)
     job = replace(job, config=config)
     trusted = job.load_options["trust_remote_code"]
     shape, before, _ = checkpoint.read_shape(job.model, trust_remote_code=trusted, drop_layers=config.drop_layers)
     if not config.drop_layers:
         before = shape
     known = _known_curves(job)
-    plan = flow.plan_from_shape(shape, config, known)
+    plan = run.plan_from_shape(shape, config, known)
     after, outcome, said = apply_plan(shape, plan), outlook(shape, config, plan), _outlook_line(shape, config, plan)
     rise = None if known is None else known.rise(shape, plan)
     facts = {**sizes(before, after), "plan": plan.to_dict(), "allocate": config.allocate}
@@ -271,12 +270,13 @@ def _known_curves(job: Job) -> Curves | None:
         raise TrisectError("Curves are measured behind the layers dropped: compress --curves FILE writes them.")
     files.check_writable(path)
     loaded = _loaded(job)
-    return curves_for(loaded.model, job.config, _prepared(job, loaded).tokens, path=path, progress=job.progress)
+    tokens = _prepared(job, loaded).tokens
+    return loss_curves.curves_for(loaded.model, job.config, tokens, path=path, progress=job.progress)
 
 
-def _prepared(job: Job, loaded: Loaded) -> Prepared:
+def _prepared(job: Job, loaded: Loaded) -> texts.Prepared:
     """Calibration tokens; says what they are."""
-    prepared = prepare(loaded.model, job.config, loaded.tokenizer, progress=job.progress)
+    prepared = texts.prepare(loaded.model, job.config, loaded.tokenizer, progress=job.progress)
     for line in (prepared.line(), *prepared.notes):
         job.say(line)
     return prepared
@@ -285,12 +285,12 @@ def _prepared(job: Job, loaded: Loaded) -> Prepared:
 def _say_outlook(job: Job, shape: ModelShape) -> Callable[[Plan], None] | None:
     """Say what is planned at once where the plan follows from sizes; else give what says it later."""
     # Neither under a bound on perplexity: what stays within it is found by trying.
-    config = flow.with_method_defaults(job.config)
+    config = run.with_method_defaults(job.config)
     if isinstance(config.goal, Increase) or config.removes_nothing:
         return None
     if config.allocate != "uniform":
         return lambda plan: job.say(_outlook_line(shape, config, plan))
-    job.say(_outlook_line(shape, config, flow.plan_from_shape(shape, config)))
+    job.say(_outlook_line(shape, config, run.plan_from_shape(shape, config)))
     return None
 
 
@@ -304,28 +304,28 @@ def read_texts(job: Job, loaded: Loaded) -> tuple[Job, list[Tokens]]:
     elif job.tokens is None:
         # Nothing is calibrated now; the text of the moments is read for what is held out of it.
         info = read_info(str(job.moments))
-        length = job.config.calibration.length or usual_length(loaded.model)
+        length = job.config.calibration.length or texts.usual_length(loaded.model)
         calibration = replace(job.config.calibration, source=info.source, length=length)
         job = replace(job, config=replace(job.config, calibration=calibration))
         job.say(f"Calibrated on {info.source}: moments of {info.num_tokens:,} tokens.")
         try:
-            prepared = prepare(loaded.model, job.config, loaded.tokenizer) if job.evaluate is None else None
+            prepared = texts.prepare(loaded.model, job.config, loaded.tokenizer) if job.evaluate is None else None
         except TrisectError as error:
             nothing = f"Nothing can be held out of the text of {job.moments} to measure on"
             raise TrisectError(f"{nothing}: {error} Or name a text with --eval, or --eval none.") from error
     return job, [] if job.evaluate == NO_TEXT else _evaluations(job, loaded, prepared)
 
 
-def _evaluations(job: Job, loaded: Loaded, prepared: Prepared | None) -> list[Tokens]:
+def _evaluations(job: Job, loaded: Loaded, prepared: texts.Prepared | None) -> list[Tokens]:
     """The text that was named, or what is held out of calibration."""
     if job.evaluate is None:
         if prepared is None:
             raise TrisectError("Calibration tokens have nothing held out; name a text to evaluate on.")
-        found, notes = held_out_texts(prepared, loaded.tokenizer, count=job.eval_windows, other=job.other_text)
+        found, notes = texts.held_out_texts(prepared, loaded.tokenizer, count=job.eval_windows, other=job.other_text)
         for note in notes:
             job.say(note)
         return found
-    length = job.config.calibration.length or usual_length(loaded.model)
+    length = job.config.calibration.length or texts.usual_length(loaded.model)
     return [evaluation_tokens(job.evaluate, loaded.tokenizer, windows=job.eval_windows, length=length)]
 
 
@@ -342,16 +342,3 @@ def _with_smaller_batches(job: Job, error: Exception) -> Job:
         raise TrisectError(f"The device has too little memory even for one window at a time; {instead}.") from error
     job.say(f"out of memory: again with batches of {size // 2} windows")
     return replace(job, config=replace(job.config, calibration=replace(calibration, batch_size=size // 2)))
-
-
-@contextmanager
-def _work_folder(job: Job) -> Iterator[Path | None]:
-    """The folder of finished layers beside the output; Ctrl-C says what is kept there."""
-    folder = nullcontext(None) if job.out is None else distributed.unfinished(job.out, fresh=job.fresh)
-    with folder as work:
-        try:
-            yield work
-        except KeyboardInterrupt as error:
-            done = 0 if work is None else len(list(work.glob("layer-*")))
-            kept = f"{done} finished layer{'s are' if done > 1 else ' is'} kept: the same command goes on from there."
-            raise KeyboardInterrupt(kept if done else "") from error

@@ -7,21 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, no_grad
 
 from trisect.calibrate import Progress, Stream, TwoStreams, fisher, replay
 from trisect.config import CompressConfig
 from trisect.data import TEST_SHARE, Tokens
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import window_losses
-from trisect.methods import METHODS
-from trisect.methods.method import Method, options_of, solve
+from trisect.methods import METHODS, Method, options_of, solve
 from trisect.models import LayerView, fingerprint, layer_views, streamed
 from trisect.plan import CURVED, MINIMUM_HEAD, Curves, read_curves
-from trisect.records.parts import COMPONENTS, Solution
-from trisect.support import distributed
-from trisect.support.files import write_json
+from trisect.records.parts import Solution
+from trisect.support import distributed, files
 
 
 class HeldOutLoss:
@@ -32,7 +29,7 @@ class HeldOutLoss:
         batches = replay.in_batches(ids, batch_size=batch_size).batches
         self.stream = Stream.embed(model, views, batches, copies=2)
 
-    @torch.no_grad()
+    @no_grad()
     def loss(self, first: int) -> float:
         """Mean loss in nats per predicted token when layers `first` and later run as they now are."""
         onward = self.stream.copy()
@@ -61,13 +58,7 @@ MEASURED = ("a3", "a3+")  # methods that curves are measured with; the others go
 
 
 def measure_curves(
-    model: Any,
-    tokens: Tokens,
-    method: Method,
-    config: CompressConfig,
-    *,
-    parts: tuple[str, ...] = COMPONENTS,
-    progress: Progress | None = None,
+    model: Any, tokens: Tokens, method: Method, config: CompressConfig, *, progress: Progress | None = None
 ) -> Curves:
     """The rise of the loss at SHARES of every width, one component of one layer at a time.     [math.md A-6]"""
     # Every component is solved on the dense stream, and what it then changes in its layer's output is judged by
@@ -82,7 +73,7 @@ def measure_curves(
     points: dict[tuple[int, str], dict[int, float]] = {}
     options = replace(options_of(config), rope_scope="head", without=(*config.without, *LEFT_OUT))
     for view in streamed.walk(model):
-        present = [part for part in parts if part in view.components]
+        present = [part for part in config.parts if part in view.components]
         dense = streams.begin(view, method.reads_for("qk") if "qk" in present else frozenset())
         answers.begin(view)
         for part in present:
@@ -90,8 +81,8 @@ def measure_curves(
             solved = partial(solve, method, part, moments=moments, options=options)
             points[view.index, part] = _curve(answers, view, part, solved)
             if progress is not None:
-                done = view.index * len(parts) + parts.index(part) + 1
-                progress("curves", done, len(views) * len(parts))
+                done = view.index * len(config.parts) + config.parts.index(part) + 1
+                progress("curves", done, len(views) * len(config.parts))
         streams.narrow = streams.dense.copy()
         answers.finish(view)
     made_of = {"fingerprint": fingerprint(model), "token_hash": tokens.hash, "method": method.name}
@@ -142,8 +133,9 @@ def curves_for(
     if measured and known.token_hash != tokens.hash:
         other = f"{path} has no curves of {','.join(missing)} and was measured on other calibration tokens"
         raise TrisectError(f"{other}; calibrate on the same, or name a new file with --curves.")
-    curves = measure_curves(model, tokens, METHODS[known.method], config, parts=missing, progress=progress)
+    asked = replace(config, parts=missing)
+    curves = measure_curves(model, tokens, METHODS[known.method], asked, progress=progress)
     curves = curves.model_copy(update={"points": {**known.points, **curves.points}})
     if path is not None and distributed.is_rank_zero():
-        write_json(path, curves.to_dict())
+        files.write_json(path, curves.to_dict())
     return curves

@@ -16,8 +16,7 @@ from trisect.calibrate import Progress, collect, fisher_information
 from trisect.config import CompressConfig
 from trisect.data import Tokens
 from trisect.errors import TrisectError
-from trisect.methods import get_method
-from trisect.methods.method import LinearMethod, RankRule, options_of, solve
+from trisect.methods import LinearMethod, RankRule, get_method, options_of, solve
 from trisect.models import LayerView, layer_views, shape_of
 from trisect.pipeline.loss_curves import HeldOutLoss
 from trisect.plan import Plan, budget, chosen_layers
@@ -129,7 +128,10 @@ def _ratio(method: LinearMethod, config: CompressConfig) -> float:
     return ratio
 
 
-def _search(method: LinearMethod, config: CompressConfig) -> Callable[[Problem], dict[Key, int]]:
+Search = Callable[[Problem], dict[Key, int]]
+
+
+def _search(method: LinearMethod, config: CompressConfig) -> Search:
     if config.allocate in (None, "uniform"):
         return Problem.ranks
     if config.allocate == "balanced":
@@ -182,11 +184,7 @@ def leading(solution: Factored, width: int) -> Factored:
     return replace(solution, A=solution.A[:, :width], B=solution.B[:, :width])
 
 
-SEARCHES: dict[str, Callable[[Problem], dict[Key, int]]] = {
-    "loss": _by_loss,
-    "fisher": _by_fisher,
-    "sensitivity": _by_sensitivity,
-}
+SEARCHES: dict[str, Search] = {"loss": _by_loss, "fisher": _by_fisher, "sensitivity": _by_sensitivity}
 
 
 def _entries(problem: Problem, widths: dict[Key, int], index: int) -> tuple[LinearShape, ...]:

@@ -10,18 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import safetensors.torch
 from torch import Tensor
 
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
-from trisect.models import LayerView, fingerprint
-from trisect.models.streamed import LayerStore, constant
+from trisect.models import LayerView, fingerprint, streamed
 from trisect.plan import Plan
 from trisect.records.shapes import LayerShape, LinearShape
-from trisect.support import checks, clock, distributed, files
-from trisect.support.receipt import package_version
+from trisect.support import checks, clock, distributed, files, receipt
 
 MANIFEST = "manifest.json"
 
@@ -31,7 +28,7 @@ class Ledger:
 
     def __init__(self, model: Any = None, folder: Path | None = None, manifest: dict[str, Any] | None = None):
         self.manifest = manifest
-        self.store: LayerStore | None = getattr(model, "layer_store", None)
+        self.store: streamed.LayerStore | None = getattr(model, "layer_store", None)
         self.folder = folder
         self.losses: dict[int, list[dict[str, Any]]] = {}
         self.last_norm_scale: float | None = None  # what the norm in front of the head was multiplied with, if at all
@@ -65,8 +62,9 @@ class Ledger:
                     self._write(view)
                 distributed.barrier()
         if self.store is not None:
-            on_disk = partial(self._read, view) if self.folder is not None else constant(view.layer.state_dict())
-            self.store.sources[view.index] = on_disk
+            on_disk = self.folder is not None
+            source = partial(self._read, view) if on_disk else streamed.constant(view.layer.state_dict())
+            self.store.sources[view.index] = source
 
     def _write(self, view: LayerView) -> None:
         state = view.layer.state_dict(prefix=_prefix(view))
@@ -78,7 +76,7 @@ class Ledger:
         # and this file becomes a shard of the result.
         files.write_json(self._path("record", view, "json"), files.plain(about))
         with files.new_file(self._path("layer", view, "safetensors")) as partial_path:
-            save_file(tensors, partial_path, metadata={"format": "pt"})
+            safetensors.torch.save_file(tensors, partial_path, metadata={"format": "pt"})
 
     def restore(self, view: LayerView) -> None:
         """Make the layer what the earlier run made of it."""
@@ -98,8 +96,8 @@ class Ledger:
     def _read(self, view: LayerView) -> dict[str, Tensor]:
         """The tensors of a finished layer, by their names inside it."""
         try:
-            tensors = load_file(self._path("layer", view, "safetensors"))
-        except (OSError, SafetensorError) as error:
+            tensors = safetensors.torch.load_file(self._path("layer", view, "safetensors"))
+        except (OSError, safetensors.SafetensorError) as error:
             raise self._damaged(view, str(error)) from error
         kinds = {self.stored: self.working}
         return {
@@ -124,7 +122,7 @@ def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path 
     for name in ("batch_size", "states"):  # batches may get smaller when memory is short: they decide nothing
         del settings["calibration"][name]
     manifest = {
-        "trisect": package_version("trisect"),
+        "trisect": receipt.package_version("trisect"),
         "model": fingerprint(model),
         "dtype": str(next(model.parameters()).dtype),
         "tokens": token_hash,

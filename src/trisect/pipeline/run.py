@@ -9,25 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from trisect.calibrate import Progress, read_info, replay, texts
-from trisect.config import CalibrationConfig, CompressConfig, Increase
+from trisect.config import CompressConfig, Increase
 from trisect.data import Tokens, tokens_from_tensor
 from trisect.errors import TrisectError, check_names
 from trisect.evaluate.perplexity import perplexity
-from trisect.methods import a3plus, experts, get_method, solve
-from trisect.methods.method import ComponentMethod, Method, Options, check_parts, options_of
+from trisect.methods import ComponentMethod, Method, Options, a3plus, experts, get_method, options_of, solve
 from trisect.models import LayerView, compressed, layer_views, left_whole, looking, shape_of, streamed
-from trisect.pipeline import loss_curves, rank_search, statistics
-from trisect.pipeline.resume import Ledger, open_ledger
-from trisect.plan import Curves, Plan, check_plannable, plan_for, planner_for, problem
-from trisect.plan.curves import TRIES, predicted_within, smallest_within
+from trisect.pipeline import loss_curves, rank_search, resume, statistics
+from trisect.plan import TRIES, Curves, Plan, plan_for, planner_for, problem, smallest_within
 from trisect.records.parts import COMPONENTS, Experts, Solution
 from trisect.records.shapes import ModelShape, widths_of
-from trisect.support import clock, distributed
-from trisect.support.receipt import build_receipt
+from trisect.support import clock, distributed, receipt
 
 log = logging.getLogger(__name__)
 
-NO_METHOD = "none"  # what a model says whose widths are all as they were
 REFIT_TOKENS = 5  # calibration tokens for each neuron below which W_up and W_gate are left as they are
 
 
@@ -40,7 +35,7 @@ class Run:
     tokens: Tokens | None  # to calibrate on; may be None where `moments` names a file of statistics
     moments: str | Path | None = None
     plan: Plan | None = None
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: resume.Ledger = field(default_factory=resume.Ledger)
     progress: Progress | None = None
 
     @property
@@ -103,12 +98,11 @@ class Run:
 class Step:
     """What one component, or linear map, of one layer becomes: solved, and not yet in the model."""
 
+    run: Run
     view: LayerView
     component: str
     width: int
     solution: Solution
-    token_hash: str  # of the tokens that it was solved on
-    calibration: CalibrationConfig  # where those come from
     applied: bool = False
 
     @property
@@ -157,7 +151,7 @@ def compress(
     """
     with clock.timing(next(model.parameters()).device) as times:
         run = open_run(model, config, **given)
-        run.ledger, known = open_ledger(model, run.config, run.token_hash, work)
+        run.ledger, known = resume.open_ledger(model, run.config, run.token_hash, work)
         run.plan = run.plan or known
         if run.plan is None:
             with clock.stage("plan"):
@@ -211,8 +205,7 @@ def solve_step(run: Run, view: LayerView, component: str, moments: dict[str, Any
         else:
             mine = solved() if distributed.rank() == owner else None
             solution = distributed.broadcast_record(mine, owner=owner, device=device)
-    source: dict[str, Any] = {"token_hash": run.token_hash, "calibration": run.config.calibration}
-    return Step(view=view, component=component, width=width, solution=solution, **source)
+    return Step(run=run, view=view, component=component, width=width, solution=solution)
 
 
 def open_run(
@@ -244,7 +237,9 @@ def make_plan(run: Run, *, curves: str | Path | None) -> Plan:
     """Widths for the components, or ranks for the linear maps, whichever the method works on."""
     config = run.config
     given: dict[str, Any] = {"tokens": run.tokens, "progress": run.progress}
-    check_plannable(config)
+    if isinstance(config.goal, Increase):
+        use = "use `trisect compress` or compress_within (`trisect plan --curves FILE` predicts what they will find)"
+        raise TrisectError(f"A bound on perplexity is kept by measuring, not by planning alone: {use}.")
     check_dropped(run.model, config)
     if config.removes_nothing:
         return plan_from_shape(run.shape, config)
@@ -257,19 +252,13 @@ def plan_from_shape(shape: ModelShape, config: CompressConfig, curves: Curves | 
     """The plan; under a bound on perplexity, the one that the curves predict to be the smallest."""
     method = get_method(config.method)
     if config.removes_nothing:
-        return Plan(layers=tuple(map(widths_of, shape.layers)), method=NO_METHOD, ratio=0.0, align=None)
+        return Plan(layers=tuple(map(widths_of, shape.layers)), method="none", ratio=0.0, align=None)
     if method.linear:
         return rank_search.linear_plan(shape, config)
     if "qk" in config.parts and "x_energy" in method.reads["qk"] and any(layer.kv_in for layer in shape.layers):
         why = f"{method.name} weighs queries and keys by the hidden states, and here they are made of latents"
         raise TrisectError(f"{why}; use --method a3, or --parts mlp.")
-    if not isinstance(config.goal, Increase):
-        return plan_for(shape, config, curves)
-    if curves is None:
-        measured = "name their file with --curves FILE, and --allocate balanced to have one measured"
-        raise TrisectError(f"Only loss curves can predict perplexity: {measured}.")
-    posed = problem.problem_for(shape, config)
-    return predicted_within(posed, planner_for(posed, config.allocate, curves), curves)
+    return plan_for(shape, config, curves)
 
 
 def finish(run: Run, original: list[Any]) -> Plan:
@@ -291,16 +280,16 @@ def with_receipt(
 ) -> Compressed:
     """The model with its receipt, and in it what is known of anything more."""
     timings = {"compress": sum(seconds.values()), **seconds}
-    receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=token_hash, timings=timings)
+    made = receipt.build_receipt(config.to_dict(), seed=config.seed, token_hash=token_hash, timings=timings)
     known = {name: value for name, value in more.items() if value is not None}
-    model.receipt = {**receipt, "plan": plan.to_dict(), "losses": losses, **known}
+    model.receipt = {**made, "plan": plan.to_dict(), "losses": losses, **known}
     return Compressed(model=model, plan=plan, losses=losses, receipt=model.receipt)
 
 
 def with_method_defaults(config: CompressConfig) -> CompressConfig:
     """The config with the method's allocation where the user named none; what it cannot do is refused."""
     method = get_method(config.method)
-    check_parts(method, config.parts)
+    method.check_parts(config.parts)
     check_names("piece of a3+", config.without, a3plus.PIECES, "Use e.g. --without fold,values.")
     slots = isinstance(method, ComponentMethod) and method.slots is not None
     if not slots and (config.without or config.rope_scope != "head"):
@@ -377,6 +366,6 @@ def compress_within(
     inside[0].receipt["target"] = {
         "max_ppl_increase": str(goal),
         "held_out": {"windows": len(testing.ids), "hash": testing.hash, "perplexity": dense.perplexity},
-        "trials": [trial.to_dict() for trial in trials],
+        "trials": [{"budget": x.budget, "ratio": x.plan.ratio, "rise": x.rise, "inside": x.inside} for x in trials],
     }
     return inside[0]

@@ -9,7 +9,7 @@ import numpy as np
 
 from trisect.config import CompressConfig, Increase, Share
 from trisect.errors import TrisectError
-from trisect.plan.curves import Curves
+from trisect.plan.curves import Curves, predicted_within
 from trisect.plan.problem import Grid, Key, Planner, Problem, grid_of, problem_for
 from trisect.records.plan import Plan
 from trisect.records.shapes import ModelShape
@@ -130,7 +130,6 @@ def settled(
 
 # Allocations from loss curves: a width for every component (balanced), or one ratio per layer (search).
 
-CURVED = ("search", "balanced")
 FINEST_ALIGN = 8  # of exact ranks, which have no grid: widths between its points would only run slower
 RATIO_STEP = 0.01
 
@@ -158,7 +157,7 @@ def curved_planner(problem: Problem, curves: Curves, *, by_layer: bool) -> Plann
 
     least = sum(min(choice.cost for choice in item) for item in items)
     smallest = smallest_step([choice.cost for choice in item] for item in single.values())
-    return Planner(least=least, smallest=smallest, at=at, curved=True)
+    return Planner(least=least, smallest=smallest, at=at)
 
 
 def _widths(problem: Problem, curves: Curves, key: Key) -> list[int]:
@@ -178,25 +177,22 @@ def _layer_widths(problem: Problem, curves: Curves, layer: int) -> list[tuple[tu
 
 
 def plan_for(shape: ModelShape, config: CompressConfig, curves: Curves | None = None) -> Plan:
-    """The widths a config asks for; an allocation that was not named is the uniform one."""
-    check_plannable(config)
+    """The widths a config asks for; under a bound on perplexity, the fewest that the curves predict to keep it."""
     problem = problem_for(shape, config)
     planner = planner_for(problem, config.allocate, curves)
-    problem.check_reach(planner.least, curved=planner.curved)
+    if isinstance(config.goal, Increase):
+        if curves is None:
+            measured = "name their file with --curves FILE, and --allocate balanced to have one measured"
+            raise TrisectError(f"Only loss curves can predict perplexity: {measured}.")
+        return predicted_within(problem, planner, curves)
+    problem.check_reach(planner.least)
     plan = planner.at(problem.budget)
     problem.check_removal(plan, planner.smallest)
     return plan
 
 
-def check_plannable(config: CompressConfig) -> None:
-    """Refuse a goal that only measurements can reach."""
-    if isinstance(config.goal, Increase):
-        use = "use `trisect compress` or compress_within (`trisect plan --curves FILE` predicts what they will find)"
-        raise TrisectError(f"A bound on perplexity is kept by measuring, not by planning alone: {use}.")
-
-
 def planner_for(problem: Problem, allocate: str | None, curves: Curves | None = None) -> Planner:
-    """One way of sharing out a budget, by name."""
+    """One way of sharing out a budget, by name; one that was not named is the uniform one."""
     if allocate in (None, "uniform"):
         return uniform_planner(problem)
     if curves is None:
@@ -325,7 +321,7 @@ def uniform_planner(problem: Problem) -> Planner:
             widths = {key: width for group, count in pairs for key, width in group.spread(count)}
         return problem.plan(widths)
 
-    return Planner(least=sum(group.cost(group.last) for group in groups), smallest=smallest, at=at, curved=False)
+    return Planner(least=sum(group.cost(group.last) for group in groups), smallest=smallest, at=at)
 
 
 def _common(problem: Problem, budget: int, smallest: int) -> dict[Key, int] | None:

@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from trisect.errors import TrisectError
-from trisect.records.parts import COMPONENTS, LINEARS
-from trisect.records.shapes import WIDTH_FIELDS, LayerShape, ModelShape
+from trisect.records.shapes import COMPONENTS, LINEARS, WIDTH_FIELDS, LayerShape, ModelShape
 from trisect.support.checks import read_table, table_rows
 
 PREFILL_LENGTH = 2048
@@ -59,11 +58,6 @@ class Flops:
     def layers(self) -> int:
         """What the paper counts."""
         return self.total - self.head
-
-    @property
-    def matrices(self) -> int:
-        """Matrix products alone: what a profiler counts."""
-        return self.projections + self.scores + self.mlp + self.head
 
     @property
     def total(self) -> int:

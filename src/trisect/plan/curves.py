@@ -15,9 +15,8 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, SkipValidati
 from trisect.config import Increase
 from trisect.errors import TrisectError
 from trisect.plan.problem import Planner, Problem
-from trisect.records.parts import COMPONENTS
 from trisect.records.plan import Plan
-from trisect.records.shapes import ModelShape
+from trisect.records.shapes import COMPONENTS, ModelShape
 from trisect.support.checks import read_table, table_rows, validated
 
 HIGHEST_LOSS = 500  # nats per token: a model that gives every token of the largest vocabulary the same chance has 17
@@ -119,10 +118,6 @@ class Trial:
     plan: Plan
     rise: float  # of the mean loss, in nats per token
     inside: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """The trial as it stands in a receipt."""
-        return {"budget": self.budget, "ratio": self.plan.ratio, "rise": self.rise, "inside": self.inside}
 
 
 def smallest_within(

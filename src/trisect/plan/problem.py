@@ -9,9 +9,8 @@ from trisect.config import CompressConfig, Increase, Limit, Share
 from trisect.config.settings import layer_out_of_range
 from trisect.errors import TrisectError
 from trisect.plan.budget import Costs, budget_of, compare, linear_parameters, linear_sizes, read_latency
-from trisect.records.parts import COMPONENTS, LINEARS
 from trisect.records.plan import Plan, apply_plan
-from trisect.records.shapes import WIDTH_FIELDS, LayerShape, ModelShape, widths_of
+from trisect.records.shapes import COMPONENTS, LINEARS, WIDTH_FIELDS, LayerShape, ModelShape, widths_of
 
 MLP_STEPS = {8: 64, 16: 128, 32: 256}  # head step -> MLP step: what an MLP's GEMM tiles need beside heads of that step
 EXPERT_STEPS = {None: 8, 8: 32, 16: 64, 32: 128}
@@ -65,6 +64,7 @@ def grid_of(layer: LayerShape, component: str, *, align: int | None) -> Grid:
 
 
 Key = tuple[int, str]  # layer and component
+CURVED = ("search", "balanced")  # the allocations that go by loss curves, which end somewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class Problem:
         removed = compare(budget_of(self.shape), budget_of(apply_plan(self.shape, plan)))
         return replace(plan, ratio=removed.ratio)
 
-    def check_reach(self, least: int, *, curved: bool) -> None:
+    def check_reach(self, least: int) -> None:
         """Refuse a budget below `least`, the cost of the narrowest widths, and a size the model has."""
         goal, limit = self.config.goal, isinstance(self.config.goal, Limit)
         if self.budget >= self.full and limit:
@@ -137,6 +137,7 @@ class Problem:
             return
         if least == self.full:
             raise TrisectError(f"The model is too narrow to be cut at all{self._on_grid()}.")
+        curved = self.config.allocate in CURVED
         why = "the measured curves, the grid and the floor" if curved else "the grid and the floor"
         if limit:
             leave = f"with these parts and layers, {why} leave {least + self.fixed:,}"
@@ -167,7 +168,6 @@ class Planner:
     least: int  # the cost of the narrowest widths it can choose
     smallest: int  # the least that a step from one of them to another saves
     at: Callable[[int], Plan]  # budget -> plan
-    curved: bool  # whether it goes by loss curves, which end somewhere
 
 
 def problem_for(shape: ModelShape, config: CompressConfig) -> Problem:

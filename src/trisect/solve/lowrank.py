@@ -96,7 +96,7 @@ def pooled_basis(gram: Tensor, W: Tensor, *, kv_heads: int) -> Basis:
     """Each value head by itself, from the blocks of `gram` that its query heads have on the diagonal."""
     h, d, _ = W.shape
     blocks = gram.unflatten(0, (h, d)).unflatten(-1, (h, d)).diagonal(dim1=0, dim2=2).movedim(-1, 0)
-    return shared_basis(_sum_groups(blocks, kv_heads), _sum_groups(W @ W.mT, kv_heads))
+    return shared_basis(sum_groups(blocks, h // kv_heads), sum_groups(W @ W.mT, h // kv_heads))
 
 
 def stacked(T: Tensor, heads: int) -> Tensor:
@@ -124,9 +124,9 @@ def _improve(T: Tensor, B: Tensor, gram: Tensor, goal: Tensor) -> Tensor:
 
     def normal(X: Tensor) -> Tensor:
         seen = X.repeat_interleave(h // k, dim=0) @ outputs  # (h, d, h r)
-        return _sum_groups(gram @ seen.flatten(0, 1).unflatten(-1, (h, r)).transpose(0, 1), k)
+        return sum_groups(gram @ seen.flatten(0, 1).unflatten(-1, (h, r)).transpose(0, 1), h // k)
 
-    residual = _sum_groups(goal @ B.mT, k) - normal(T)
+    residual = sum_groups(goal @ B.mT, h // k) - normal(T)
     direction, size = residual, residual.square().sum()
     enough = 1e-20 * size
     for _ in range(CONJUGATE_STEPS):
@@ -140,8 +140,9 @@ def _improve(T: Tensor, B: Tensor, gram: Tensor, goal: Tensor) -> Tensor:
     return T
 
 
-def _sum_groups(per_head: Tensor, groups: int) -> Tensor:
-    return per_head.unflatten(0, (groups, -1)).sum(dim=1)
+def sum_groups(per_head: Tensor, group: int) -> Tensor:
+    """(h, ...) -> (k, ...): over the query heads that share a key or value head."""
+    return per_head.unflatten(0, (-1, group)).sum(dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)

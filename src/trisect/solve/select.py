@@ -180,11 +180,8 @@ class SlotScores:
 
     def joined(self, other: "SlotScores", share: float) -> "SlotScores":
         """`share` of these queries and the rest of the others."""
-        return SlotScores(
-            gram=share * self.gram + (1 - share) * other.gram,
-            cross=share * self.cross + (1 - share) * other.cross,
-            energy=share * self.energy + (1 - share) * other.energy,
-        )
+        theirs = vars(other)
+        return SlotScores(**{name: share * mine + (1 - share) * theirs[name] for name, mine in vars(self).items()})
 
     def solved(self, ridge: float) -> Tensor:
         """Coefficients (h, 2p) drawn towards leaving every slot as it is.                          [E-3]"""

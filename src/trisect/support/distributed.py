@@ -167,8 +167,12 @@ def unfinished(out: Path, *, fresh: bool = False, pieces: str = "layer-*") -> It
                 path.unlink()
         try:
             yield folder
-        except BaseException:
-            if not any(folder.glob(pieces)):
+        except BaseException as error:
+            done = len(list(folder.glob(pieces)))
+            if not done:
                 shutil.rmtree(folder)
+            elif isinstance(error, KeyboardInterrupt):
+                kept = f"{folder} keeps what is finished (files: {done}); the same command goes on from there."
+                raise KeyboardInterrupt(kept) from error
             raise
         shutil.rmtree(folder)
