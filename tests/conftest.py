@@ -18,8 +18,8 @@ os.environ["TRISECT_GGUF_CACHE"] = "0"
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # The same examples on every machine: what passes here passes there. HYPOTHESIS_PROFILE=default searches anew.
-# Nor does a busy machine fail one: how long examples take to make is no claim.
-settings.register_profile("same", derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+# Nor does a busy machine fail one: how long examples take to make, or to run, is no claim.
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

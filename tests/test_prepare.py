@@ -187,7 +187,7 @@ def test_a_norm_that_somebody_patched_or_that_has_no_weights_yet_is_left_alone()
     kind=st.sampled_from([LlamaRMSNorm, HeliumRMSNorm, Olmo2RMSNorm, T5LayerNorm, Look]),
     width=st.one_of(st.integers(1, 70), st.sampled_from([80, 576, 688])),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_fused_norms_of_any_width_equal_the_stock_ones(kind: Any, width: int) -> None:
     stock, ours, x = example(kind(width), width)
     assert isinstance(ours, FusedNorm)

@@ -71,7 +71,7 @@ def test_a_bad_json_list_names_the_entry(tmp_path: Path):
         read_file(path)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.text(), max_size=4))
 def test_jsonl_round_trips_any_text(tmp_path_factory, documents: list[str]):
     path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"

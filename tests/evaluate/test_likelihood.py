@@ -76,7 +76,7 @@ def test_what_the_model_would_write_is_greedy(model) -> None:
     ]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(2, 9))
 def test_long_prompts_lose_their_beginning(max_length: int) -> None:
     torch.manual_seed(0)

@@ -73,7 +73,7 @@ def test_uniform_logits_give_the_size_of_the_vocabulary(llama, tokens):
     assert perplexity(llama, tokens).perplexity == pytest.approx(VOCAB, rel=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 3), st.integers(2, 9), st.integers(2, 11), st.integers(1, 40))
 def test_window_losses_are_the_formula_whatever_the_chunk(b: int, t: int, vocab: int, chunk: int):
     generator = torch.Generator().manual_seed(b + 10 * t + 100 * vocab)

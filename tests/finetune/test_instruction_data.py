@@ -87,7 +87,7 @@ def test_records_with_text_are_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [False, True])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(instruction=TEXT, given_input=st.one_of(st.just(""), TEXT), output=TEXT)
 def test_exactly_the_response_and_the_end_are_learned(
     start: bool, instruction: str, given_input: str, output: str

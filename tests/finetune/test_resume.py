@@ -49,7 +49,7 @@ def crash_at(step: int, path: Path, *, save_every: int) -> None:
         finetune(compressed(NAME), examples(), CONFIG, state=path, save_every=save_every, progress=progress)
 
 
-@hypothesis_settings(max_examples=5, deadline=None)
+@hypothesis_settings(max_examples=5)
 @given(st.data())
 def test_a_crash_at_any_step_leaves_no_trace(
     undisturbed: tuple[dict[str, torch.Tensor], list[float]],

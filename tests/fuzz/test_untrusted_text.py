@@ -30,7 +30,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PLAIN)
 def test_plain_data_is_read_as_it_was_written(data: Any) -> None:
     assert parse_json(json.dumps(data), where="x") == data
@@ -116,7 +116,7 @@ def test_files_that_are_too_large_or_no_files_are_refused(tmp_path: Path) -> Non
             read_json(path)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(PLAIN | st.binary(max_size=5000) | st.text(max_size=5000))
 def test_shown_values_are_short(value: Any) -> None:
     assert len(shown([value] * 1000)) < 2000

@@ -22,7 +22,7 @@ from rotations import answer, problem
     padded=st.booleans(),
     window=st.sampled_from([None, 9]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_attention_over_the_live_slots_equals_softmax_written_out(
     kernels: dict[str, ModuleType],
     heads: tuple[int, int, int],

@@ -55,7 +55,7 @@ def assert_gated(found: Tensor, y: Tensor) -> None:
     dtype=st.sampled_from(list(TOLERANCE)),
     blocks=st.sampled_from([None, (2, 512, 4), (4, 16, 1), (1, 1024, 8)]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_kernel_gates_products_of_any_shape(
     kernel: ModuleType, lead: list[int], width: int, dtype: torch.dtype, blocks: Any
 ) -> None:
@@ -69,7 +69,7 @@ def test_the_kernel_gates_products_of_any_shape(
     width=st.integers(1, 90),
     dtype=st.sampled_from(list(TOLERANCE)),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_twin_and_operator_gate_products_of_any_shape(lead: list[int], width: int, dtype: torch.dtype) -> None:
     y = product(*lead, 2 * width, dtype=dtype)
     assert_gated(gated(y), y)

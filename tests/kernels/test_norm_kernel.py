@@ -41,7 +41,7 @@ def written_out(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     dtype=st.sampled_from(list(TOLERANCE)),
     eps=st.sampled_from([1e-6, 1e-5, 1.0]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_kernel_norms_rows_of_any_shape(
     kernel: ModuleType, lead: list[int], width: int, dtype: torch.dtype, eps: float
 ) -> None:

@@ -46,7 +46,7 @@ def assert_turned(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor],
     strided=st.booleans(),
     inverse=st.booleans(),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_kernel_turns_heads_of_any_shape_as_complex_numbers_do(
     kernels: dict[str, ModuleType], shape: Any, dtype: torch.dtype, inverse: bool, **how: Any
 ) -> None:

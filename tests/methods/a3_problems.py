@@ -16,7 +16,7 @@ from trisect.methods import METHODS
 from trisect.methods.method import Options
 from trisect.records.parts import MLP, OV, QK, Moments, Part, Shrunk
 
-few = settings(deadline=None, max_examples=25)
+few = settings(max_examples=25)
 
 
 @dataclass(frozen=True, kw_only=True)

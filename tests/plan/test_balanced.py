@@ -28,7 +28,7 @@ choices = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(items=st.lists(choices, min_size=1, max_size=4), budget=st.integers(4, 80))
 def test_the_knapsack_finds_what_exhaustive_search_finds(items: list[list[Choice]], budget: int) -> None:
     every = [c for c in itertools.product(*items) if sum(x.cost for x in c) <= budget]
@@ -62,7 +62,7 @@ def plan(ratio: float, steepness: dict[tuple[int, str], float], **settings: Any)
     return plan_for(MODEL, config, curves(steepness))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(percent=st.integers(1, 70), align=st.sampled_from([8, 16, None]))
 def test_no_more_is_removed_than_asked_and_less_by_no_whole_step(percent: int, align: int | None) -> None:
     if percent < 100 * 3072 / 442368 * (2 if align == 16 else 1):  # not even the smallest step

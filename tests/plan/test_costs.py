@@ -85,7 +85,7 @@ COUNTS = {name: [count(choice) for choice in CHOICES] for name, (_, count) in GO
 
 
 @pytest.mark.parametrize("goal", sorted(GOALS))
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rises=RISES, percent=st.integers(1, 40))
 def test_a_balanced_plan_loses_no_more_than_what_exhaustive_search_finds(
     tmp_path: Path, goal: str, rises: list[list[float]], percent: int
@@ -127,7 +127,7 @@ def loss(curves, widths: Widths) -> float:
     return sum(curves.points[key][width] for key, width in widths.items())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data(), percent=st.integers(1, 39))
 def test_whatever_is_left_of_a_budget_is_less_than_the_next_step(data, percent):
     # Flat curves give no reason to spend, and still the target is met to within one step.
@@ -150,7 +150,7 @@ costly = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(items=st.lists(costly, min_size=1, max_size=4), budget=st.integers(0, 40_000), table=st.integers(4, 64))
 def test_a_coarse_table_is_never_over_and_as_good_as_a_slightly_smaller_budget(items, budget, table):
     picked = knapsack(items, budget=budget, table=table)

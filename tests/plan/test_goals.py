@@ -136,7 +136,7 @@ GOALS = {
 
 
 @pytest.mark.parametrize(("goal", "allocate"), list(itertools.product(sorted(GOALS), ALLOCATIONS)))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(rises=RISES, percent=st.integers(1, 35))
 def test_every_allocation_meets_its_budget_to_one_step_and_from_its_own_side(goal, allocate, rises, percent):
     config = CompressConfig(allocate=allocate, align=8, **GOALS[goal](percent / 100))

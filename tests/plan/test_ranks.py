@@ -22,7 +22,7 @@ from trisect.pipeline.rank_search import (
     truncation_loss,
 )
 
-few = settings(deadline=None, max_examples=60)
+few = settings(max_examples=60)
 ratios = st.floats(0.01, 0.9)
 positive = st.floats(1e-6, 1e6)
 

@@ -24,7 +24,7 @@ def candidates(layer: int, floors: list[int]) -> set[tuple[int, ...]]:
     }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(rises=RISES, percent=st.integers(1, 40))
 def test_no_pair_of_layer_ratios_loses_less(rises, percent):
     curves, full = curves_from(rises), budget_of(MODEL)
@@ -42,7 +42,7 @@ def test_no_pair_of_layer_ratios_loses_less(rises, percent):
     assert curves.rise(MODEL, plan) <= min(found) + 1e-9
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(percent=st.integers(5, 40))
 def test_layers_have_one_ratio_up_to_the_last_steps(percent):
     curves = curves_from([[0.1, 0.2, 0.3]] * len(KEYS))

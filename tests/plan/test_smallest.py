@@ -39,7 +39,7 @@ def within(measure, *, bound: float = math.log(1.05), **settings):
     return smallest_within(planner, measure, bound=bound, most=problem.full, **settings)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(factor=st.floats(0.3, 40), power=st.floats(1.2, 3))
 def test_a_monotone_loss_is_bounded_closely(factor, power):
     def measure(plan: Plan) -> float:
@@ -58,7 +58,7 @@ def test_a_monotone_loss_is_bounded_closely(factor, power):
     assert truth - 0.09 <= removed(best.plan) <= truth + 1e-9
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), factor=st.floats(0.5, 20))
 def test_noise_never_lets_a_plan_outside_the_bound_win(seed, factor):
     generator = random.Random(seed)
@@ -124,7 +124,7 @@ def test_nothing_to_narrow_is_said():
         smallest_within(planner, lambda plan: 0.0, bound=1.0, most=problem.full)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(rises=RISES, percent=st.integers(2, 60))
 def test_the_predicted_plan_is_inside_and_nothing_much_smaller_is(rises, percent):
     curves = curves_from(rises)

@@ -77,7 +77,7 @@ def next_width(layer: LayerShape, part: str, width: int, align: int) -> int:
     return (width - 1) // step * step
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(question=questions())
 def test_no_more_is_removed_than_asked_and_no_single_step_is_left_that_fits(question):
     shape, config = question
@@ -94,7 +94,7 @@ def test_no_more_is_removed_than_asked_and_no_single_step_is_left_that_fits(ques
             assert removed + step > share * before
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(question=questions())
 def test_widths_are_on_the_grid_at_or_above_their_floors_and_never_wider_than_before(question):
     shape, config = question
@@ -112,7 +112,7 @@ def test_widths_are_on_the_grid_at_or_above_their_floors_and_never_wider_than_be
     assert plan_for(shape, config) == plan, "the same question has the same answer"
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(layer=LAYERS, n=st.integers(1, 40), percent=PERCENTS, align=st.sampled_from([8, 16, 32]))
 def test_layers_that_are_alike_differ_by_one_step_and_the_narrower_ones_lie_evenly(layer, n, percent, align):
     plan = planned(model_shape(*[layer] * n), CompressConfig(ratio=percent / 100, align=align, method="a3"))
@@ -132,7 +132,7 @@ def test_layers_that_are_alike_differ_by_one_step_and_the_narrower_ones_lie_even
         assert not inner or max(inner) - min(inner) <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     qk=st.sampled_from([48, 64]),
     mlp=st.sampled_from([256, 300, 512]),
@@ -211,7 +211,7 @@ def test_heads_that_the_grid_would_cut_by_a_third_are_cut_in_some_layers():
     assert sum(widths.mlp for widths in plan.layers) == 3 * 512 + 3 * 640
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(layer=LAYERS, n=st.integers(1, 40), percent=PERCENTS, align=st.sampled_from([8, 16, 32]))
 def test_queries_and_values_are_narrowed_in_the_same_layers_but_one(layer, n, percent, align):
     alike = replace(layer, qk=layer.qk, pairs=layer.pairs, vo=layer.qk, mlp=layer.mlp)
@@ -224,7 +224,7 @@ def test_layers_that_lose_head_channels_keep_neurons_where_they_can():
     assert {(widths.vo, widths.mlp) for widths in plan.layers} == {(48, 1408), (64, 1280)}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(layer=LAYERS, ratio=PERCENTS.map(lambda k: k / 100))
 def test_exact_ranks_are_rounded_and_all_layers_alike(layer, ratio):
     shape, config = model_shape(layer, layer, layer), CompressConfig(ratio=ratio, align=None, method="a3")
@@ -235,7 +235,7 @@ def test_exact_ranks_are_rounded_and_all_layers_alike(layer, ratio):
         assert abs(plan.layers[0].of(part) - (1 - ratio) * grid.width) <= grid.step - 0.5
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     layer=LAYERS,
     n=st.integers(1, 12),

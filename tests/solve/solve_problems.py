@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 SEEDS = st.integers(0, 2**31 - 1)
-few = settings(deadline=None, max_examples=25)
+few = settings(max_examples=25)
 
 
 def samples(seed: int, *, tokens: int, width: int, spread: float = 1.0) -> Tensor:

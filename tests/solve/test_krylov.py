@@ -16,7 +16,7 @@ def problem(seed: int, D: int, N: int) -> tuple[torch.Tensor, torch.Tensor, Metr
     return J, r, Metric.damped(root @ root.mT, 0.5 + torch.rand(N, generator=draw, dtype=torch.float64))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 99), D=st.integers(1, 4), N=st.integers(1, 4), ridge=st.sampled_from([1e-3, 1.0, 30.0]))
 def test_with_all_directions_every_ridge_has_the_answer_of_the_whole_problem(
     seed: int, D: int, N: int, ridge: float

@@ -46,7 +46,7 @@ def regression(x: Tensor, y: Tensor) -> Regression:
     return Regression(gram=x.T @ x / n, cross=x.T @ y / n, energy=y.square().sum() / n, tokens=n)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds, strength=st.sampled_from([1e-4, 1e-2, 1.0]))
 def test_ridge_equals_least_squares_on_augmented_samples(seed: int, strength: float) -> None:
     x, y = samples(seed, 80, 6, 3)
@@ -59,7 +59,7 @@ def test_ridge_equals_least_squares_on_augmented_samples(seed: int, strength: fl
     assert (x @ (found - expected)).norm() < 1e-6 * (x @ expected).norm()
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_the_prior_wins_when_it_is_strong_and_the_data_when_it_is_weak(seed: int) -> None:
     x, y = samples(seed, 200, 5, 2)
@@ -71,7 +71,7 @@ def test_the_prior_wins_when_it_is_strong_and_the_data_when_it_is_weak(seed: int
     assert gap < 1e-5 * problem.energy
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_regression_error_equals_the_mean_over_samples(seed: int) -> None:
     x, y = samples(seed, 50, 4, 3)
@@ -92,7 +92,7 @@ def test_held_out_tokens_choose_the_strength_that_does_best_on_them() -> None:
     assert held.error(ridge(fit, prior, chosen)) <= best * (1 + 3e-3)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds, noise=st.sampled_from([0.1, 1.0, 10.0]))
 def test_many_outputs_choose_by_some_of_their_mixtures_and_lose_little(seed: int, noise: float) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -107,7 +107,7 @@ def test_many_outputs_choose_by_some_of_their_mixtures_and_lose_little(seed: int
     assert held.error(ridge(fit, prior, chosen)) <= least * (1 + 3e-3) + 0.02 * (most - least)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(twins=st.sets(st.integers(0, len(STRENGTHS) - 1), min_size=2, max_size=2), dust=st.floats(-1e-9, 1e-9))
 def test_rounding_cannot_move_the_strength_where_two_are_as_good(twins: set[int], dust: float) -> None:
     errors = torch.full((len(STRENGTHS),), 2.0, dtype=torch.float64)
@@ -119,7 +119,7 @@ def test_rounding_cannot_move_the_strength_where_two_are_as_good(twins: set[int]
     assert steady_choice(errors) == pytest.approx(between, rel=1e-4)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_a_penalty_is_what_more_samples_would_add_that_agree_with_the_prior(seed: int) -> None:
     x, y = samples(seed, 40, 5, 3)
@@ -144,7 +144,7 @@ def test_with_too_few_tokens_the_refit_stays_at_the_prior() -> None:
     assert other.error(W) < 1e-3 * other.energy
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=seeds)
 def test_dropping_one_row_at_a_time_finds_the_cheapest_row(seed: int) -> None:
     x, _ = samples(seed, 100, 6, 3)
@@ -160,7 +160,7 @@ def test_dropping_one_row_at_a_time_finds_the_cheapest_row(seed: int) -> None:
     assert losses[gone] <= min(losses.values()) * (1 + 1e-6)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_elimination_beats_scores_that_ignore_correlation(seed: int) -> None:
     """A duplicated neuron is free to drop: elimination sees it, energy times weight does not."""
@@ -179,7 +179,7 @@ def pair_gram(seed: int, k: int = 1, g: int = 2, P: int = 4) -> tuple[Tensor, Te
     return z.mT @ z / 60, z
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=seeds, quadrature=st.booleans())
 def test_the_first_pair_to_go_is_the_cheapest_of_all_after_compensation(seed: int, quadrature: bool) -> None:
     G, z = pair_gram(seed)
@@ -199,7 +199,7 @@ def best_fit(z: Tensor, columns: list[int], P: int) -> float:
     return ((z[:, columns] @ solution - whole).square().sum() / len(z)).item()
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_compensation_coefficients_are_the_least_squares_ones(seed: int) -> None:
     G, z = pair_gram(seed, k=2)
@@ -267,7 +267,7 @@ def test_no_small_change_of_the_value_bases_does_better_after_enough_rounds() ->
         assert joint_error(a, W, nearby) >= best * (1 - 1e-6)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_overwriting_the_gram_changes_no_answer(seed: int) -> None:
     x, y = samples(seed, 80, 8, 3)
@@ -279,7 +279,7 @@ def test_overwriting_the_gram_changes_no_answer(seed: int) -> None:
     assert problem.gram.equal(regression(x, y).gram), "without the word the Gram is left alone"
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_a_gram_in_float32_is_solved_in_float64(seed: int) -> None:
     x, y = samples(seed, 200, 6, 3)
@@ -298,7 +298,7 @@ def test_a_gram_in_float32_is_solved_in_float64(seed: int) -> None:
     torch.testing.assert_close(short[0].energies(short[1]), halves[0].joined(halves[1]).gram.diagonal())
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_the_inverse_of_a_positive_system_is_its_inverse(seed: int) -> None:
     x, _ = samples(seed, 60, 7, 1)
