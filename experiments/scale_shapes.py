@@ -26,7 +26,8 @@ from tables import ROOT, keep_row
 
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.models.streamed import LayerStore, constant, empty, layers_of, move_rest
+from trisect.models.streamed import LayerStore, constant, empty, move_rest
+from trisect.models.view import layer_views
 from trisect.pipeline.run import compress
 from trisect.support.receipt import build_receipt
 
@@ -172,7 +173,7 @@ def build(case: Case, *, device: str, dtype: torch.dtype = torch.bfloat16) -> An
 
 def hosted(model: Any, *, device: str) -> Any:
     """The model with its layers in main memory, run layer by layer on a device it does not fit on."""
-    layers = layers_of(model)
+    layers = [view.layer for view in layer_views(model)]
     sources = [constant(layer.state_dict()) for layer in layers]
     for layer in layers:
         empty(layer)
