@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 .venv/bin/python experiments/cost_growth.py            # what the file has not yet
     OMP_NUM_THREADS=1 .venv/bin/python experiments/cost_growth.py --again    # everything, some ten minutes
 
-One size at a time is doubled from a common start; the exponent is the slope of a straight line through the
+One size at a time grows from a common start; the exponent is the slope of a straight line through the
 logarithms, and beside it stands the slope of the operations, or bytes, that operation_counts.py counts at the
 same points. Random weights in float32, one thread; every run is a process of its own, of which seconds and
 memory are counted, the least of a few runs each. `make results` draws the table.

@@ -3,6 +3,7 @@
 from figures import Plot
 from tables import Entry, read, rows_of, sourced, table
 
+SIZES = ("layers", "d_model", "MLP width", "experts", "tokens")
 STAGES = ("read", "forward", "grams", "qk", "ov", "mlp", "write", "share", "plan", "other")
 
 
@@ -80,19 +81,20 @@ def _case(row: Entry) -> str:
 
 
 def growth() -> str:
-    """Powers with which seconds and memory grow, fitted and expected."""
-    rows = rows_of("cost-growth.json")
+    """Powers with which seconds, memory and moments grow, fitted with their standard errors, and counted."""
+    rows = sorted(rows_of("cost-growth.json"), key=lambda row: SIZES.index(row["size"]))
     lines = []
     for row in rows:
-        values = [point["value"] for point in row["rows"]]
-        powers = [_power(row["exponents"].get(key), row["expected"][key]) for key in ("seconds", "memory")]
-        lines.append([row["size"], row["method"], f"{values[0]:,} to {values[-1]:,}", *powers])
-    made = table(["size", "method", "from, to", "seconds grow with power", "peak memory"], lines)
-    return sourced(made, rows, f"python experiments/cost_growth.py --device {rows[0]['device']}")
+        values = [f"{point['value']:,}" for point in row["rows"]]
+        powers = [_power(row["exponents"][key]) for key in ("seconds", "memory", "moments")]
+        lines.append([row["size"], row["method"], ", ".join(values), *powers])
+    made = table(["size", "method", "at", "seconds grow with power", "peak memory", "moments"], lines)
+    return sourced(made, rows, "python experiments/cost_growth.py")
 
 
-def _power(value: float | None, expected: float) -> str:
-    return "" if value is None else f"{value:.2f} (expected: at most {expected:g})"
+def _power(found: Entry) -> str:
+    power, error, counted = (round(found[key], 2) + 0.0 for key in ("power", "error", "counted"))
+    return f"{power:.2f} ± {error:.2f} ({counted:.2f})"
 
 
 def shapes_figure(plot: Plot) -> None:
