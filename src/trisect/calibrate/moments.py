@@ -217,10 +217,7 @@ class Accumulator:
         self.counts[name] = self.counts.get(name, 0) + count
 
     def means(self, layer: int, *, owner: int | None = None) -> dict[str, Tensor]:
-        """Second moments per token, in the place of the sums; a non-finite one names layer and tensor.
-
-        Of an expert its `owner` alone gets the matrices: those of all experts fit into no process.
-        """
+        """Second moments per token, in the place of the sums; an expert's matrices in its `owner` alone."""
         if self.shared:  # other processes' sums, and how many tokens are in them
             names = sorted(self.sums)
             counts = torch.tensor([self.counts[name] for name in names], dtype=torch.int64)

@@ -183,10 +183,8 @@ def experts_at_once(view: LayerView) -> list[range | None]:
         return [None]
     width, room = view.experts.width, ROOM * streamed.available_bytes(next(view.layer.parameters()).device)
     each = 2 * 8 * width * (width + view.shape().d_model)  # a Gram and a product with targets, fitted and held out
-    some, count = (
-        distributed.broadcast(max(1, int(room / each))),
-        view.experts.count + (view.experts.shared is not None),
-    )
+    some = distributed.broadcast(max(1, int(room / each)))
+    count = view.experts.count + (view.experts.shared is not None)
     return [range(start, start + some) for start in range(0, count, some)]
 
 
