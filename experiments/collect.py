@@ -59,22 +59,22 @@ def collect(recipe: Path, folder: Path) -> None:
     """Write the rows of one recipe."""
     loaded, cells = load_recipe(recipe), Folder(path=folder)
     rows = []
-    for model in outcomes_of(loaded, cells):
-        rows += [_row(model, outcome, cells) for outcome in model.outcomes]
+    for outcomes in outcomes_of(loaded, cells):
+        rows += [_row(outcome, cells) for outcome in outcomes]
     about, command = _comment(recipe)
     head = {"title": loaded.title, "about": about, "note": loaded.note, "command": command}
     models = {model.name: model.note for model in loaded.models}
     write_rows(f"{loaded.name}.json", [row for row in rows if row], **head, models=models)
 
 
-def _row(model: Any, outcome: Any, folder: Folder) -> dict[str, Any]:
+def _row(outcome: Any, folder: Folder) -> dict[str, Any]:
     """What the documents show of a cell, with where it comes from; empty where it was not run."""
     cell, receipt = outcome.cell, folder.receipt(outcome.cell.key)
     if receipt is None:
         return {}
-    texts = enumerate(model.model.evaluations)
+    texts = enumerate(cell.model.evaluations)
     made: dict[str, Any] = {
-        "model": model.model.name,
+        "model": cell.model.name,
         "method": cell.row,
         "ratio": cell.ratio,
         "kv_bytes_per_token": receipt["counts"]["kv_bytes_per_token"],

@@ -118,8 +118,8 @@ def run_row(name: str, row: Row, *, folder: str, device: str, max_steps: int | N
     state = RUNS / f"finetune-{name}.tuning"
     tuned = finetune(loaded.model, examples, config, state=state, save_every=10, progress=say)
     entry = {
-        **tuned.receipt,
-        "losses": [tuned.receipt["losses"][0], tuned.receipt["losses"][-1]],
+        **tuned,
+        "losses": [tuned["losses"][0], tuned["losses"][-1]],
         "compression": read_receipt(folder).get("recipe"),
         "removed": removed,
         "held_out": [
@@ -130,7 +130,7 @@ def run_row(name: str, row: Row, *, folder: str, device: str, max_steps: int | N
     out = RUNS / f"finetune-{name}"
     if not out.exists():
         made = read_receipt(folder)
-        save_model(tuned.model, loaded.tokenizer, out, receipt={**made, "tuning": [*made.get("tuning", []), entry]})
+        save_model(loaded.model, loaded.tokenizer, out, receipt={**made, "tuning": [*made.get("tuning", []), entry]})
     keep_row("finetune.json", {"name": name, **entry})
     shutil.rmtree(state)
     for part in entry["held_out"]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,9 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from trisect.config.verbs import QuantizeConfig
 from trisect.errors import TrisectError
-from trisect.models import layer_views, linear, mark_compressed, original_shape, original_widths, shape_of
-from trisect.models.compressed import CompressedModel, mark_quantized
-from trisect.models.view import LayerView
+from trisect.models import LayerView, compressed, layer_views, linear, original_shape, shape_of
 from trisect.plan import budget_of
 from trisect.records.parts import LINEARS
 
@@ -25,10 +24,7 @@ AUTO_SIZES = (128, 64, 32, 16, 8)  # group sizes that `auto` tries for a layer, 
 def require(backend: str) -> None:
     """Refuse before the work, if the library is not installed."""
     try:
-        if backend == "hqq":
-            import hqq.core.quantize  # noqa: F401
-        else:
-            import torchao.quantization  # noqa: F401
+        import_module("hqq.core.quantize" if backend == "hqq" else "torchao.quantization")
     except ImportError as error:
         raise TrisectError(f"{backend} is not installed ({error}); type: pip install 'trisect[quantize]'") from error
 
@@ -128,15 +124,15 @@ def quantize_model(
     sizes = group_sizes(modules, config)
     for path, module in modules.items():
         linear.refuse_nan(linear.weight_of(module), path)
-    if not isinstance(model, CompressedModel):
-        mark_compressed(model, original=original_widths(model), method="none", ratio=0.0)
+    if not isinstance(model, compressed.CompressedModel):
+        compressed.mark_compressed(model, original=compressed.original_widths(model), method="none", ratio=0.0)
     if config.lm_head:  # it cannot share the embedding's weight any more
         model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
         model.all_tied_weights_keys = {}
     for done, (path, module) in enumerate(modules.items()):
         model.set_submodule(path, quantized_linear(module, config, sizes[path]))
         progress(done + 1, len(modules))
-    mark_quantized(model, backend=config.backend)
+    compressed.mark_quantized(model, backend=config.backend)
     return model
 
 

@@ -20,8 +20,8 @@ def test_rows_are_those_of_the_cells(
     recipe = load_recipe("small.yaml")
     (model,) = outcomes_of(recipe, Folder(path=finished))
     rows = tables.rows_of(f"{recipe.name}.json")
-    assert len(rows) == sum(outcome.receipt is not None for outcome in model.outcomes)
-    a3 = next(each for each in model.outcomes if (each.cell.label, each.cell.ratio) == ("a3", 0.25))
+    assert len(rows) == sum(outcome.receipt is not None for outcome in model)
+    a3 = next(each for each in model if (each.cell.label, each.cell.ratio) == ("a3", 0.25))
     row = next(each for each in rows if each["method"] == "a3" and each["ratio"] == 0.25)
     assert list(row["perplexity"].values()) == [a3.perplexity(0), a3.perplexity(1)]
     assert row["removed"] == a3.removed()

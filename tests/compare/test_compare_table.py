@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from compare_recipes import write_recipe
 from tiny_models import tiny
 from trisect.cli import main
 from trisect.compare import Folder, RunCounts, load_recipe, write_results
-from trisect.compare.results import CellOutcome, ModelOutcome, draw, measurements, outcomes_of, page
+from trisect.compare.results import CellOutcome, draw, measurements, outcomes_of, page
 from trisect.compare.runner import chosen_weights
 from trisect.config import CompressConfig
 from trisect.errors import TrisectError
@@ -19,13 +20,13 @@ from trisect.models import layer_views, shape_of
 from trisect.plan import budget_of
 
 
-def model_outcome(folder: Path) -> ModelOutcome:
+def model_outcome(folder: Path) -> Sequence[CellOutcome]:
     (model,) = outcomes_of(load_recipe("small.yaml"), Folder(path=folder))
     return model
 
 
-def cell(model: ModelOutcome, method: str, ratio: float = 0.25) -> CellOutcome:
-    return next(each for each in model.outcomes if (each.cell.label, each.cell.ratio) == (method, ratio))
+def cell(model: Sequence[CellOutcome], method: str, ratio: float = 0.25) -> CellOutcome:
+    return next(each for each in model if (each.cell.label, each.cell.ratio) == (method, ratio))
 
 
 def change_receipt(folder: Path, outcome: CellOutcome, **removed: Any) -> None:
@@ -59,7 +60,7 @@ def test_the_table_has_dense_first_and_every_method_once(finished: Path) -> None
 
 def test_only_rows_that_cut_the_same_parts_compete(finished: Path) -> None:
     text, model = table(finished), model_outcome(finished)
-    rows = {each.cell.row: each.perplexity(0) for each in model.outcomes if each.cell.ratio == 0.25}
+    rows = {each.cell.row: each.perplexity(0) for each in model if each.cell.ratio == 0.25}
     better = min("clover qk,ov", "a3 qk,ov", key=lambda label: rows[label] or 0.0)
     bold = [label for label in rows if "**" in row(text, label)[3]]
     assert bold == [better]
@@ -86,7 +87,7 @@ def test_a_missed_ratio_is_marked(finished: Path) -> None:
 
 def test_tasks_have_columns_and_a_mean(finished: Path) -> None:
     model = model_outcome(finished)
-    for number, outcome in enumerate([model.dense, cell(model, "clover qk,ov"), cell(model, "a3 qk,ov")]):
+    for number, outcome in enumerate([model[0], cell(model, "clover qk,ov"), cell(model, "a3 qk,ov")]):
         path = Folder(path=finished).receipt_path(outcome.cell.key)
         scores = {"piqa": {"metric": "acc", "value": 0.8 - 0.1 * number}}
         scores["lambada"] = {"metric": "acc", "value": 0.6 - 0.1 * number}
@@ -105,7 +106,7 @@ def test_cells_that_were_not_run_are_said_to_be(finished: Path) -> None:
 
 
 def test_receipts_of_two_models_in_one_table_are_noticed(finished: Path) -> None:
-    path = Folder(path=finished).receipt_path(model_outcome(finished).dense.cell.key)
+    path = Folder(path=finished).receipt_path(model_outcome(finished)[0].cell.key)
     receipt = json.loads(path.read_text())
     receipt["model"]["fingerprint"] = "another"
     receipt["perplexity"][1]["token_hash"] = "another"
@@ -145,7 +146,7 @@ def test_the_measurements_are_every_number(finished: Path) -> None:
     found = {(line["method"], line["ratio"], line["data"]): line for line in lines[:-1]}
     outcome = cell(model, "clover qk,ov", 0.5)
     line = found["clover qk,ov", 0.5, "topics"]
-    assert (line["value"], line["increase"]) == (outcome.perplexity(1), model.increase(outcome, 1))
+    assert (line["value"], line["increase"]) == (outcome.perplexity(1), outcome.increase(1))
     assert (line["removed"]["chosen"], line["missed"], line["parts"]) == (0.5, False, ("qk", "ov"))
     assert line["removed"]["kv_bytes_per_token"] == 0.5
 

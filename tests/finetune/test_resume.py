@@ -31,9 +31,10 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> tuple[dict[str, torch.Tensor], list[float]]:
-    tuned = finetune(compressed(NAME), examples(), CONFIG)
-    assert tuned.receipt["steps"] == STEPS
-    return weights(tuned.model), tuned.losses
+    model = compressed(NAME)
+    tuned = finetune(model, examples(), CONFIG)
+    assert tuned["steps"] == STEPS
+    return weights(model), tuned["losses"]
 
 
 class Crash(Exception):
@@ -61,13 +62,14 @@ def test_a_crash_at_any_step_leaves_no_trace(
     crashes = sorted(data.draw(st.sets(st.integers(save_every, STEPS), min_size=1, max_size=2), label="at"))
     for step in crashes:
         crash_at(step, path, save_every=save_every)
-    tuned = finetune(compressed(NAME), examples(), CONFIG, state=path)
+    model = compressed(NAME)
+    tuned = finetune(model, examples(), CONFIG, state=path)
     expected, losses = undisturbed
-    assert tuned.losses == losses
-    now = weights(tuned.model)
+    assert tuned["losses"] == losses
+    now = weights(model)
     assert all(torch.equal(now[name], value) for name, value in expected.items())
     reached = crashes[-1]
-    assert tuned.receipt["resumed_at"] == (reached if reached == STEPS else reached // save_every * save_every)
+    assert tuned["resumed_at"] == (reached if reached == STEPS else reached // save_every * save_every)
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def test_ctrl_c_stops_tuning_with_a_state_to_resume(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match=rf"Stopped after step 3 of {STEPS}; checkpoints are in {tmp_path}/run"):
         finetune(compressed(), examples(), CONFIG, state=tmp_path / "run", save_every=2, progress=progress)
     tuned = finetune(compressed(), examples(), CONFIG, state=tmp_path / "run")
-    assert tuned.receipt["resumed_at"] == 2
+    assert tuned["resumed_at"] == 2
 
 
 def test_tuning_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +112,7 @@ def test_a_checkpoint_that_was_not_finished_is_passed_over(tmp_path: Path) -> No
 def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("stopped") / "state"
     tuned = finetune(compressed(), examples(), settings(max_steps=1), state=path)
-    assert tuned.receipt["steps"] == 1
+    assert tuned["steps"] == 1
     return path
 
 

@@ -11,8 +11,9 @@ from trisect.errors import TrisectError
 from trisect.records.parts import even_ranks
 from trisect.report.charts import across, spectrum_charts
 from trisect.report.page import render, report_sections
-from trisect.report.runs import Loss, Receipt, Run, Spectrum, read_runs
+from trisect.report.runs import Run, read_runs
 from trisect.support.plots import Series
+from trisect.support.receipt import Loss, Receipt, Spectrum
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,7 @@ from transformers import StaticCache
 from trisect.bench.rows import Case, Variant
 from trisect.config.settings import record
 from trisect.decode import Decoder, decoder
-from trisect.models import layer_views
-from trisect.models.linear import QuantizedLinear, sizes_of
+from trisect.models import layer_views, linear
 from trisect.plan.budget import Flops, budget_of, layer_flops
 from trisect.quantize import cache_bytes
 from trisect.records.shapes import ModelShape
@@ -34,7 +33,7 @@ Lapping = Callable[[Work, int], list[float]]
 
 def laps_on(device: str) -> Lapping:
     """The way to time work on a device."""
-    return _cuda_laps if is_cuda(device) else _cpu_laps
+    return _cuda_laps if is_cuda(device) else lambda work, count: timeit.repeat(work, number=1, repeat=count)
 
 
 def _cuda_laps(work: Work, count: int) -> list[float]:
@@ -48,10 +47,6 @@ def _cuda_laps(work: Work, count: int) -> list[float]:
         mark.record()
     torch.cuda.synchronize()
     return [first.elapsed_time(second) / 1000 for first, second in zip(marks, marks[1:], strict=False)]
-
-
-def _cpu_laps(work: Work, count: int) -> list[float]:
-    return timeit.repeat(work, number=1, repeat=count)
 
 
 def is_cuda(device: str) -> bool:
@@ -125,12 +120,12 @@ def model_flops(shape: ModelShape, *, batch: int, tokens: int, context: int, hea
 def head_parameters(model: Any) -> int:
     """Elements of the matrix that makes logits."""
     head = model.get_output_embeddings()
-    return 0 if head is None else math.prod(sizes_of(head))
+    return 0 if head is None else math.prod(linear.sizes_of(head))
 
 
 def parameter_bytes(model: nn.Module) -> int:
     """Weights that have to be held, packed ones too; a shared matrix counts once."""
-    packed = [x for module in model.modules() if isinstance(module, QuantizedLinear) for x in module.buffers()]
+    packed = [x for module in model.modules() if isinstance(module, linear.QuantizedLinear) for x in module.buffers()]
     return sum(x.nbytes for x in (*model.parameters(), *packed))
 
 

@@ -16,8 +16,9 @@ from typing import Any, TypeGuard
 from trisect.errors import TrisectError
 from trisect.plan import budget_of, compare
 from trisect.records.shapes import ModelShape
-from trisect.support.files import atomic_write_text, write_json
-from trisect.support.receipt import measured_perplexities
+from trisect.support.checks import validated
+from trisect.support.files import atomic_write_text, plain, write_json
+from trisect.support.receipt import Record
 
 PACKAGE = "trisect"
 KERNELS = "trisect.kernels.triton_"  # the beginning of modules that stay with trisect: not everybody has Triton
@@ -242,10 +243,6 @@ def _recipe_rows(receipt: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _perplexity_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """What was measured while compressing."""
-    rows = []
-    for measured in measured_perplexities(receipt):
-        if {"before", "after"} <= set(measured):
-            was, now = measured["before"], measured["after"]
-            text = f"{Path(str(now['data'])).name}, {now['windows']} windows of {now['length']} tokens"
-            rows.append((f"perplexity ({text})", f"{was['perplexity']:.3f}", f"{now['perplexity']:.3f}"))
-    return rows
+    texts = validated(Record, plain(receipt)).texts
+    pairs = [(row.before, row.after) for row in texts if row.before and row.after]
+    return [(f"perplexity ({now.name}, {now.size})", f"{was.value:.3f}", f"{now.value:.3f}") for was, now in pairs]

@@ -22,7 +22,7 @@ from trisect.calibrate import Progress
 from trisect.config import CalibrationConfig, CompressConfig, Increase
 from trisect.config.verbs import SampleConfig
 from trisect.data import Tokens, catalogue, load, read, tokens_from_tensor
-from trisect.data.tokens import TEST_SHARE, WindowSplit, room, split_windows, started, windows
+from trisect.data.tokens import TEST_SHARE, WindowSplit, room, split_windows
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
 from trisect.evaluate.perplexity import stated_contexts
@@ -186,39 +186,24 @@ def held_out_texts(
     length, found, notes = prepared.calibration.length, [], []
     assert length is not None
     texts = {text.source: text for text in prepared.texts}
+    read_windows: Any = partial(load.evaluation_tokens, tokenizer=tokenizer, windows=count, length=length, fewer=True)
     for text in texts.values():
-        try:
-            if load.has_two_parts(text.source):
-                ids = _evaluation_windows(text.source, tokenizer, count=count, length=length)
-            else:
-                ids = text.split.held_out(count, length=length)
-        except TrisectError as error:
-            notes.append(f"Nothing is measured on held-out {text.name}. {error}")
-            continue
-        if len(ids):
-            found.append(_named(f"held-out {text.name}", ids, tokenizer if text.is_text else None))
+        if load.has_two_parts(text.source):
+            try:
+                found.append(replace(read_windows(text.source), source=f"held-out {text.name}"))
+            except TrisectError as error:
+                notes.append(f"Nothing is measured on held-out {text.name}. {error}")
+        elif len(ids := text.split.held_out(count, length=length)):
+            text_bytes = load.decoded_bytes(ids, tokenizer) if text.is_text else None
+            found.append(tokens_from_tensor(ids, f"held-out {text.name}", text_bytes=text_bytes))
         else:
             notes.append(f"{text.name} {TOO_SHORT}.")
     others = [name for name in catalogue.OTHER_TEXTS if name not in texts] if other and tokenizer is not None else []
     for name in (name for name in others if name == catalogue.BUILTIN or read.can_be_read(name)):
         with suppress(TrisectError):  # the first that can be read is enough
-            found.append(_named(name, _evaluation_windows(name, tokenizer, count=count, length=length), tokenizer))
+            found.append(read_windows(name))
             break
     return found, notes
-
-
-def _evaluation_windows(name: str, tokenizer: Any, *, count: int, length: int) -> Tensor:
-    """The first windows of a known text's evaluation part, as many as there are up to `count`."""
-    content = load.read_source(name, split="evaluation")
-    assert isinstance(content, str)
-    ids, bos = load.tokenize(content, tokenizer, source=name), load.bos_of(tokenizer)
-    length -= bos is not None
-    return started(windows(ids, samples=None, length=length, sampling="first", seed=0, source=name)[:count], bos)
-
-
-def _named(name: str, ids: Tensor, tokenizer: Any) -> Tokens:
-    text_bytes = None if tokenizer is None else load.decoded_bytes(ids, tokenizer)
-    return tokens_from_tensor(ids, name, text_bytes=text_bytes)
 
 
 def write_synthetic(

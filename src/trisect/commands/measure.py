@@ -228,7 +228,7 @@ def compare(
         counts = run_recipe(loaded, folder, **how, progress=report, say=screen.stderr().print)
     models = results.outcomes_of(loaded, folder)
     written = results.write_results(loaded, models, folder, recipe)
-    failed = sum(outcome.error is not None for model in models for outcome in model.outcomes)
+    failed = sum(outcome.error is not None for model in models for outcome in model)
     done = {"ran": len(counts.ran), "done": counts.done, "failed": failed}
     elsewhere = f", {counts.elsewhere} run by other processes" if counts.elsewhere else ""
     screen.say(f"{loaded.name}: {len(counts.ran)} cells run, {counts.done} done before, {failed} failed{elsewhere}")

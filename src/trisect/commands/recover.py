@@ -60,9 +60,9 @@ def finetune(
         before = measured("before")
         tuned = training.finetune(loaded.model, examples, settings, progress=partial(report, "tuning"), **tuning)
         changes = [{"before": was, "after": now} for was, now in zip(before, measured("after"), strict=True)]
-    entry = {**tuned.receipt, "model": loaded.name, "held_out": changes}
+    entry = {**tuned, "model": loaded.name, "held_out": changes}
     receipt["tuning"] = [*receipt.get("tuning", []), entry]  # a model may be tuned more than once
-    models.save_model(tuned.model, loaded.tokenizer, out, receipt=receipt)
+    models.save_model(loaded.model, loaded.tokenizer, out, receipt=receipt)
     shutil.rmtree(state, ignore_errors=True)
     _show_tuning(tuned, examples, changes)
     screen.say(f"Saved to {out}")
@@ -70,13 +70,13 @@ def finetune(
     screen.say_next(f"trisect eval {screen.quoted(out)}", f"trisect export {screen.quoted(out)} -o OUT")
 
 
-def _show_tuning(tuned: Any, examples: Any, held_out: list[dict[str, Any]]) -> None:
+def _show_tuning(tuned: dict[str, Any], examples: Any, held_out: list[dict[str, Any]]) -> None:
     """What happened to the data, and the held-out table."""
-    receipt, seen = tuned.receipt, tuned.receipt["seen"]
+    seen, losses = tuned["seen"], tuned["losses"]
     screen.say(
-        f"{receipt['steps']} steps on {seen['examples']} of {len(examples.items)} examples of {examples.source} "
-        f"({seen['tokens']:,} learned tokens, as often as seen); loss {tuned.losses[0]:.4f} at the first, "
-        f"{tuned.losses[-1]:.4f} at the last."
+        f"{tuned['steps']} steps on {seen['examples']} of {len(examples.items)} examples of {examples.source} "
+        f"({seen['tokens']:,} learned tokens, as often as seen); loss {losses[0]:.4f} at the first, "
+        f"{losses[-1]:.4f} at the last."
     )
     if examples.cut or examples.left_out:
         left_out = f"{examples.left_out} had no response left and were left out."

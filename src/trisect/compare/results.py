@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pydantic import AliasPath, Field
 
 from trisect.bench.rows import markdown
-from trisect.compare.recipe import Cell, ModelEntry, Recipe, cells_of
+from trisect.compare.recipe import Cell, Recipe, cells_of
 from trisect.errors import TrisectError
-from trisect.report.runs import Entry, Perplexity, Score
+from trisect.report.runs import Score
 from trisect.support import checks, files, plots
+from trisect.support.receipt import Entry, Perplexity
 
 ROUNDING = 1e-9
 SAME_SIZE = 0.01  # shares removed that differ by no more are compared
@@ -91,10 +93,6 @@ class Folder:
                 return
             yield True
 
-    def waiting(self, name: str) -> AbstractContextManager[None]:
-        """Let one process make what many cells share, while the others wait for it."""
-        return files.locked(self.cache / f"{name}.lock")
-
 
 @dataclass(frozen=True, kw_only=True)
 class CellOutcome:
@@ -103,13 +101,16 @@ class CellOutcome:
     cell: Cell
     receipt: CellReceipt | None = None
     error: str | None = None
+    dense: CellReceipt | None = None  # of the model that it was made from
 
     def perplexity(self, text: int) -> float | None:
         """On the evaluation with this number."""
-        if self.receipt is None:
-            return None
-        value = self.receipt.perplexity[text].perplexity
-        return math.inf if value is None else value
+        return None if self.receipt is None else self.receipt.perplexity[text].value
+
+    def increase(self, text: int) -> float | None:
+        """Perplexity above the dense model's."""
+        now = self.perplexity(text)
+        return None if now is None or self.dense is None else now - self.dense.perplexity[text].value
 
     def accuracies(self) -> dict[str, float]:
         """Task -> its score, between 0 and 1; with several tasks, also their mean."""
@@ -135,29 +136,16 @@ class CellOutcome:
         return same and abs((self.removed() or 0.0) - (other.removed() or 0.0)) <= SAME_SIZE
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelOutcome:
-    """All cells of one model, the dense one first."""
-
-    model: ModelEntry
-    outcomes: list[CellOutcome]
-
-    @property
-    def dense(self) -> CellOutcome:
-        return self.outcomes[0]
-
-    def increase(self, outcome: CellOutcome, text: int) -> float | None:
-        """Perplexity above the dense model's."""
-        now, was = outcome.perplexity(text), self.dense.perplexity(text)
-        return None if now is None or was is None else now - was
+Models = Sequence[Sequence[CellOutcome]]  # all cells of each model, the dense one first
 
 
-def outcomes_of(recipe: Recipe, folder: Folder) -> list[ModelOutcome]:
+def outcomes_of(recipe: Recipe, folder: Folder) -> Models:
     """Everything the folder knows about the recipe, model by model."""
     found: dict[str, list[CellOutcome]] = {}
     for cell in cells_of(recipe):
-        found.setdefault(cell.model.name, []).append(_outcome(cell, folder))
-    return [ModelOutcome(model=model, outcomes=found[model.name]) for model in recipe.models]
+        known, outcome = found.setdefault(cell.model.name, []), _outcome(cell, folder)
+        known.append(replace(outcome, dense=known[0].receipt if known else outcome.receipt))
+    return list(found.values())
 
 
 def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
@@ -176,9 +164,9 @@ def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
     return CellOutcome(cell=cell, receipt=receipt)
 
 
-def measurements(models: Sequence[ModelOutcome]) -> Iterator[dict[str, Any]]:
+def measurements(models: Models) -> Iterator[dict[str, Any]]:
     """Every number of the table with what belongs to it."""
-    for model, outcome in [(each, outcome) for each in models for outcome in each.outcomes]:
+    for outcome in chain(*models):
         cell, receipt = outcome.cell, outcome.receipt
         fixed: dict[str, Any] = {"model": cell.model.name, "method": cell.label, "ratio": cell.ratio}
         if cell.config is not None and cell.calibration is not None:
@@ -189,16 +177,16 @@ def measurements(models: Sequence[ModelOutcome]) -> Iterator[dict[str, Any]]:
         fixed["kv_bytes_per_token"] = receipt.kv_bytes_per_token
         if receipt.removed is not None:
             fixed |= {"removed": receipt.removed.model_dump(), "missed": outcome.missed}
-        for number, text in enumerate(model.model.evaluations):
-            value, increase = outcome.perplexity(number), model.increase(outcome, number)
+        for number, text in enumerate(cell.model.evaluations):
+            value, increase = outcome.perplexity(number), outcome.increase(number)
             yield fixed | {"data": text.name, "metric": "perplexity", "value": value, "increase": increase}
         for task, score in receipt.scores.items():
-            was = model.dense.accuracies().get(task)
-            increase = None if was is None else score.value - was
+            was = None if outcome.dense is None else outcome.dense.scores.get(task)
+            increase = None if was is None else score.value - was.value
             yield fixed | {"data": task, "metric": "accuracy", "value": score.value, "increase": increase}
 
 
-def write_results(recipe: Recipe, models: Sequence[ModelOutcome], folder: Folder, source: Path) -> list[Path]:
+def write_results(recipe: Recipe, models: Models, folder: Folder, source: Path) -> list[Path]:
     """Make table, figures and a copy of the recipe from the receipts; the files that changed."""
     made = {"recipe.yaml": source.read_bytes(), "table.md": page(recipe, models).encode()}
     if plots.has_matplotlib():
@@ -214,37 +202,37 @@ def write_results(recipe: Recipe, models: Sequence[ModelOutcome], folder: Folder
     return changed
 
 
-def page(recipe: Recipe, models: Sequence[ModelOutcome]) -> str:
+def page(recipe: Recipe, models: Models) -> str:
     """The whole page: a table for each model, and where the numbers come from."""
     blocks = [f"# {recipe.title}", recipe.note, LEGEND + (" Tasks: accuracy." if recipe.tasks else "")]
-    for model in models:
-        failures = [outcome for outcome in model.outcomes if outcome.error is not None]
-        missed = any(outcome.missed for outcome in model.outcomes)
+    for outcomes in models:
+        model, failures = outcomes[0].cell.model, [outcome for outcome in outcomes if outcome.error is not None]
+        missed = any(outcome.missed for outcome in outcomes)
         blocks += [
-            f"## {model.model.name}",
-            f"Model: {model.model.note}." if model.model.note else "",
-            _table(recipe, model, failures),
+            f"## {model.name}",
+            f"Model: {model.note}." if model.note else "",
+            _table(recipe, outcomes, failures),
             f"{MISS} misses the asked ratio by more than one alignment step." if missed else "",
             "\n".join(f"[{at}] {o.cell.describe()}: {o.error}" for at, o in enumerate(failures, start=1)),
-            "\n".join(f"- {remark}" for remark in _remarks(model)),
+            "\n".join(f"- {remark}" for remark in _remarks(outcomes)),
         ]
     return "\n\n".join(filter(None, [*blocks, _provenance(models)])) + "\n"
 
 
-def _table(recipe: Recipe, model: ModelOutcome, failures: Sequence[CellOutcome]) -> str:
+def _table(recipe: Recipe, outcomes: Sequence[CellOutcome], failures: Sequence[CellOutcome]) -> str:
     """A line for each cell, the dense model first, then ratio by ratio."""
-    texts = [text.name for text in model.model.evaluations]
-    tasks = list(dict.fromkeys(task for outcome in model.outcomes for task in outcome.accuracies()))
+    texts = [text.name for text in outcomes[0].cell.model.evaluations]
+    tasks = list(dict.fromkeys(task for outcome in outcomes for task in outcome.accuracies()))
     lines = []
-    for outcome in sorted(model.outcomes, key=lambda outcome: outcome.cell.ratio):
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.cell.ratio):
         cell, receipt = outcome.cell, outcome.receipt
         line = [cell.row, _percent(cell.ratio) if cell.config else "", _removed(outcome, failures)]
         if recipe.kv:
             line.append("-" if receipt is None else f"{receipt.kv_bytes_per_token:,}")
-        rivals = [other for other in model.outcomes if outcome.competes_with(other)]
+        rivals = [other for other in outcomes if outcome.competes_with(other)]
         for number in range(len(texts)):
             own = outcome.perplexity(number)
-            increase = None if outcome is model.dense else model.increase(outcome, number)
+            increase = None if cell.config is None else outcome.increase(number)
             known = [value for rival in rivals if (value := rival.perplexity(number)) is not None]
             line.append(_bold(_perplexity(own, increase), len(known) > 1 and own == min(known)))
         for task in tasks:
@@ -280,24 +268,24 @@ def _perplexity(value: float | None, increase: float | None) -> str:
     return f"{text} ({increase:+.2f})" if abs(increase) < 1000 else f"{text} ({increase:+.2g})"
 
 
-def _remarks(model: ModelOutcome) -> list[str]:
+def _remarks(outcomes: Sequence[CellOutcome]) -> list[str]:
     """What solvers noted, with the cells it is about; and receipts that are not about one model and one text."""
     about: dict[str, list[str]] = {}
-    known = [(outcome.cell, outcome.receipt) for outcome in model.outcomes if outcome.receipt is not None]
+    known = [(outcome.cell, outcome.receipt) for outcome in outcomes if outcome.receipt is not None]
     for cell, receipt in known:
         for note in receipt.notes:
-            about.setdefault(note, []).append(cell.describe().removeprefix(f"{model.model.name}, "))
+            about.setdefault(note, []).append(cell.describe().removeprefix(f"{cell.model.name}, "))
     found = [f"{', '.join(cells)}: {note}" for note, cells in about.items()]
     if len({receipt.fingerprint for _, receipt in known}) > 1:
         found.append("the receipts are not all of the same weights: the model changed between two runs")
-    for number, text in enumerate(model.model.evaluations):
+    for number, text in enumerate(outcomes[0].cell.model.evaluations):
         if len({receipt.perplexity[number].token_hash for _, receipt in known}) > 1:
             found.append(f"{text.name}: the receipts were not all measured on the same tokens")
     return found
 
 
-def _provenance(models: Sequence[ModelOutcome]) -> str:
-    outcomes = [outcome for model in models for outcome in model.outcomes]
+def _provenance(models: Models) -> str:
+    outcomes = list(chain(*models))
     receipts = [outcome.receipt for outcome in outcomes if outcome.receipt is not None]
     said = f"Made by `trisect compare` from {len(receipts)} of {len(outcomes)} receipts in `cells/`"
     if not receipts:
@@ -311,26 +299,27 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}".removesuffix(".0") + "%"
 
 
-def draw(models: Sequence[ModelOutcome]) -> dict[str, bytes]:
+def draw(models: Models) -> dict[str, bytes]:
     """File name -> SVG, for every model and text that has something to show."""
-    charts = [ratio_chart(model, number) for model in models for number in range(len(model.model.evaluations))]
+    texts = [(outcomes, n) for outcomes in models for n in range(len(outcomes[0].cell.model.evaluations))]
+    charts = [ratio_chart(*each) for each in texts]
     drawn = (chart for chart in charts if chart is not None)
     return {plots.file_name(chart.name): f"{plots.svg(chart)}\n".encode() for chart in drawn}
 
 
-def ratio_chart(model: ModelOutcome, number: int) -> plots.Chart | None:
+def ratio_chart(outcomes: Sequence[CellOutcome], number: int) -> plots.Chart | None:
     """Perplexity against the ratio really removed, one line per method."""
     lines: dict[str, list[plots.Point]] = {}
-    for outcome in model.outcomes:
+    for outcome in outcomes:
         x, y = outcome.removed(), outcome.perplexity(number)
         if x is not None and y is not None and math.isfinite(y):
             lines.setdefault(outcome.cell.row, []).append((100 * x, y))
     if not lines:
         return None
     series = [plots.Series(label=label, points=sorted(points)) for label, points in lines.items()]
-    dense, removed = model.dense.perplexity(number), [x for points in lines.values() for x, _ in points]
+    dense, removed = outcomes[0].perplexity(number), [x for points in lines.values() for x, _ in points]
     if dense is not None and math.isfinite(dense):
         series.append(plots.Series(label="dense", guide=True, points=[(at(removed), dense) for at in (min, max)]))
-    name, text = model.model.name, model.model.evaluations[number].name
+    name, text = outcomes[0].cell.model.name, outcomes[0].cell.model.evaluations[number].name
     axes = ("removed (%)", f"perplexity, {text}")
     return plots.Chart(name=f"ratio-{name}-{text}", title=name, axes=axes, series=series, log_y=True)

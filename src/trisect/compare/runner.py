@@ -20,7 +20,7 @@ from trisect.evaluate import perplexity, tasks
 from trisect.methods import get_method
 from trisect.models import Loaded, fingerprint, load_model, shape_of, zeros_of
 from trisect.pipeline.run import Compressed, compress
-from trisect.plan import Budget, budget, budget_of, compare, problem
+from trisect.plan import budget, problem
 from trisect.records import parts, shapes
 from trisect.support import files, receipt
 
@@ -204,7 +204,8 @@ class ModelRun:
     def _compressed(self, config: CompressConfig, calibration: CalibrationEntry) -> Compressed:
         curves = self.curves_path(config, calibration)
         settings: Any = {"tokenizer": self.loaded.tokenizer, "tokens": self.tokens(calibration), "curves": curves}
-        with nullcontext() if curves is None or curves.exists() else self.folder.waiting(curves.stem):
+        # One process measures curves that many cells share, while the others wait for it.
+        with nullcontext() if curves is None or curves.exists() else files.locked(curves.with_suffix(".lock")):
             model = self.loaded.model
             if self.dense.budget.parameters <= COPY_LIMIT:
                 model = copy.deepcopy(model)
@@ -217,7 +218,7 @@ class Size(NamedTuple):
     """A model's shape and its cost."""
 
     shape: shapes.ModelShape
-    budget: Budget
+    budget: budget.Budget
     zeros: int  # weights that are exactly zero: what a mask takes without making anything smaller
 
     def to_dict(self) -> dict[str, Any]:
@@ -230,7 +231,7 @@ class Size(NamedTuple):
 def size_of(model: Any) -> Size:
     """The size of a model as it stands."""
     shape = shape_of(model)
-    return Size(shape, budget_of(shape), zeros_of(model))
+    return Size(shape, budget.budget_of(shape), zeros_of(model))
 
 
 def compressed_receipt(config: CompressConfig, dense: Size, result: Compressed) -> dict[str, Any]:
@@ -255,21 +256,20 @@ def compressed_receipt(config: CompressConfig, dense: Size, result: Compressed) 
 
 def removed_shares(before: Size, after: Size, config: CompressConfig) -> dict[str, Any]:
     """Shares that were removed; `chosen`, of weights or of KV, is the one to compare with the ratio."""
-    weights = chosen_weights(before.shape, config)
+    asked, weights = problem.problem_for(before.shape, config), chosen_weights(before.shape, config)
+    linear, cached = (budget.Costs(shape=before.shape, unit=unit) for unit in ("linear", "kv"))
     old, new = before.budget, after.budget
-    change, gone = compare(old, new), old.linear_parameters - new.linear_parameters
+    change, gone = budget.compare(old, new), old.linear_parameters - new.linear_parameters
     zeroed = 0 if gone else max(0, after.zeros - before.zeros)  # a mask's; a solver's few are in a narrower matrix
     of, chosen = "weights", (gone + zeroed) / weights
     if getattr(get_method(config.method), "cached", False) or config.goal.budget == "kv":
-        layers = _chosen_layers(before.shape, config)  # of their components' cache
-        widths = [layer.qk * ("qk" in config.parts) + layer.vo * ("ov" in config.parts) for layer in layers]
-        was = sum(layer.kv_heads * width for layer, width in zip(layers, widths, strict=True))
         lost = old.kv_bytes_per_token - new.kv_bytes_per_token
-        of, chosen = "KV", lost / (was * before.shape.bytes_per_element)
+        of, chosen = "KV", lost / max(1, sum(cached.full(*key) for key in asked.keys))
+    step = sum(linear.of(*key, asked.grid(key).step) for key in asked.keys)
     return {
         "of": of,
         "chosen": chosen,
-        "step": alignment_step(before.shape, config),
+        "step": step / sum(linear.full(*key) for key in asked.keys),
         "zeros": zeroed / weights,
         "decoder": change.ratio,
         "parameters": change.parameters,
@@ -281,29 +281,9 @@ def removed_shares(before: Size, after: Size, config: CompressConfig) -> dict[st
 def chosen_weights(shape: shapes.ModelShape, config: CompressConfig) -> int:
     """Weights of the dense model that the config lets its method remove from."""
     solvers = get_method(config.method).solvers
-    return sum(
-        budget.linear_parameters(layer, name)
-        for layer in _chosen_layers(shape, config)
-        for part in config.parts
-        for name in budget.linears_of(layer, part)
-        if part in solvers or name in solvers
-    )
-
-
-def alignment_step(shape: shapes.ModelShape, config: CompressConfig) -> float:
-    """The share of the chosen components that one step of the alignment grid is."""
-    step = whole = 0.0
-    for layer in _chosen_layers(shape, config):
-        for part in (part for part in config.parts if part in layer.components):
-            weights = budget.matrix_parameters(layer, part)
-            whole += weights
-            step += weights * problem.grid_of(layer, part, align=config.align).step / layer.width(part)
-    return step / whole
-
-
-def _chosen_layers(shape: shapes.ModelShape, config: CompressConfig) -> list[shapes.LayerShape]:
-    chosen = range(len(shape.layers)) if config.layers is None else config.layers
-    return [shape.layers[index] for index in chosen]
+    chosen = [(shape.layers[layer], part) for layer, part in problem.problem_for(shape, config).keys]
+    maps = [(layer, part, name) for layer, part in chosen for name in budget.linears_of(layer, part)]
+    return sum(budget.linear_parameters(layer, name) for layer, part, name in maps if {part, name} & set(solvers))
 
 
 def widths(shape: shapes.ModelShape) -> dict[str, Any]:

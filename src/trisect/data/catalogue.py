@@ -21,12 +21,12 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple
 
 import yaml
+from pydantic.dataclasses import dataclass
 
 from trisect.errors import TrisectError, unknown_name
 
@@ -77,11 +77,7 @@ class RegistryModel(Wheel):
 
 
 _ENTRIES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-_PARTS = ("calibration", "evaluation")
-DATASETS = {
-    name: DatasetRecord(**{**entry, **{part: Split(**entry[part]) for part in _PARTS}})
-    for name, entry in _ENTRIES["datasets"].items()
-}
+DATASETS = {name: DatasetRecord(**entry) for name, entry in _ENTRIES["datasets"].items()}
 REGISTRY_MODELS = {name: RegistryModel(**entry) for name, entry in _ENTRIES["models"].items()}
 BUILTIN, SYNTHETIC = "builtin", "synthetic"
 TEXTS = (BUILTIN, SYNTHETIC, *DATASETS)  # all that is known by name

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trisect.data import catalogue
-from trisect.data.read import dataset_text, is_local, read_file
+from trisect.data import catalogue, read
 from trisect.data.tokens import Tokens, check_request, started, tokens_from_tensor, windows
 from trisect.errors import TrisectError, check_names
 from trisect.support.checks import explained
@@ -34,7 +33,7 @@ def list_sources() -> list[tuple[str, str]]:
     for name, record in catalogue.DATASETS.items():
         most = record.calibration.max_characters
         amount = "read whole" if most is None else f"{most // 1_000_000} million characters read"
-        place = "local copy" if is_local(name) else "from the hub"
+        place = "local copy" if read.is_local(name) else "from the hub"
         found[name] = f"{record.description}; {record.licence}; {amount}; {place}"
     for name in catalogue.DEFAULT_MIXTURE:
         found[name] += "; in the default mixture"
@@ -55,11 +54,11 @@ def read_source(name: str, *, split: str, tokenizer: Any = None) -> str | Tensor
     if name == catalogue.BUILTIN:
         return "\n\n".join(catalogue.builtin_documents(split=split))
     if name in catalogue.DATASETS:
-        return dataset_text(name, split=split)
+        return read.dataset_text(name, split=split)
     if name == catalogue.SYNTHETIC:
         why = f"{catalogue.SYNTHETIC} text is written by the model that is compressed, and only calibrated on"
         raise TrisectError(f"{why}; `trisect sample MODEL -o own.jsonl` writes it to a file.")
-    content = read_file(catalogue.existing_file(name), tokenizer=tokenizer)
+    content = read.read_file(catalogue.existing_file(name), tokenizer=tokenizer)
     return content if isinstance(content, Tensor) else "\n\n".join(content)
 
 
@@ -72,11 +71,13 @@ def load_tokens(
     sampling: str = "random",
     seed: int = 0,
     split: str = "calibration",
+    fewer: bool = False,
 ) -> Tokens:
     """Windows of `length` tokens from a source: a name, a file, a mixture, or ready-made ids.
 
     A tensor (n, length) and Tokens are used as they are. `samples` None takes all windows, which
-    needs `sampling="first"`. `tokenizer` is a Hugging Face tokenizer, or None for sources of ids.
+    needs `sampling="first"`; with `fewer`, a text that has less gives what it has. `tokenizer` is a Hugging Face
+    tokenizer, or None for sources of ids.
     """
     if not isinstance(source, str):
         return source if isinstance(source, Tokens) else tokens_from_tensor(source)
@@ -85,25 +86,25 @@ def load_tokens(
     if samples is None and len(mixture) > 1:
         raise TrisectError(f"The mixture {source!r} needs a number of windows: --samples N (eval: --windows N).")
     counts: list[Any] = [None] if samples is None else share_out(mixture, samples=samples, name=source)
-    pieces, sizes = [], []
+    pieces, is_text = [], True
     for index, (part, count) in enumerate(zip(mixture, counts, strict=True)):
         content = read_source(part.source, split=split, tokenizer=tokenizer)
         ids = tokenize(content, tokenizer, source=part.source) if isinstance(content, str) else content
         bos = bos_of(tokenizer) if ids.ndim == 1 else None
         # Another seed for each, so that a source named twice gives other windows the second time.
         choice: Any = {"length": length - (bos is not None), "sampling": sampling, "seed": seed + index}
-        piece = windows(ids, samples=count, source=part.source, **choice)
-        sizes.append(decoded_bytes(piece, tokenizer) if isinstance(content, str) else None)
-        pieces.append(started(piece, bos))
+        pieces.append(started(windows(ids, samples=count, source=part.source, fewer=fewer, **choice), bos))
+        is_text = is_text and isinstance(content, str)
     ids = torch.cat(pieces)
     if len(mixture) > 1:
         ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
-    return tokens_from_tensor(ids, source, text_bytes=None if None in sizes else sum(filter(None, sizes)))
+    return tokens_from_tensor(ids, source, text_bytes=decoded_bytes(ids, tokenizer) if is_text else None)
 
 
-def evaluation_tokens(source: Any, tokenizer: Any, *, windows: int | None, length: int) -> Tokens:
+def evaluation_tokens(source: Any, tokenizer: Any, *, windows: int | None, length: int, fewer: bool = False) -> Tokens:
     """What perplexity is measured on: the first windows of the evaluation split, all of them for None."""
-    return load_tokens(source, tokenizer, samples=windows, length=length, sampling="first", split="evaluation")
+    cut: Any = {"samples": windows, "length": length, "sampling": "first", "fewer": fewer}
+    return load_tokens(source, tokenizer, split="evaluation", **cut)
 
 
 def bos_of(tokenizer: Any) -> int | None:

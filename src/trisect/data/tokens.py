@@ -46,13 +46,20 @@ def content_hash(ids: Tensor) -> str:
 
 
 def windows(
-    ids: Tensor, *, samples: int | None, length: int, sampling: str, seed: int, source: str = "the text"
+    ids: Tensor,
+    *,
+    samples: int | None,
+    length: int,
+    sampling: str,
+    seed: int,
+    source: str = "the text",
+    fewer: bool = False,
 ) -> Tensor:
     """(samples, length) windows of a stream of tokens, (num_tokens,), or of ready-made rows, (n, at least length).
 
     `first`: windows in order, without overlap; all of them if `samples` is None. `random`, of a stream: in random
     order, with random gaps between them; where the text is too short for that many, they overlap as little as they
-    can. `random`, of rows: without replacement. Longer rows lose their end.
+    can. `random`, of rows: without replacement. Longer rows lose their end. With `fewer`, what there is will do.
     """
     check_request(samples=samples, length=length, sampling=sampling)
     generator, is_stream = torch.Generator().manual_seed(seed), ids.ndim == 1
@@ -73,11 +80,11 @@ def windows(
         starts = starts[torch.randperm(samples, generator=generator)]
         return ids[starts[:, None] + torch.arange(length)]
     found = len(ids) // _unit(ids, length)
-    if samples is not None and found < samples:
+    if samples is not None and found < samples and not fewer:
         few = f"{source} has {found} windows of {length} tokens, and {samples} were asked for"
         less = f"--samples {found} (eval: --windows {found}), a smaller --length, or a longer text"
         raise TrisectError(f"{few}: give {less}.")
-    wanted = found if samples is None else samples
+    wanted = found if samples is None else min(samples, found)
     if is_stream:
         return ids[: wanted * length].reshape(wanted, length)
     order = torch.randperm(found, generator=generator) if sampling == "random" else torch.arange(found)

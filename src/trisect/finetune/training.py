@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,8 +24,7 @@ from trisect.evaluate.perplexity import check_positions, evaluating, exponential
 from trisect.evaluate.tasks import seeded
 from trisect.finetune.examples import IGNORED, Example, Examples, collate, holds_instructions, load_examples
 from trisect.methods import METHODS
-from trisect.models import compressed, fingerprint, layer_views, looking, round_as_stored
-from trisect.models.linear import QuantizedLinear
+from trisect.models import compressed, fingerprint, layer_views, linear, looking, round_as_stored
 from trisect.quantize import QuantizeConfig, quantized_linear
 from trisect.support import checks, files
 from trisect.support.receipt import build_receipt, package_version
@@ -40,7 +39,7 @@ Progress = Callable[[int, int], None]
 class QuantizedBase(nn.Linear):
     """A quantised map as the linear module, without a weight, that peft puts an adapter on."""
 
-    def __init__(self, held: QuantizedLinear):
+    def __init__(self, held: linear.QuantizedLinear):
         nn.Module.__init__(self)  # not Linear's own, which makes a weight
         self.in_features, self.out_features = held.in_features, held.out_features
         self.held = held
@@ -65,7 +64,10 @@ def target_modules(model: nn.Module, targets: tuple[str, ...] | None) -> dict[st
     check_names("linear map", targets or (), known)
     wanted = known if targets is None else targets
     chosen = [view.module(name) for view in views for name in wanted if name in view.linears()]
-    inside, kinds = {id(part) for module in chosen for part in module.modules()}, nn.Linear | Conv1D | QuantizedLinear
+    inside, kinds = (
+        {id(part) for module in chosen for part in module.modules()},
+        nn.Linear | Conv1D | linear.QuantizedLinear,
+    )
     return {name: part for name, part in model.named_modules() if id(part) in inside and isinstance(part, kinds)}
 
 
@@ -78,7 +80,7 @@ def attach(model: Any, config: TuneConfig) -> Any:
     sizes: Any = {"r": config.rank, "lora_alpha": config.alpha}
     lora = peft.LoraConfig(**sizes, target_modules=list(modules), fan_in_fan_out=transposed)
     for path, module in modules.items():
-        if isinstance(module, QuantizedLinear):
+        if isinstance(module, linear.QuantizedLinear):
             model.set_submodule(path, QuantizedBase(module))
     with warnings.catch_warnings():
         # peft takes each layer's own layout and warns that the one in its config does not fit them all.
@@ -104,7 +106,7 @@ def merge(adapted: Any) -> Any:
 
 
 @torch.no_grad()
-def _sum(held: QuantizedLinear, delta: Tensor) -> QuantizedLinear:
+def _sum(held: linear.QuantizedLinear, delta: Tensor) -> linear.QuantizedLinear:
     """A quantised map plus a change of its weight, in the same bits and groups."""
     plain = nn.Linear(held.in_features, held.out_features, bias=False, device="meta")
     plain.weight = nn.Parameter(held.dequantized() + delta.float(), requires_grad=False)
@@ -130,15 +132,6 @@ class Stopped(KeyboardInterrupt):
         super().__init__(f"Stopped after step {step} of {total}{kept}.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """What tuning made, and what happened on the way."""
-
-    model: Any  # the model that was given, its weights changed
-    losses: list[float]
-    receipt: dict[str, Any]  # what is added to the model's receipt
-
-
 def finetune(
     model: Any,
     examples: Examples,
@@ -147,10 +140,11 @@ def finetune(
     state: Path | None = None,
     save_every: int = 20,
     progress: Progress = lambda done, total: None,
-) -> Tuned:
-    """Tune a model in place, compressed or dense. Resumes from the folder `state` where a run was left in it.
+) -> dict[str, Any]:
+    """Tune a model in place, compressed or dense; gives what is added to its receipt.
 
-    Random numbers are the same afterwards as before. An interruption leaves the model adapted.
+    Resumes from the folder `state` where a run was left in it. Random numbers are the same afterwards as before. An
+    interruption leaves the model adapted.
     """
     check_model(model, examples, config)
     device, started = next(model.parameters()).device, time.perf_counter()
@@ -173,19 +167,17 @@ def finetune(
     timings = {"finetune": time.perf_counter() - started}
     receipt = build_receipt(config.to_dict(), seed=config.seed, token_hash=examples.hash, timings=timings)
     receipt["versions"]["peft"] = package_version("peft")
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     met = order[: steps * config.batch_size * config.accumulate]
-    receipt |= {
+    return receipt | {
         "data": examples.to_dict(),
         "steps": steps,
         "seen": {"examples": len(set(map(id, met))), "tokens": sum(item.learned for item in met)},
         "adapters": len(learning) // 2,
         "trained_parameters": sum(parameter.numel() for parameter in learning),
-        "losses": losses,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "resumed_at": None if resumed is None else step_of(resumed),
         "merge_difference": float((merged - apart).abs().max() / apart.abs().max()),
     }
-    return Tuned(model=model, losses=losses, receipt=receipt)
 
 
 def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:

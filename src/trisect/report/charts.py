@@ -5,9 +5,9 @@ from typing import Any
 
 from trisect.records.parts import even_ranks
 from trisect.records.shapes import ModelShape, paired
-from trisect.report.runs import Loss, Run
-from trisect.report.terminal import kept_shares
+from trisect.report import runs, terminal
 from trisect.support.plots import Chart, HeatMap, Series
+from trisect.support.receipt import Loss
 
 ACROSS = 5  # layers whose spectra are shown, from the first to the last
 FAINTEST = 1e-7  # of the largest share: what is below comes from rounding, and is not drawn
@@ -16,7 +16,7 @@ FAINTEST = 1e-7  # of the largest share: what is below comes from rounding, and 
 def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title: str = "") -> HeatMap:
     """Share that each component of each layer keeps."""
     pairs = paired(before, after)
-    kept = kept_shares(before, after)
+    kept = terminal.kept_shares(before, after)
     rows = {part.upper(): shares for part, shares in kept.items()}
     widths = {part.upper(): [f"width {old.width(part)} to {new.width(part)}" for old, new in pairs] for part in kept}
     of = "parameters" if any(layer.linears for layer in after.layers) else "width"
@@ -25,7 +25,7 @@ def plan_map(before: ModelShape, after: ModelShape, *, name: str = "plan", title
     return HeatMap(rows=rows, notes=widths, coldest=1, hottest=0, **texts)
 
 
-def loss_map(run: Run) -> list[HeatMap]:
+def loss_map(run: runs.Run) -> list[HeatMap]:
     """Share of each local objective that is lost, as the solvers predicted it; no figure where nothing is known."""
     rows: dict[str, list[float | None]] = {}
     for loss in run.compression.losses:
@@ -38,7 +38,7 @@ def loss_map(run: Run) -> list[HeatMap]:
     return [HeatMap(rows=rows, unit="lost", coldest=0.0, hottest=hottest, **texts)] if rows else []
 
 
-def tuning_chart(run: Run) -> list[Chart]:
+def tuning_chart(run: runs.Run) -> list[Chart]:
     """Loss by step of every fine-tuning."""
     curves = {time: tuning.losses for time, tuning in enumerate(run.tunings, start=1) if tuning.losses}
     series = [Series(label=f"tuning {n}", points=[*enumerate(line, start=1)]) for n, line in curves.items()]
@@ -47,7 +47,7 @@ def tuning_chart(run: Run) -> list[Chart]:
     return [Chart(name=name, title=title, caption=caption, axes=axes, series=series)] if series else []
 
 
-def spectrum_charts(run: Run) -> list[Chart]:
+def spectrum_charts(run: runs.Run) -> list[Chart]:
     """Per component, a line for each of some layers and a guide where it was cut."""
     parts: dict[str, list[Loss]] = {}
     for loss in run.compression.losses:
@@ -63,7 +63,7 @@ def across(losses: Sequence[Loss]) -> set[int]:
     return steps | {max(losses, key=lambda loss: loss.share or 0.0).layer}
 
 
-def _spectrum_chart(run: Run, component: str, shown: Sequence[Loss]) -> Chart:
+def _spectrum_chart(run: runs.Run, component: str, shown: Sequence[Loss]) -> Chart:
     unit = "neuron" if component == "mlp" else "channel"
     spectra = [(loss, loss.spectrum) for loss in shown if loss.spectrum]
     lines = []

@@ -18,9 +18,10 @@ from rich.filesize import decimal
 from trisect.errors import TrisectError
 from trisect.plan.budget import budget_of, compare
 from trisect.report import charts
-from trisect.report.runs import LEADING_SIZES, PERPLEXITY, SIZE, SPEED, TASK, Fact, Quantity, Receipt, Run
+from trisect.report.runs import LEADING_SIZES, PERPLEXITY, SIZE, SPEED, TASK, Fact, Quantity, Run
 from trisect.report.terminal import count, short
 from trisect.support import files, plots
+from trisect.support.receipt import Receipt
 
 HINTS = {  # how to measure what was not
     PERPLEXITY: ("perplexity", "`trisect eval MODEL --data wikitext2 --json F` for the run and its original"),

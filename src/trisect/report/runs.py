@@ -1,7 +1,4 @@
-"""Runs, read from their folders, with the measurements that are about them.
-
-Anybody may have written a receipt: the pydantic models take exactly what is declared and refuse the rest.
-"""
+"""Runs, read from their folders, with the measurements that are about them."""
 
 import math
 import os
@@ -10,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, TypeAdapter, model_validator
 
 from trisect.bench.rows import Case
 from trisect.errors import TrisectError
@@ -18,14 +15,12 @@ from trisect.models import read_shape
 from trisect.plan.budget import PREFILL_LENGTH, budget_of
 from trisect.records.shapes import ModelShape
 from trisect.support.checks import read_json, shown, validated
+from trisect.support.receipt import Entry, Perplexity, Receipt, Record, Sides, Tuning, receipt_of
 
 BEFORE, AFTER = "before", "after"
 MEASUREMENTS = "measurements"  # a run's subfolder whose JSON files belong to it
 LONGEST_CHAIN = 8  # receipts inside one another: compressed, then quantised, perhaps more than once
 SUMS = ("compress",)  # timings that are the sum of the others
-
-Count = Annotated[int, Field(ge=0, lt=1 << 31)]
-
 
 SIZE, PERPLEXITY, TASK, SPEED = "size", "perplexity", "task", "speed"  # kinds of quantities
 
@@ -70,113 +65,13 @@ class Fact:
     error: float | None = None  # standard error of the difference, where it is known
 
 
-class Entry(BaseModel):
-    """A part of a JSON file: no text is taken for a number, and no key that is not declared is read."""
-
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Spectrum(Entry):
-    """What the channels or neurons of a part carry, the largest first, as shares of all energy."""
-
-    of: str
-    length: Count
-    values: Annotated[list[float], Field(min_length=1, max_length=1000)]
-
-    @model_validator(mode="after")
-    def _shares_that_fall(self) -> Self:
-        falls = [1.0, *self.values, 0.0]
-        if len(self.values) > self.length or falls != sorted(falls, reverse=True):
-            raise ValueError("a spectrum has shares that fall from 1 to 0, at most one per channel")
-        return self
-
-
-class Loss(Entry):
-    """What a solver says of one component (or linear map) of one layer."""
-
-    layer: Annotated[int, Field(ge=0, lt=10_000)]
-    component: str
-    width: Count
-    loss: float
-    total: float
-    note: str = ""
-    spectrum: Spectrum | None = None
-
-    @property
-    def share(self) -> float | None:
-        """Of the objective that is lost; None for an untouched part, which has nothing to lose."""
-        return self.loss / self.total if self.total > 0 else None
-
-
-class Perplexity(Entry):
-    """Perplexity of one model on one text."""
-
-    perplexity: float | None
-    data: str
-    token_hash: str
-    windows: Any = None
-    length: Any = None
-
-    def reading(self, model: str = "", side: str | None = None) -> Reading:
-        """The number; JSON has no infinity, so a perplexity beyond every float is null."""
-        size = "" if self.windows is None else f"{self.windows} windows of {self.length} tokens"
-        name = f"perplexity, {Path(self.data).name}"
-        quantity = Quantity(kind=PERPLEXITY, name=name, detail=size, key=self.token_hash)
-        value = math.inf if self.perplexity is None else self.perplexity
-        return Reading(model=model, quantity=quantity, value=value, side=side)
-
-
-class Sides(Entry):
-    """Perplexity before and after something was done to a model."""
-
-    before: Perplexity | None = None
-    after: Perplexity | None = None
-
-    def readings(self, **models: str) -> list[Reading]:
-        """Those of the sides that are named, with their models, e.g. before="smollm2-135m"."""
-        found = ((getattr(self, side), model, side) for side, model in models.items())
-        return [entry.reading(model, side) for entry, model, side in found if entry is not None]
-
-
-class Record(Entry):
-    """A whole record of trisect: null means that there is nothing."""
-
-    perplexity: float | Sides | None = None  # of the only text
-    perplexities: list[Sides] = []  # one entry per text
-    timings: dict[str, float] = {}
-    model: Any = None
-
-    @property
-    def texts(self) -> list[Sides]:
-        """Perplexity before and after, one entry per text."""
-        return self.perplexities or ([self.perplexity] if isinstance(self.perplexity, Sides) else [])
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_nothing(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
-
-
-class Tuning(Record):
-    """One fine-tuning of a model."""
-
-    losses: list[float] = []
-    held_out: list[Sides] = []
-
-
-class Receipt(Record):
-    """How a model was made."""
-
-    recipe: dict[str, Any] = {}
-    versions: dict[str, Any] = {}
-    hardware: dict[str, Any] = {}
-    plan: dict[str, Any] | None = None
-    losses: list[Loss] = []
-    tuning: list[Tuning] = []
-    source: Any = None
-    source_bytes: Annotated[int, Field(gt=0)] | None = None  # of the weight files of the model that it was made from
-    made_from: Any = None
-    whole: dict[str, Any]  # as it was written
+def readings_of(row: Sides, **models: str) -> Iterator[Reading]:
+    """Perplexities of the sides that are named, with their models, e.g. before="smollm2-135m"."""
+    for side, model in models.items():
+        if (entry := getattr(row, side)) is not None:
+            name = f"perplexity, {entry.name}"
+            quantity = Quantity(kind=PERPLEXITY, name=name, detail=entry.size, key=entry.token_hash)
+            yield Reading(model=model, quantity=quantity, value=entry.value, side=side)
 
 
 class Score(Entry):
@@ -339,11 +234,12 @@ def read_measurement(path: Path) -> list[Reading]:
     entry = validated(Measurement, data, where=where)
     found = [reading for row in entry.rows for reading in row.readings()]
     if isinstance(entry.model, str):
-        if isinstance(entry.out, str):  # compress and quantize: the model that was read, and what was written
-            both = [row.readings(before=entry.model, after=entry.out) for row in entry.texts]
-            found += [replace(reading, side=None) for row in both for reading in row]
-        elif isinstance(entry.perplexity, float):
-            found.append(validated(Perplexity, data, where=where).reading(entry.model))
+        rows, models = entry.texts, {"before": entry.model, "after": str(entry.out)}
+        if not isinstance(entry.out, str):  # of eval: of compress and quantize it is what was written
+            single = isinstance(entry.perplexity, float)
+            rows = [Sides(after=validated(Perplexity, data, where=where))] if single else []
+            models = {"after": entry.model}
+        found += [replace(reading, side=None) for row in rows for reading in readings_of(row, **models)]
         if entry.tasks is not None:
             found += entry.tasks.readings(entry.model)
     if not found:
@@ -376,13 +272,9 @@ def _receipts(folder: Path) -> tuple[Receipt, ...]:
     path = folder / "receipt.json"
     if not path.is_file():
         raise TrisectError(f"{folder} has no receipt.json; give a folder as `trisect compress -o` wrote it.")
-    found: list[Receipt] = []
-    entry: Any = read_json(path)
-    while isinstance(entry, dict) and len(found) < LONGEST_CHAIN:
-        found.append(validated(Receipt, {**entry, "whole": entry}, where=f"{path} is no receipt of trisect"))
-        entry = entry.get("made_from")
-    if not found:
-        raise TrisectError(f"{path} is no receipt of trisect: it is {shown(entry)}.")
+    found = [receipt_of(read_json(path), path)]
+    while isinstance(found[-1].made_from, dict) and len(found) < LONGEST_CHAIN:
+        found.append(receipt_of(found[-1].made_from, path))
     return tuple(found)
 
 
@@ -405,9 +297,9 @@ def _receipt_readings(receipts: tuple[Receipt, ...]) -> Iterator[Reading]:
         # Once tuned or quantised, it is no longer the model that was measured after compressing.
         final = depth == 0 and not receipt.tuning
         for row in receipt.texts:
-            yield from row.readings(before="", after="") if final else row.readings(before="")
+            yield from readings_of(row, before="", after="") if final else readings_of(row, before="")
     for row in receipts[0].tuning[-1].held_out if receipts[0].tuning else ():
-        yield from row.readings(after="")
+        yield from readings_of(row, after="")
 
 
 def _by_run(

@@ -1,5 +1,9 @@
-"""The receipt: what is needed to repeat a run and to check its result."""
+"""The receipt: what is needed to repeat a run and to check its result.
 
+Anybody may have written a file: the pydantic models take exactly what is declared and refuse the rest.
+"""
+
+import math
 import os
 import platform
 import re
@@ -9,10 +13,11 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from trisect.errors import TrisectError
-from trisect.support.checks import read_json, shown
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from trisect.support.checks import read_json, shown, validated
 
 LONGEST_TEXT = 1000
 PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy")
@@ -39,49 +44,141 @@ def build_receipt(
 def read_receipt(folder: str | Path) -> dict[str, Any]:
     """The receipt in a model's folder, empty where there is none; its parts are what their readers expect."""
     path = Path(folder) / "receipt.json"
-    if not path.is_file():
-        return {}
-    receipt: dict[str, Any] = read_json(path)
-    wrong = _wrong_part(receipt) if isinstance(receipt, dict) else "it is no mapping"
-    if wrong:
-        raise TrisectError(f"{path} is no receipt of trisect: {wrong}. Mend it or remove it.")
-    return receipt
+    return receipt_of(read_json(path), path).whole if path.is_file() else {}
 
 
-def measured_perplexities(record: Mapping[str, Any]) -> list[Any]:
-    """Perplexity before and after, one entry per text; older records have one text."""
-    return [row for row in record.get("perplexities") or [record.get("perplexity")] if row]
+def receipt_of(data: Any, path: Path) -> "Receipt":
+    """The content of a file as a receipt, or one line about what is wrong with it."""
+    whole = {**data, "whole": data} if isinstance(data, dict) else data
+    return validated(Receipt, whole, where=f"{path} is no receipt of trisect", hint="mend it or remove it")
 
 
-def _wrong_part(receipt: dict[str, Any]) -> str | None:
-    """What is wrong with a receipt, if anything."""
-    kinds = {
-        **dict.fromkeys(("recipe", "timings", "versions", "hardware", "perplexity", "target"), dict),
-        **dict.fromkeys(("date", "trisect", "commit", "python", "source", "model", "token_hash"), str),
-        **dict.fromkeys(("tuning", "perplexities"), list),
-    }
-    for key, kind in kinds.items():
-        value = receipt.get(key)
-        if value is not None and (not isinstance(value, kind) or (kind is str and not _one_line(value))):
-            return f"{key} is {shown(value)}"
-    recipe, measured = receipt.get("recipe") or {}, measured_perplexities(receipt)
-    if not isinstance(recipe.get("calibration") or {}, dict):
-        return f"calibration is {shown(recipe['calibration'])}"
-    texts = [value for value in recipe.values() if isinstance(value, str) and not _one_line(value)]
-    if texts:
-        return f"its recipe says {shown(texts[0])}"
-    if not all(isinstance(row, dict) for row in measured):
-        return f"perplexities are {shown(measured)}"
-    for entry in (entry for row in measured for entry in row.values()):
-        known = isinstance(entry, dict) and {"data", "windows", "length", "perplexity"} <= set(entry)
-        if not known or type(entry["perplexity"]) not in (int, float):
-            return f"perplexity is {shown(entry)}"
-    return None
-
-
-def _one_line(text: str) -> bool:
+def _one_line(text: str) -> str:
     """Receipts end up in tables of model cards."""
-    return text.isprintable() and len(text) <= LONGEST_TEXT
+    if not text.isprintable() or len(text) > LONGEST_TEXT:
+        raise ValueError(f"{shown(text)} is no text of one line")
+    return text
+
+
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+Line = Annotated[str, AfterValidator(_one_line)]
+
+
+class Entry(BaseModel):
+    """A part of a JSON file: no text is taken for a number, and no key that is not declared is read."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Spectrum(Entry):
+    """What the channels or neurons of a part carry, the largest first, as shares of all energy."""
+
+    of: str
+    length: Count
+    values: Annotated[list[float], Field(min_length=1, max_length=1000)]
+
+    @model_validator(mode="after")
+    def _shares_that_fall(self) -> Self:
+        falls = [1.0, *self.values, 0.0]
+        if len(self.values) > self.length or falls != sorted(falls, reverse=True):
+            raise ValueError("a spectrum has shares that fall from 1 to 0, at most one per channel")
+        return self
+
+
+class Loss(Entry):
+    """What a solver says of one component (or linear map) of one layer."""
+
+    layer: Annotated[int, Field(ge=0, lt=10_000)]
+    component: str
+    width: Count
+    loss: float
+    total: float
+    note: str = ""
+    spectrum: Spectrum | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Of the objective that is lost; None for an untouched part, which has nothing to lose."""
+        return self.loss / self.total if self.total > 0 else None
+
+
+class Perplexity(Entry):
+    """Perplexity of one model on one text."""
+
+    perplexity: float | None
+    data: Line
+    token_hash: str
+    windows: Count | None = None
+    length: Count | None = None
+
+    @property
+    def value(self) -> float:
+        """JSON has no infinity, so a perplexity beyond every float is null."""
+        return math.inf if self.perplexity is None else self.perplexity
+
+    @property
+    def name(self) -> str:
+        return Path(self.data).name
+
+    @property
+    def size(self) -> str:
+        return "" if self.windows is None else f"{self.windows} windows of {self.length} tokens"
+
+
+class Sides(Entry):
+    """Perplexity before and after something was done to a model."""
+
+    before: Perplexity | None = None
+    after: Perplexity | None = None
+
+
+class Record(Entry):
+    """A whole record of trisect: null means that there is nothing."""
+
+    perplexity: Sides | float | None = None  # of the only text
+    perplexities: list[Sides] = []  # one entry per text
+    timings: dict[str, float] = {}
+    model: Any = None
+
+    @property
+    def texts(self) -> list[Sides]:
+        """Perplexity before and after, one entry per text."""
+        return self.perplexities or ([self.perplexity] if isinstance(self.perplexity, Sides) else [])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_nothing(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class Tuning(Record):
+    """One fine-tuning of a model."""
+
+    losses: list[float] = []
+    held_out: list[Sides] = []
+
+
+class Receipt(Record):
+    """How a model was made."""
+
+    recipe: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
+    hardware: dict[str, Any] = {}
+    plan: dict[str, Any] | None = None
+    losses: list[Loss] = []
+    tuning: list[Tuning] = []
+    source: Any = None
+    source_bytes: Annotated[int, Field(gt=0)] | None = None  # of the weight files of the model that it was made from
+    made_from: Any = None
+    whole: dict[str, Any]  # as it was written
+
+    @model_validator(mode="after")
+    def _fits_a_card(self) -> Self:
+        for text in (*self.whole.values(), *self.recipe.values()):
+            _one_line(text if isinstance(text, str) else "")
+        if not isinstance(calibration := self.recipe.get("calibration") or {}, dict):
+            raise ValueError(f"calibration is {shown(calibration)}")
+        return self
 
 
 @cache
