@@ -13,6 +13,7 @@ from trisect.cli import main
 from trisect.compare import Folder, RunCounts, load_recipe, run_recipe
 from trisect.compare.recipe import cells_of
 from trisect.errors import TrisectError
+from trisect.support.files import locked
 
 
 class Calls:
@@ -167,14 +168,13 @@ def test_two_processes_share_a_recipe_and_no_cell_is_run_twice(bench: Path) -> N
 
 
 def test_what_cells_share_is_waited_for(tmp_path: Path) -> None:
-    folder, order = Folder(path=tmp_path), []
-    folder.prepare()
+    order = []
 
     def second() -> None:
-        with folder.waiting("curves"):
+        with locked(tmp_path / "curves.lock"):
             order.append("second")
 
-    with folder.waiting("curves"):
+    with locked(tmp_path / "curves.lock"):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join(timeout=0.2)

@@ -1,8 +1,8 @@
 """`trisect quantize` from the command line, in the row of commands that a user types."""
 
-import builtins
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,14 +107,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 def test_a_missing_library_is_named_before_a_model_is_loaded(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *arguments: Any, **settings: Any) -> Any:
-        if name.partition(".")[0] == backend:
-            raise ImportError(f"No module named {backend!r}")
-        return real(name, *arguments, **settings)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    for name in ("hqq.core.quantize", "torchao.quantization"):
+        monkeypatch.setitem(sys.modules, name, None)
     options = ["--backend", backend, "--bits", "8"]
     assert main(["quantize", "no-such/model", "-o", str(tmp_path / "out"), *options]) == 2
     assert "pip install 'trisect[quantize]'" in capsys.readouterr().err

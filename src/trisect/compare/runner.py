@@ -21,7 +21,7 @@ from trisect.methods import get_method
 from trisect.models import Loaded, fingerprint, load_model, shape_of, zeros_of
 from trisect.pipeline.run import Compressed, compress
 from trisect.plan import budget, problem
-from trisect.records import parts, shapes
+from trisect.records.shapes import ModelShape
 from trisect.support import files, receipt
 
 log = logging.getLogger(__name__)
@@ -144,13 +144,13 @@ class ModelRun:
         weights = {"source": self.model.source, "dtype": self.model.dtype, "fingerprint": self.fingerprint}
         if cell.config is None or cell.calibration is None:
             model, made = self.loaded.model, receipt.build_receipt({}, seed=0, token_hash=None, timings={})
-            body: dict[str, Any] = {"method": "dense", **dense.to_dict()}
+            body: dict[str, Any] = {"method": "dense", "counts": dense.counts}
         else:
             result = self._compressed(cell.config, cell.calibration)
             model, made = result.model, result.receipt
             body = compressed_receipt(cell.config, dense, result)
-        # Plan and losses of every layer are too long to keep for every cell.
-        kept = {name: value for name, value in made.items() if name not in ("recipe", "plan", "losses")}
+        # The losses of every layer are too long to keep for every cell.
+        kept = {name: value for name, value in made.items() if name not in ("recipe", "losses")}
         report = None if self.progress is None else partial(self.progress, "perplexity")
         measured = [asdict(perplexity.perplexity(model, tokens, progress=report)) for tokens in texts]
         # The name as the recipe has it: where the file is on this machine does not matter.
@@ -217,15 +217,15 @@ class ModelRun:
 class Size(NamedTuple):
     """A model's shape and its cost."""
 
-    shape: shapes.ModelShape
+    shape: ModelShape
     budget: budget.Budget
     zeros: int  # weights that are exactly zero: what a mask takes without making anything smaller
 
-    def to_dict(self) -> dict[str, Any]:
-        """Counts and widths, as receipts have them."""
+    @property
+    def counts(self) -> dict[str, int]:
+        """As receipts have them."""
         counts = {"weights": self.budget.linear_parameters, "zeros": self.zeros, "parameters": self.budget.parameters}
-        counts["kv_bytes_per_token"] = self.budget.kv_bytes_per_token
-        return {"counts": counts, "widths": widths(self.shape)}
+        return counts | {"kv_bytes_per_token": self.budget.kv_bytes_per_token}
 
 
 def size_of(model: Any) -> Size:
@@ -247,7 +247,7 @@ def compressed_receipt(config: CompressConfig, dense: Size, result: Compressed) 
     return {
         "method": config.method,
         "config": {**config.to_dict(), "allocate": allocation(config)},
-        **after.to_dict(),
+        "counts": after.counts,
         "removed": removed_shares(dense, after, config),
         "losses": sums,
         "notes": [f"{text} ({said.count(text)} layers)" for text in kinds[:8]],
@@ -278,18 +278,9 @@ def removed_shares(before: Size, after: Size, config: CompressConfig) -> dict[st
     }
 
 
-def chosen_weights(shape: shapes.ModelShape, config: CompressConfig) -> int:
+def chosen_weights(shape: ModelShape, config: CompressConfig) -> int:
     """Weights of the dense model that the config lets its method remove from."""
     solvers = get_method(config.method).solvers
     chosen = [(shape.layers[layer], part) for layer, part in problem.problem_for(shape, config).keys]
     maps = [(layer, part, name) for layer, part in chosen for name in budget.linears_of(layer, part)]
     return sum(budget.linear_parameters(layer, name) for layer, part, name in maps if {part, name} & set(solvers))
-
-
-def widths(shape: shapes.ModelShape) -> dict[str, Any]:
-    """Widths of all layers, and ranks of factored maps: a list, or one number where all are the same."""
-    found: dict[str, Any] = {part: [layer.width(part) for layer in shape.layers] for part in parts.COMPONENTS}
-    ranks = [{linear.name: linear.rank for linear in layer.linears} for layer in shape.layers]
-    for name in dict.fromkeys(name for layer in ranks for name in layer):
-        found[name] = [layer.get(name) for layer in ranks]
-    return {name: values[0] if len(set(values)) == 1 else values for name, values in found.items()}

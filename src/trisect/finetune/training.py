@@ -260,13 +260,12 @@ class Watch(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress(state.global_step, state.max_steps)
 
+    on_train_end = on_step_begin
+
     def on_log(self, args: Any, state: Any, control: Any, *, logs: dict[str, float], **_: Any) -> None:
         if not math.isfinite(loss := logs.get("loss", 0.0)):
             instead = "Start again with a smaller --lr, or with --dtype float32"
             raise TrisectError(f"The loss is {loss} at step {state.global_step}; no model was written. {instead}.")
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.progress(state.global_step, state.max_steps)
 
 
 def train(trainer: Trainer, progress: Progress, *, resumed: Path | None) -> None:

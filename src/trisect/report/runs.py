@@ -234,11 +234,13 @@ def read_measurement(path: Path) -> list[Reading]:
     entry = validated(Measurement, data, where=where)
     found = [reading for row in entry.rows for reading in row.readings()]
     if isinstance(entry.model, str):
-        rows, models = entry.texts, {"before": entry.model, "after": str(entry.out)}
-        if not isinstance(entry.out, str):  # of eval: of compress and quantize it is what was written
-            single = isinstance(entry.perplexity, float)
-            rows = [Sides(after=validated(Perplexity, data, where=where))] if single else []
-            models = {"after": entry.model}
+        # Compress and quantize measure the model and what they write, `out`; eval one model.
+        rows, models = (
+            entry.texts if entry.out else [],
+            {"before": entry.model, "after": str(entry.out or entry.model)},
+        )
+        if isinstance(entry.perplexity, float):
+            rows = [Sides(after=validated(Perplexity, data, where=where))]
         found += [replace(reading, side=None) for row in rows for reading in readings_of(row, **models)]
         if entry.tasks is not None:
             found += entry.tasks.readings(entry.model)
