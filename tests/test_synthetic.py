@@ -15,7 +15,7 @@ from command_line import run
 from narrow_models import narrow
 from tiny_models import PLAIN, VOCAB, character_tokenizer, logits, save_tiny, tiny, tokens
 from tolerances import assert_same_text
-from trisect.calibrate.texts import SampleConfig, Writer, receipt_beside, write_synthetic
+from trisect.calibrate.texts import SampleConfig, Writer, write_synthetic
 from trisect.decode import Decoder, drawn
 from trisect.errors import TrisectError
 
@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_bytes_and_leaves_torchs_own_alone(tmp_path
     assert write(tmp_path / "b.jsonl") == first
     assert write(tmp_path / "c.jsonl", SampleConfig(samples=5, length=12, batch_size=2, seed=1)) != first
     assert len(texts(tmp_path / "a.jsonl")) == SMALL.samples
-    receipt = json.loads(receipt_beside(tmp_path / "a.jsonl").read_text())
+    receipt = json.loads((tmp_path / "a.receipt.json").read_text())
     assert receipt["recipe"]["temperature"] == 1.0
     assert receipt["token_hash"]
 
@@ -114,7 +114,7 @@ def test_a_run_that_dies_goes_on_behind_its_last_batch(tmp_path: Path, monkeypat
     with pytest.raises(KeyboardInterrupt, match=r"files: 1.*the same command"):
         write(out)
     assert not out.exists()
-    assert not receipt_beside(out).exists()
+    assert not out.with_suffix(".receipt.json").exists()
     assert write(out) == whole
     assert begun == [0, 1, 1, 2]
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.jsonl", "out.receipt.json"]

@@ -123,9 +123,8 @@ def test_ctrl_c_leaves_a_run_that_resume_finishes(
     monkeypatch.setattr(Watch, "on_step_begin", disturbed)
     assert run("finetune", files / "small", *arguments, "--save-every", 2) == 130
     said = capsys.readouterr().err
-    assert "Stopped after step 3 of 5" in said
-    assert "The same command resumes" in said
-    assert [p.name for p in tmp_path.iterdir()] == ["out.tuning"]
+    assert "out.unfinished keeps what is finished (files: 1); the same command goes on from there." in said
+    assert [p.name for p in tmp_path.iterdir()] == ["out.unfinished"]
     monkeypatch.setattr(Watch, "on_step_begin", begin)
     assert run("finetune", files / "small", *arguments, "--rank", 3) == 2
     assert "--fresh to start anew" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tuning import compressed, examples, settings
 
 from trisect.errors import TrisectError
-from trisect.finetune import Stopped, TuneConfig, finetune
+from trisect.finetune import TuneConfig, finetune
 from trisect.finetune.training import WARM_UP, identify, last_checkpoint, rate_at
 
 CONFIG = settings(epochs=4, lr=1e-2)
@@ -86,7 +86,7 @@ def test_ctrl_c_stops_tuning_with_a_state_to_resume(tmp_path: Path) -> None:
         if done == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Stopped, match=rf"Stopped after step 3 of {STEPS}; checkpoints are in {tmp_path}/run"):
+    with pytest.raises(KeyboardInterrupt):
         finetune(compressed(), examples(), CONFIG, state=tmp_path / "run", save_every=2, progress=progress)
     tuned = finetune(compressed(), examples(), CONFIG, state=tmp_path / "run")
     assert tuned["resumed_at"] == 2

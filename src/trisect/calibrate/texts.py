@@ -138,9 +138,11 @@ def prepare(model: Any, config: CompressConfig, tokenizer: Any, *, progress: Pro
         cut |= {"samples": counts[index], "test": tests[index], "bos": load.bos_of(tokenizer)}
         split = split_windows(streams[index], source=name, whole=load.has_two_parts(name), **cut)
         texts.append(Text(source=name, split=split, is_text=from_text[index]))
+    both = zip(*((text.split.solve, text.split.test) for text in texts), strict=True)  # test windows last
+    ids = torch.cat([load.mixed(pieces, seed=asked.seed) for pieces in both])
     return Prepared(
         calibration=replace(asked, source=source, samples=sum(counts), length=length),
-        tokens=tokens_from_tensor(_mixed([text.split for text in texts], seed=asked.seed), source),
+        tokens=tokens_from_tensor(ids, source),
         texts=tuple(texts),
         usual=wanted if asked.samples is None else 0,
         stopgap=asked.source is None and not known,
@@ -168,14 +170,6 @@ def _synthetic(model: Any, tokenizer: Any, windows: int, length: int, seed: int,
     written = [text for number in range(writer.batches) for text in writer.write(number, report)]
     text: str = distributed.broadcast("\n\n".join(written[: config.samples]))
     return text
-
-
-def _mixed(splits: list[WindowSplit], *, seed: int) -> Tensor:
-    """The windows of all texts, shuffled where there are several, test windows last."""
-    parts = [torch.cat([split.solve for split in splits]), torch.cat([split.test for split in splits])]
-    if len(splits) > 1:
-        parts = [x[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))] for x in parts]
-    return torch.cat(parts)
 
 
 def held_out_texts(
@@ -224,7 +218,7 @@ def write_synthetic(
         text = "".join(written.splitlines(keepends=True)[: config.samples])
         recipe, token_hash = {"verb": "sample", "model": name, **settings}, hashlib.sha256(text.encode()).hexdigest()
         written_by = receipt.build_receipt(recipe, seed=config.seed, token_hash=token_hash, timings=times.seconds())
-        files.write_json(receipt_beside(out), written_by)
+        files.write_json(out.with_suffix(".receipt.json"), written_by)
         files.atomic_write_text(out, text)
     return written_by
 
@@ -236,10 +230,6 @@ def check_output(out: Path) -> None:
     if out.exists():
         raise TrisectError(f"{out} is there already; name another file with -o, or remove it.")
     files.check_writable(out)
-
-
-def receipt_beside(out: Path) -> Path:
-    return out.with_name(f"{out.stem}.receipt.json")
 
 
 def _pieces(writer: "Writer", folder: Path, key: str, progress: TokensWritten | None) -> Iterator[str]:

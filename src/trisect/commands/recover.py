@@ -1,6 +1,5 @@
 """Recover and shrink further: `trisect finetune` tunes with adapters, `quantize` holds weights in fewer bits."""
 
-import shutil
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -41,29 +40,26 @@ def finetune(
     if find_spec("peft") is None:
         raise TrisectError("Tuning needs peft: pip install 'trisect[finetune]'.")
     from trisect.finetune import load_examples, training
+    from trisect.support.distributed import unfinished
 
-    state, receipt = out.with_name(f"{out.name}.tuning"), read_receipt(model)
-    if fresh:
-        shutil.rmtree(state, ignore_errors=True)
-    loaded = screen.load(model, loading)
+    receipt, loaded = read_receipt(model), screen.load(model, loading)
     check_disk_space(out, loaded.num_bytes or 0)
     examples = load_examples(data, loaded.tokenizer, length=settings.length, loss=settings.loss)
     cut: dict[str, Any] = {"length": eval_length, "windows": eval_windows, "loss": settings.loss, "tuned_on": data}
     held_out = [training.load_held_out(source, loaded.tokenizer, **cut) for source in eval_data or []]
-    tuning: dict[str, Any] = {"state": state, "save_every": save_every}
-    with screen.progress() as report:
+    with unfinished(out, fresh=fresh, pieces=training.COMPLETE) as state, screen.progress() as report:
+        tuning: dict[str, Any] = {"state": state, "save_every": save_every, "progress": partial(report, "tuning")}
 
         def measured(when: str) -> list[dict[str, Any]]:
             stages = [partial(report, f"{when}: {Path(part.source).name}") for part in held_out]
             return [training.measure(loaded.model, part, progress=s) for part, s in zip(held_out, stages, strict=True)]
 
         before = measured("before")
-        tuned = training.finetune(loaded.model, examples, settings, progress=partial(report, "tuning"), **tuning)
+        tuned = training.finetune(loaded.model, examples, settings, **tuning)
         changes = [{"before": was, "after": now} for was, now in zip(before, measured("after"), strict=True)]
-    entry = {**tuned, "model": loaded.name, "held_out": changes}
-    receipt["tuning"] = [*receipt.get("tuning", []), entry]  # a model may be tuned more than once
-    models.save_model(loaded.model, loaded.tokenizer, out, receipt=receipt)
-    shutil.rmtree(state, ignore_errors=True)
+        entry = {**tuned, "model": loaded.name, "held_out": changes}
+        receipt["tuning"] = [*receipt.get("tuning", []), entry]  # a model may be tuned more than once
+        models.save_model(loaded.model, loaded.tokenizer, out, receipt=receipt)
     _show_tuning(tuned, examples, changes)
     screen.say(f"Saved to {out}")
     screen.keep_measurement(json, {"out": str(out), **entry})

@@ -1,6 +1,7 @@
 """load_tokens: any source to windows of token ids."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -95,10 +96,14 @@ def load_tokens(
         choice: Any = {"length": length - (bos is not None), "sampling": sampling, "seed": seed + index}
         pieces.append(started(windows(ids, samples=count, source=part.source, fewer=fewer, **choice), bos))
         is_text = is_text and isinstance(content, str)
-    ids = torch.cat(pieces)
-    if len(mixture) > 1:
-        ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
+    ids = mixed(pieces, seed=seed)
     return tokens_from_tensor(ids, source, text_bytes=decoded_bytes(ids, tokenizer) if is_text else None)
+
+
+def mixed(pieces: Sequence[Tensor], *, seed: int) -> Tensor:
+    """The windows of all texts, shuffled where there are several."""
+    ids = torch.cat([*pieces])
+    return ids if len(pieces) == 1 else ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))]
 
 
 def evaluation_tokens(source: Any, tokenizer: Any, *, windows: int | None, length: int, fewer: bool = False) -> Tokens:

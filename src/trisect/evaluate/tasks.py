@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, set_seed
 
 from trisect.data.read import replaced, short_patience
 from trisect.errors import TrisectError, unknown_name
@@ -325,9 +325,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     devices = [device] if device is not None and device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices):
-            random.seed(seed)
-            numpy.random.seed(seed)
-            torch.manual_seed(seed)
+            set_seed(seed)
             yield
     finally:
         random.setstate(states[0])

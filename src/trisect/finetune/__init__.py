@@ -2,4 +2,4 @@
 
 from trisect.config.verbs import TuneConfig
 from trisect.finetune.examples import Example, Examples, instruction_examples, load_examples
-from trisect.finetune.training import Stopped, finetune
+from trisect.finetune.training import finetune

@@ -26,12 +26,12 @@ from trisect.finetune.examples import IGNORED, Example, Examples, collate, holds
 from trisect.methods import METHODS
 from trisect.models import compressed, fingerprint, layer_views, linear, looking, round_as_stored
 from trisect.quantize import QuantizeConfig, quantized_linear
-from trisect.support import checks, files
+from trisect.support import distributed
 from trisect.support.receipt import build_receipt, package_version
 
 WARM_UP = 0.03  # share of the steps in which the learning rate rises
 LONGEST_GRADIENT = 1.0  # longer ones are shortened to it
-IDENTITY = "identity.json"  # what must be the same for a run to be resumed; beside Trainer's checkpoints
+COMPLETE = "*/trainer_state.json"  # what a checkpoint of Trainer has once all of it is written
 
 Progress = Callable[[int, int], None]
 
@@ -124,14 +124,6 @@ def logits_of(model: Any, ids: Tensor) -> Tensor:
     return logits.float().cpu()
 
 
-class Stopped(KeyboardInterrupt):
-    """Tuning was interrupted; the same command resumes behind the last checkpoint."""
-
-    def __init__(self, step: int, total: int, state: Path | None):
-        kept = "" if state is None else f"; checkpoints are in {state}. The same command resumes behind the last"
-        super().__init__(f"Stopped after step {step} of {total}{kept}.")
-
-
 def finetune(
     model: Any,
     examples: Examples,
@@ -153,10 +145,7 @@ def finetune(
         adapted = attach(model, config)
         resumed = None if state is None else last_checkpoint(state, identity)
         trainer = trainer_for(adapted, order, config, folder=state or Path(nowhere), save_every=save_every)
-        try:
-            train(trainer, progress, resumed=resumed)
-        except KeyboardInterrupt as error:
-            raise Stopped(trainer.state.global_step, trainer.state.max_steps, state) from error
+        train(trainer, progress, resumed=resumed)
     steps = trainer.state.global_step
     learning = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     ids = collate([max(examples.items, key=lambda item: item.learned)])["input_ids"].to(device)
@@ -301,16 +290,10 @@ def summed_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = 1) -> Te
 def last_checkpoint(state: Path, identity: dict[str, Any]) -> Path | None:
     """The newest complete checkpoint of this very run in a folder, which is made ready for one."""
     # Trainer writes its own state last, and older checkpoints go after that.
-    found = max((path.parent for path in state.glob("*/trainer_state.json")), key=step_of, default=None)
-    if found is None:
-        state.mkdir(parents=True, exist_ok=True)
-        files.write_json(state / IDENTITY, identity)
-        return None
-    saved = checks.read_record(state / IDENTITY, what="identity of a run", instead="add --fresh to start anew")
-    names = [name for name in {**saved, **identity} if saved.get(name) != identity.get(name)]
-    if names:
-        apart = "; ".join(f"{name} was {saved.get(name)!r}, is {identity.get(name)!r}" for name in names)
-        raise TrisectError(f"{state} is of another run: {apart}. Give what was given then, or --fresh to start anew.")
+    found = max((path.parent for path in state.glob(COMPLETE)), key=step_of, default=None)
+    if found is None:  # nothing to resume: whatever run this was
+        (state / distributed.MANIFEST).unlink(missing_ok=True)
+    distributed.manifest_of(state, identity)
     return found
 
 
@@ -319,12 +302,9 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-HeldOut = Tokens | Examples
-
-
 def load_held_out(
     source: str, tokenizer: Any, *, tuned_on: str, length: int, windows: int | None, loss: str
-) -> HeldOut:
+) -> Tokens | Examples:
     """Windows of a text, or all examples of instruction data; never the tuning data itself."""
     path = Path(source).expanduser()
     if source == tuned_on or (path.exists() and path.resolve() == Path(tuned_on).expanduser().resolve()):
@@ -334,7 +314,7 @@ def load_held_out(
     return evaluation_tokens(source, tokenizer, windows=windows, length=length)
 
 
-def measure(model: Any, held_out: HeldOut, *, progress: Progress | None = None) -> dict[str, Any]:
+def measure(model: Any, held_out: Tokens | Examples, *, progress: Progress | None = None) -> dict[str, Any]:
     """Perplexity of a text as `trisect eval` has it, or of the learned tokens of instructions."""
     if isinstance(held_out, Tokens):
         return asdict(perplexity(model, held_out, progress=progress))

@@ -3,8 +3,6 @@
 Hidden states are not kept: they are carried through the finished layers again, a forward pass and no solving.
 """
 
-import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,8 +17,6 @@ from trisect.models import LayerView, fingerprint, streamed
 from trisect.plan import Plan
 from trisect.records.shapes import LayerShape, LinearShape
 from trisect.support import checks, clock, distributed, files, receipt
-
-MANIFEST = "manifest.json"
 
 
 class Ledger:
@@ -51,7 +47,7 @@ class Ledger:
     def settle(self, plan: Plan) -> None:
         """The widths are decided: a run that resumes does not measure anything for them again."""
         if self.folder is not None and distributed.is_rank_zero():
-            files.write_json(self.folder / MANIFEST, {**(self.manifest or {}), "plan": plan.to_dict()})
+            files.write_json(self.folder / distributed.MANIFEST, {**(self.manifest or {}), "plan": plan.to_dict()})
         distributed.barrier()
 
     def keep(self, view: LayerView) -> None:
@@ -129,30 +125,11 @@ def open_ledger(model: Any, config: CompressConfig, token_hash: str, work: Path 
         "config": settings,
         "processes": distributed.world_size(),
     }
-    known: dict[str, Any] = {}
-    if distributed.is_rank_zero():
-        if not (work / MANIFEST).is_file():
-            work.mkdir(parents=True, exist_ok=True)
-            files.write_json(work / MANIFEST, manifest)
-        known = checks.read_record(work / MANIFEST, what="manifest of a run", instead="add --fresh to start anew")
-    # A process that reads for itself may come late and find what the first one has written since.
-    known = distributed.broadcast(known)
+    known = distributed.manifest_of(work, manifest)
     plan = known.pop("plan", None)
-    different = list(_differences(known, json.loads(json.dumps(files.plain(manifest)))))
-    if different:
-        other = f"{work} holds an unfinished run with other settings: {'; '.join(different[:4])}"
-        raise TrisectError(f"{other}. Give the same to go on, add --fresh to start anew, or name another -o.")
     return Ledger(model, work, known), None if plan is None else Plan.from_dict(plan)
 
 
 def _prefix(view: LayerView) -> str:
     """Of the layer's tensors in a checkpoint: a file here is a shard of the result already."""
     return f"{view.family.layers}.{view.index}."
-
-
-def _differences(known: Any, mine: Any, name: str = "") -> Iterator[str]:
-    if isinstance(known, dict) and isinstance(mine, dict):
-        for key in sorted({*known, *mine}):
-            yield from _differences(known.get(key), mine.get(key), f"{name}.{key}" if name else key)
-    elif known != mine:
-        yield f"{name} was {known!r}, is {mine!r}"

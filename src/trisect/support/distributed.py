@@ -17,9 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.support.files import locked, remove_leftovers
+from trisect.support.checks import read_record
+from trisect.support.files import locked, plain, remove, remove_leftovers, write_json
 
 SUFFIX = ".unfinished"  # what a run on OUT keeps beside it until OUT is there
+MANIFEST = "manifest.json"  # in that folder: what must be the same for a run to be resumed
 PATIENCE = timedelta(minutes=30)  # how long a process waits for the others: the longest solve, and then some
 
 
@@ -164,7 +166,7 @@ def unfinished(out: Path, *, fresh: bool = False, pieces: str = "layer-*") -> It
         remove_leftovers(out)
         for path in list(folder.iterdir()):
             if path.name != "lock" and (fresh or ".partial-" in path.name):
-                path.unlink()
+                remove(path)
         try:
             yield folder
         except BaseException as error:
@@ -176,3 +178,28 @@ def unfinished(out: Path, *, fresh: bool = False, pieces: str = "layer-*") -> It
                 raise KeyboardInterrupt(kept) from error
             raise
         shutil.rmtree(folder)
+
+
+def manifest_of(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest in the folder of an unfinished run, written where there is none; one of another run is refused."""
+    path, known = folder / MANIFEST, {}
+    if is_rank_zero():
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, settings)
+        known = read_record(path, what="manifest of a run", instead="add --fresh to start anew")
+    # A process that reads for itself may come late and find what the first one has written since.
+    known = broadcast(known)
+    different = list(_differences({name: known.get(name) for name in settings}, plain(settings)))
+    if different:
+        other = f"{folder} holds an unfinished run with other settings: {'; '.join(different[:4])}"
+        raise TrisectError(f"{other}. Give the same to go on, add --fresh to start anew, or name another -o.")
+    return known
+
+
+def _differences(known: Any, mine: Any, name: str = "") -> Iterator[str]:
+    if isinstance(known, dict) and isinstance(mine, dict):
+        for key in sorted({*known, *mine}):
+            yield from _differences(known.get(key), mine.get(key), f"{name}.{key}" if name else key)
+    elif known != mine:
+        yield f"{name} was {known!r}, is {mine!r}"

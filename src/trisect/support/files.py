@@ -95,10 +95,15 @@ def remove_leftovers(path: str | Path) -> None:
     """Remove what a process that was killed while writing `path` left beside it."""
     path = Path(path).resolve()
     for partial in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
-        if partial.is_dir():
-            shutil.rmtree(partial)
-        else:
-            partial.unlink()
+        remove(partial)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def check_new_folder(path: str | Path) -> None:
