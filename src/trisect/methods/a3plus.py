@@ -312,19 +312,15 @@ def share_rates(layers: Sequence[tuple[QK, Moments]], width: int, options: Optio
     if not layers:
         return None
     if any("keys" not in dense or part.norm_q is not None for part, dense in layers):
-        raise TrisectError(
-            "One set of frequencies for many heads needs a RoPE that is the same for every length and layer, "
-            "and no norm between projection and rotation; use --rope-scope head."
-        )
+        needed = "a RoPE that is the same for every length and layer, and no norm between projection and rotation"
+        raise TrisectError(f"One set of frequencies for many heads needs {needed}; use --rope-scope head.")
     moments = [_moments(part, dense) for part, dense in layers]
     rates = moments[0][2]
     wanted = [num_slots(part, dense, width) for part, dense in layers]
     p = round(sum(wanted) / len(wanted))
     if any(not _common(theirs) or not torch.equal(theirs[0], rates[0]) for _, _, theirs in moments):
-        raise TrisectError(
-            "The heads of this model already turn at rates of their own, so they cannot share one set; "
-            "use --rope-scope head, or start from the original model."
-        )
+        why = "The heads of this model already turn at rates of their own, so they cannot share one set"
+        raise TrisectError(f"{why}; use --rope-scope head, or start from the original model.")
     groups = _spread(rates, options)
     # What each further slot of a band carries, summed over heads; a band's gains fall, so it gives its first ones.
     gains: list[tuple[float, int, int]] = []

@@ -131,7 +131,7 @@ class Repaired(Statistics):
         self.streams = streams.TwoStreams(run.model, views, ids, seed=run.config.seed, split=True, more=more, **how)
         self.metrics = {} if "fisher" in run.options.without else self._metrics(views)
         for view in streamed.walk(run.model):
-            narrowed = "qk" in run.components(view.index) and self._width(view) != view.shape().qk
+            narrowed = "qk" in run.components(view.index) and run.width(view, "qk") != view.shape().qk
             names = run.method.slot_reads if narrowed and view.index not in run.ledger.finished else frozenset()
             self.current = self.streams.begin(view, names, progress=run.progress)
             yield view
@@ -141,7 +141,7 @@ class Repaired(Statistics):
         method, dense = self.run.method, self.current
         slots: tuple[Slots, ...] = ()
         if component == "qk" and dense and isinstance(method, ComponentMethod) and method.slots is not None:
-            slots = method.slots(view.part("qk"), dense, self._width(view), self.run.options, self.shared)
+            slots = method.slots(view.part("qk"), dense, self.run.width(view, "qk"), self.run.options, self.shared)
         metric = self.metrics.get(view.index) if component != "qk" else None
         if metric is not None:
             metric = metric.to(next(view.layer.parameters()).device)
@@ -157,10 +157,8 @@ class Repaired(Statistics):
         assert run.tokens is not None
         if set(range(len(views))) <= set(run.ledger.finished) or run.config.parts == ("qk",):
             return {}
-        batch_size = run.config.calibration.batch_size
-        return fisher.output_metrics(
-            run.model, views, run.tokens.ids, batch_size=batch_size, seed=run.config.seed, progress=run.progress
-        )
+        how: Any = {"batch_size": run.config.calibration.batch_size, "seed": run.config.seed}
+        return fisher.output_metrics(run.model, views, run.tokens.ids, progress=run.progress, **how)
 
     def finish(self, view: LayerView) -> None:
         self.streams.finish(view)
@@ -171,10 +169,6 @@ class Repaired(Statistics):
         if "tail" in self.run.options.without:
             return None
         return streams.scale_last_norm(self.norm, self.streams)
-
-    def _width(self, view: LayerView) -> int:
-        assert self.run.plan is not None
-        return self.run.plan.width(view.index, "qk")
 
 
 def experts_at_once(view: LayerView) -> list[range | None]:
@@ -201,15 +195,12 @@ def shared_rotation(run: "Run") -> Any:
     assert isinstance(method, ComponentMethod)
     if run.options.rope_scope != "model" or method.share is None or "qk" not in run.config.parts:
         return None
-    assert run.plan is not None
     assert run.tokens is not None
     views = layer_views(run.model, own=True)
-    widths = {run.plan.width(view.index, "qk") for view in views if "qk" in view.components}
+    widths = {run.width(view, "qk") for view in views if "qk" in view.components}
     if len(widths) != 1 or run.config.layers is not None:
-        raise TrisectError(
-            "--rope-scope model needs all layers at one query/key width; use --allocate uniform and all "
-            "layers, or --rope-scope layer."
-        )
+        needed = "--rope-scope model needs all layers at one query/key width"
+        raise TrisectError(f"{needed}; use --allocate uniform and all layers, or --rope-scope layer.")
     ids = run.tokens.ids[:SHARING_WINDOWS]
     both = streams.TwoStreams(run.model, views, ids, seed=run.config.seed, **run.how_to_run)
     layers = [(view, both.begin(view, method.slot_reads)) for view in streamed.walk(run.model)]
@@ -220,10 +211,8 @@ def shared_rotation(run: "Run") -> Any:
 def refuse_stored_moments(method: Method) -> None:
     """Some methods cannot be solved from moments of the dense model."""
     if method.in_order:
-        raise TrisectError(
-            f"{method.name} solves each layer on what the layers narrowed before it put out, which no stored "
-            "moments can hold; compress without --moments, or use --method a3."
-        )
+        why = f"{method.name} solves each layer behind the layers narrowed before it, which no stored moments can hold"
+        raise TrisectError(f"{why}; compress without --moments, or use --method a3.")
 
 
 def calibrate(
