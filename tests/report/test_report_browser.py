@@ -104,7 +104,7 @@ def test_the_page_renders_and_its_controls_work(chromium: str, three_runs: str, 
     page.write_text(allowing(three_runs, LISTENER, PROBE), encoding="utf-8")
     seen = answer_of(browse(chromium, page, "--dump-dom"))
     assert seen["errors"] == []
-    assert seen["drawings"] == 6 + 9 + 1 + 2
+    assert seen["drawings"] == 6 + 9  # plan and losses of each run, three spectra of each
     assert seen["flat"] == 0
     assert seen["wider"] <= 0
     assert seen["up"] == ["21.500", "30.000", "104.000"]  # as numbers: as text, 104 would come first

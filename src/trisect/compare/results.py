@@ -67,15 +67,12 @@ class Folder:
     def receipt_path(self, key: str) -> Path:
         return self.path / "cells" / f"{key}.json"
 
-    def record(self, key: str) -> dict[str, Any] | None:
-        """The receipt of a cell, or what has an `error` instead; None if it was not run."""
-        path = self.receipt_path(key)
-        return checks.read_record(path, what="receipt", instead=RUN_AGAIN) if path.is_file() else None
-
-    def receipt(self, key: str) -> dict[str, Any] | None:
-        """All that the receipt of a cell says; None if it has none."""
-        record = self.record(key)
-        return None if record is None or "error" in record else record
+    def receipt(self, key: str, *, errors: bool = False) -> dict[str, Any] | None:
+        """All that the receipt of a cell says, with `errors` also one that is an `error`; None if it has none."""
+        if not (path := self.receipt_path(key)).is_file():
+            return None
+        found = checks.read_record(path, what="receipt", instead=RUN_AGAIN)
+        return found if errors or "error" not in found else None
 
     def prepare(self) -> None:
         files.check_writable(self.path / "cells")
@@ -149,7 +146,7 @@ def outcomes_of(recipe: Recipe, folder: Folder) -> Models:
 
 
 def _outcome(cell: Cell, folder: Folder) -> CellOutcome:
-    data = folder.record(cell.key)
+    data = folder.receipt(cell.key, errors=True)
     if data is None or "error" in data:
         return CellOutcome(cell=cell, error=None if data is None else str(data["error"]))
     try:

@@ -4,7 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,8 +62,7 @@ def run_recipe(
         # The dense model belongs to every choice of methods: increases are against it.
         if not methods or cell.method is None or not methods.isdisjoint(_words(cell))
     ]
-    known = folder.record if keep_errors else folder.receipt
-    missing = [cell for cell in wanted if known(cell.key) is None]
+    missing = [cell for cell in wanted if folder.receipt(cell.key, errors=keep_errors) is None]
     counts = RunCounts(total=len(missing), done=len(wanted) - len(missing))
     for model in recipe.models:
         cells = [cell for cell in missing if cell.model == model]
@@ -152,10 +151,7 @@ class ModelRun:
         # The losses of every layer are too long to keep for every cell.
         kept = {name: value for name, value in made.items() if name not in ("recipe", "losses")}
         report = None if self.progress is None else partial(self.progress, "perplexity")
-        measured = [asdict(perplexity.perplexity(model, tokens, progress=report)) for tokens in texts]
-        # The name as the recipe has it: where the file is on this machine does not matter.
-        named = zip(cell.model.evaluations, measured, strict=True)
-        body["perplexity"] = [{**found, "data": text.data} for text, found in named]
+        body["perplexity"] = [asdict(perplexity.perplexity(model, tokens, progress=report)) for tokens in texts]
         if cell.tasks is not None:
             asked = tasks.parse_tasks(cell.tasks.names, shots=cell.tasks.shots)
             how: Any = {"limit": cell.tasks.limit, "progress": self.progress}
@@ -176,14 +172,17 @@ class ModelRun:
 
     @cached_property
     def dense(self) -> "Size":
-        return size_of(self.loaded.model)
+        return Size(shape_of(self.loaded.model), zeros_of(self.loaded.model))
 
     @cached_property
     def texts(self) -> list[Tokens]:
-        """The windows of every evaluation text."""
-        read = partial(evaluation_tokens, tokenizer=self.loaded.tokenizer)
-        texts = self.model.evaluations
-        return [read(self.recipe.located(text.data), windows=text.windows, length=text.length) for text in texts]
+        """The windows of every evaluation text, named as in the recipe: its place here does not matter."""
+        found = []
+        for text in self.model.evaluations:
+            cut: Any = {"windows": text.windows, "length": text.length}
+            tokens = evaluation_tokens(self.recipe.located(text.data), self.loaded.tokenizer, **cut)
+            found.append(replace(tokens, source=text.data))
+        return found
 
     def tokens(self, calibration: CalibrationEntry) -> Tokens:
         """The windows of a calibration set, tokenized once."""
@@ -207,7 +206,7 @@ class ModelRun:
         # One process measures curves that many cells share, while the others wait for it.
         with nullcontext() if curves is None or curves.exists() else files.locked(curves.with_suffix(".lock")):
             model = self.loaded.model
-            if self.dense.budget.parameters <= COPY_LIMIT:
+            if self.dense.cost.parameters <= COPY_LIMIT:
                 model = copy.deepcopy(model)
             else:
                 self._loaded = None
@@ -218,25 +217,23 @@ class Size(NamedTuple):
     """A model's shape and its cost."""
 
     shape: ModelShape
-    budget: budget.Budget
     zeros: int  # weights that are exactly zero: what a mask takes without making anything smaller
+
+    @property
+    def cost(self) -> budget.Budget:
+        return budget.budget_of(self.shape)
 
     @property
     def counts(self) -> dict[str, int]:
         """As receipts have them."""
-        counts = {"weights": self.budget.linear_parameters, "zeros": self.zeros, "parameters": self.budget.parameters}
-        return counts | {"kv_bytes_per_token": self.budget.kv_bytes_per_token}
-
-
-def size_of(model: Any) -> Size:
-    """The size of a model as it stands."""
-    shape = shape_of(model)
-    return Size(shape, budget.budget_of(shape), zeros_of(model))
+        cost = self.cost
+        counts = {"weights": cost.linear_parameters, "zeros": self.zeros, "parameters": cost.parameters}
+        return counts | {"kv_bytes_per_token": cost.kv_bytes_per_token}
 
 
 def compressed_receipt(config: CompressConfig, dense: Size, result: Compressed) -> dict[str, Any]:
     """What went and what it cost, as the solvers predicted it."""
-    after, losses = size_of(result.model), result.losses
+    after, losses = Size(shape_of(result.model), zeros_of(result.model)), result.losses
     sums: dict[str, dict[str, float]] = {}
     for entry in losses:
         total = sums.setdefault(entry["component"], {"loss": 0.0, "total": 0.0})
@@ -258,7 +255,7 @@ def removed_shares(before: Size, after: Size, config: CompressConfig) -> dict[st
     """Shares that were removed; `chosen`, of weights or of KV, is the one to compare with the ratio."""
     asked, weights = problem.problem_for(before.shape, config), chosen_weights(before.shape, config)
     linear, cached = (budget.Costs(shape=before.shape, unit=unit) for unit in ("linear", "kv"))
-    old, new = before.budget, after.budget
+    old, new = before.cost, after.cost
     change, gone = budget.compare(old, new), old.linear_parameters - new.linear_parameters
     zeroed = 0 if gone else max(0, after.zeros - before.zeros)  # a mask's; a solver's few are in a narrower matrix
     of, chosen = "weights", (gone + zeroed) / weights

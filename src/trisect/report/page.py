@@ -17,9 +17,8 @@ from rich.filesize import decimal
 
 from trisect.errors import TrisectError
 from trisect.plan.budget import budget_of, compare
-from trisect.report import charts
+from trisect.report import charts, terminal
 from trisect.report.runs import LEADING_SIZES, PERPLEXITY, SIZE, SPEED, TASK, Fact, Quantity, Run
-from trisect.report.terminal import count, short
 from trisect.support import files, plots
 from trisect.support.receipt import Receipt
 
@@ -142,7 +141,7 @@ def shown_value(value: float, quantity: Quantity) -> str:
         return f"{value:,.1f} {quantity.unit}"
     if quantity.unit == "B":
         return decimal(round(value), precision=2)
-    return count(value) if value >= 1e3 else short(value)
+    return terminal.count(value) if value >= 1e3 else terminal.short(value)
 
 
 def _provenance(run: Run) -> dict[str, str]:
@@ -184,7 +183,7 @@ def _template() -> Any:
 
     spaces: Any = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_writable, **spaces)
-    functions = (change_of, count, leading_facts, receipt_text, short, shown_value)
+    functions = (change_of, terminal.count, leading_facts, receipt_text, terminal.short, shown_value)
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"budget_of": budget_of, "compare": compare}
     return environment.from_string(_asset("page.html"))

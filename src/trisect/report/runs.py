@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, TypeAdapter, model_validator
 
 from trisect.bench.rows import Case
+from trisect.bundle import source_of, weights_size
 from trisect.errors import TrisectError
 from trisect.models import read_shape
 from trisect.plan.budget import PREFILL_LENGTH, budget_of
@@ -234,14 +235,11 @@ def read_measurement(path: Path) -> list[Reading]:
     entry = validated(Measurement, data, where=where)
     found = [reading for row in entry.rows for reading in row.readings()]
     if isinstance(entry.model, str):
-        # Compress and quantize measure the model and what they write, `out`; eval one model.
-        rows, models = (
-            entry.texts if entry.out else [],
-            {"before": entry.model, "after": str(entry.out or entry.model)},
-        )
-        if isinstance(entry.perplexity, float):
+        rows, out = entry.texts if entry.out else [], str(entry.out or entry.model)
+        if isinstance(entry.perplexity, float):  # of eval: one model; compress and quantize wrote another, `out`
             rows = [Sides(after=validated(Perplexity, data, where=where))]
-        found += [replace(reading, side=None) for row in rows for reading in readings_of(row, **models)]
+        both = [reading for row in rows for reading in readings_of(row, before=entry.model, after=out)]
+        found += [replace(reading, side=None) for reading in both]
         if entry.tasks is not None:
             found += entry.tasks.readings(entry.model)
     if not found:
@@ -261,12 +259,10 @@ def _read_run(folder: Path, name: str) -> Run:
         raise TrisectError(f"{folder} is no run: its config.json has no `trisect` entry; {wanted}.")
     receipts = _receipts(folder)
     # The dense model, as it was typed when it was compressed.
-    made = next(((r.source, r.model, r.recipe.get("model")) for r in receipts if r.made_from is None), ())
-    source = next((name for name in made if isinstance(name, str)), None)
+    source = next((source_of(receipt.whole) for receipt in receipts if receipt.made_from is None), None)
     after, before, _ = read_shape(str(folder))
     about: Any = {"source": source, "method": str(entry.get("method")), "receipts": receipts}
-    about["weight_bytes"] = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return Run(name=name, folder=folder, before=before, after=after, **about)
+    return Run(name=name, folder=folder, before=before, after=after, weight_bytes=weights_size(folder), **about)
 
 
 def _receipts(folder: Path) -> tuple[Receipt, ...]:

@@ -62,16 +62,12 @@ class Words:
     title: str
     caption: str = ""
 
-    @property
-    def size(self) -> tuple[float, float]:
-        """Width of the whole, and height of the plot itself."""
-        return WIDTH, 2.8
-
 
 @dataclass(frozen=True, kw_only=True)
 class Chart(Words):
     """Series over two axes."""
 
+    size = WIDTH, 2.8  # width of the whole, and height of the plot itself
     axes: tuple[str, str]  # what lies across, and what upwards
     series: Sequence[Series]
     log_y: bool = False  # logarithmic where the values need it
