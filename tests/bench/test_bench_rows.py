@@ -184,7 +184,6 @@ def test_graphs_time_a_plain_prefill_once(monkeypatch: pytest.MonkeyPatch) -> No
     ("settings", "message"),
     [
         ({"phases": ("prefil",)}, "Did you mean prefill"),
-        ({"attentions": ("flash",)}, "Known: eager, sdpa"),
         ({"modes": ("graphs",)}, "--device cuda"),
         ({"dtype": "int8"}, "Known: bfloat16"),
         ({"batches": (0,)}, "at least 1"),

@@ -19,8 +19,7 @@ from trisect.bench.measure import WARM_UP, Lapping, Work, device_name, is_cuda, 
 from trisect.bench.sweep import Sweep
 from trisect.config import DEFAULT_ALIGN
 from trisect.errors import TrisectError
-from trisect.kernels import rotate_qk
-from trisect.kernels.sdpa import sdpa
+from trisect.kernels import rotate_qk, sdpa
 from trisect.models.checkpoint import DTYPES, read_shape
 from trisect.plan import budget, problem
 from trisect.records.shapes import LayerShape, ModelShape
@@ -103,7 +102,7 @@ class Operands:
         layer, load = self.layer, self.workload
         q = self._random(load.batch, layer.heads, load.tokens, layer.qk)
         k, v = (self._random(load.batch, layer.kv_heads, load.length, x) for x in (layer.qk, layer.vo))
-        return lambda: sdpa(q, k, v, None, scale=layer.qk**-0.5)
+        return lambda: sdpa.sdpa(q, k, v, None, scale=layer.qk**-0.5)
 
     def _mlp(self) -> Work:
         x, (W_up, W_down) = self._rows(self.layer.d_model), self._weights("up", "down")

@@ -18,7 +18,6 @@ from trisect.models import checkpoint, families, family_for, load_model, read_sh
 from trisect.plan import budget_of, compare
 from trisect.support import checks, receipt
 
-ATTENTIONS = ("eager", "sdpa")
 TRACEBACK_LINES = 12
 USUAL_LENGTH, USUAL_NEW = 1024, 128
 TURNS = 8  # pieces that laps are taken in, where several models are timed in turn
@@ -42,7 +41,6 @@ class Sweep:
 
     def __post_init__(self) -> None:
         check_names("phase", self.phases, PHASES)
-        check_names("attention", self.attentions, ATTENTIONS)
         check_names("mode", self.modes, MODES)
         check_names("dtype", (self.dtype,), checkpoint.DTYPES)
         if min((*self.batches, *self.lengths, self.new), default=0) < 1:

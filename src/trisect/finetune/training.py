@@ -140,7 +140,8 @@ def finetune(
     """
     check_model(model, examples, config)
     device, started = next(model.parameters()).device, time.perf_counter()
-    identity, order = identify(model, examples, config), in_order(examples.items, config)
+    order, dtype = in_order(examples.items, config), str(model.dtype).removeprefix("torch.")
+    identity = {"model": fingerprint(model), "dtype": dtype, "data": examples.hash, **config.to_dict()}
     with seeded(config.seed, device), TemporaryDirectory() as nowhere:
         adapted = attach(model, config)
         resumed = None if state is None else last_checkpoint(state, identity)
@@ -185,12 +186,6 @@ def check_model(model: Any, examples: Examples, config: TuneConfig) -> None:
     looking.check_tokens(model, torch.tensor([max(max(item.ids) for item in examples.items), *longest.ids]))
     check_positions(model, length=len(longest.ids))
     looking.check_finite(model)
-
-
-def identify(model: Any, examples: Examples, config: TuneConfig) -> dict[str, Any]:
-    """What must be the same for a run to be resumed."""
-    dtype = str(model.dtype).removeprefix("torch.")
-    return {"model": fingerprint(model), "dtype": dtype, "data": examples.hash, **config.to_dict()}
 
 
 def in_order(examples: Sequence[Example], config: TuneConfig) -> list[Example]:
@@ -288,7 +283,7 @@ def summed_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = 1) -> Te
 
 
 def last_checkpoint(state: Path, identity: dict[str, Any]) -> Path | None:
-    """The newest complete checkpoint of this very run in a folder, which is made ready for one."""
+    """The newest complete checkpoint in a folder, which is made ready for one; that of another run is refused."""
     # Trainer writes its own state last, and older checkpoints go after that.
     found = max((path.parent for path in state.glob(COMPLETE)), key=step_of, default=None)
     if found is None:  # nothing to resume: whatever run this was

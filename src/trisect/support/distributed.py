@@ -190,8 +190,7 @@ def manifest_of(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         known = read_record(path, what="manifest of a run", instead="add --fresh to start anew")
     # A process that reads for itself may come late and find what the first one has written since.
     known = broadcast(known)
-    different = list(_differences({name: known.get(name) for name in settings}, plain(settings)))
-    if different:
+    if different := list(_differences({name: known.get(name) for name in settings}, plain(settings))):
         other = f"{folder} holds an unfinished run with other settings: {'; '.join(different[:4])}"
         raise TrisectError(f"{other}. Give the same to go on, add --fresh to start anew, or name another -o.")
     return known
