@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "experiments"))
 import scale_shapes  # noqa: E402
 
-from trisect.calibrate import linearised, replay, scores, streams  # noqa: E402
+from trisect.calibrate import fisher, linearised, replay, scores, streams  # noqa: E402
 from trisect.calibrate.moments import Accumulator  # noqa: E402
 from trisect.config import CalibrationConfig, CompressConfig  # noqa: E402
 from trisect.data import tokens_from_tensor  # noqa: E402
@@ -111,8 +111,8 @@ def instrument() -> None:
         if hasattr(a3plus, name):
             staged(a3plus, name, name)
     for name in ("begin", "rise"):
-        staged(loss_curves.DrawnAnswers, name, f"answers {name}")
-    staged(loss_curves, "DrawnAnswers", "answers")
+        staged(fisher.DrawnAnswers, name, f"answers {name}")
+    staged(fisher, "DrawnAnswers", "answers")
     staged(loss_curves, "solve", lambda method, part, *_: f"solve {part}")
 
 

@@ -4,11 +4,11 @@ For a query m and keys n, pair f adds s_f(m, n) to the score. Softmax ignores wh
 so an error counts by its variance under the attention weights p(n | m).
 
 b = batch, t = tokens, h = query heads, k = key heads, g = h / k, P = rotation pairs, q = sampled queries,
-p = slots, r = rows: key heads of windows, all those of one window side by side
+p = slots, r = rows: key heads of windows, all those of one window side by side, m = p (p + 1) / 2
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ from trisect.models.heads import softcapped
 from trisect.records.parts import Slots
 
 QUERIES = 2048  # sampled per layer over all windows; more settle the Gram, fewer save time
-MOST_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 28}
+MOST_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Of the largest tensor that one step makes: windows, or else heads, are taken together as long as they stay
 below. A CPU is faster on what its caches hold; a GPU waits for every operation, and gets few and large ones."""
+STRETCHES = 8  # of the keys, at least: later ones are spared the early queries, nearly half of the work
 AWAKE = 1e-3
 """Share of a query's attention that is taken to go to all visible keys alike. A head that rests on one key
 says nothing of the others; on other text it may look at them."""
@@ -37,7 +38,15 @@ class SampledQueries:
     weights: Tensor  # (r, g, q, t)
     positions: Tensor  # (r, q)
     stretches: Sequence[tuple[slice, int]]
-    """Some queries each, and how many of the first keys these may look at: the others weigh nothing."""
+    """Some keys each, and the first query that may look at any of them: on those before it they weigh nothing."""
+
+    known: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def covariances(self, num_pairs: int) -> tuple[Tensor, Tensor]:
+        """Those of the first pairs, for whoever asks: computed once."""
+        if num_pairs not in self.known:
+            self.known[num_pairs] = covariances(self.key[..., : 2 * num_pairs], self.weights, self.stretches)
+        return self.known[num_pairs]
 
 
 Reading = Callable[[SampledQueries], dict[str, Tensor]]
@@ -65,15 +74,15 @@ class QuerySampler:
         positions = drawn.to(q.device)
         sampled = q[torch.arange(b, device=q.device).unsqueeze(-1), positions]  # (b, q, h, d)
         hidden = _hidden(positions, t, mask)
-        # A row is one key head of one window.
-        row = sampled[0].numel() // k.shape[2] * t
-        rows = max(1, MOST_NUMBERS[q.device.type] // row)
+        # A row is one key head of one window; of each of its queries there are products of all channels.
+        row, most = sampled[0].numel() // k.shape[2] * max(t // k.shape[3], k.shape[3]), MOST_NUMBERS[q.device.type]
+        rows = max(1, most // row)
         at_once = max(1, rows // k.shape[2])  # windows
         total: dict[str, Tensor] = {}
         for start in range(0, b, at_once):
             some = slice(start, start + at_once)
-            keys = None if sinks is not None else drawn[some]  # a sink is the last key, and everybody's
-            stretches = _stretches(drawn.shape[1], t, keys, most=MOST_NUMBERS[q.device.type] * drawn.shape[1] // row)
+            step = min(-(-t // STRETCHES), max(1, most // (rows * k.shape[3] ** 2)))
+            stretches = _stretches(drawn[some], t, step=step, sinks=sinks is not None)
             found = self._windows(
                 sampled[some], k[some], positions[some], hidden[some], sinks, stretches, heads_at_once=rows
             )
@@ -127,14 +136,13 @@ class QuerySampler:
         return {name: torch.cat(values) for name, values in parts.items()}
 
 
-def _stretches(queries: int, tokens: int, positions: Tensor | None, *, most: int) -> list[tuple[slice, int]]:
-    """Up to `most` queries at a time, at least one, with the keys up to the last of their positions (b, q)."""
-    # In four parts at least: early queries are spared the late keys, a third of the work.
-    found, step = [], max(1, min(most, -(-queries // 4)))
-    for start in range(0, queries, step):
-        some = slice(start, start + step)
-        found.append((some, tokens + 1 if positions is None else int(positions[:, some].max()) + 1))
-    return found
+def _stretches(positions: Tensor, tokens: int, *, step: int, sinks: bool) -> list[tuple[slice, int]]:
+    """So many keys at a time, with the first of the queries (b, q) that sees any; a sink is one more, for all."""
+    found = []
+    for start in range(0, tokens, step):
+        first = int((positions < start).all(dim=0).sum())  # positions ascend
+        found.append((slice(start, min(start + step, tokens)), first))
+    return [*found, (slice(tokens, tokens + 1), 0)] if sinks else found
 
 
 def _weights(scores: Tensor, unseen: Tensor, sinks: Tensor | None) -> Tensor:
@@ -164,11 +172,8 @@ class PairGrams:
     num_pairs: int
 
     def __call__(self, seen: SampledQueries) -> dict[str, Tensor]:
-        # s = q1 k1 + q2 k2 and t = q1 k2 - q2 k1 are linear in the key: its covariance is all they need
-        P = self.num_pairs
-        cov = covariance(seen.key[..., : 2 * P], seen)  # (r, g, q, 2P, 2P)
-        query = seen.query[..., : 2 * P]
-        return {"scores": turned(query, turned(query, cov).mT).sum(dim=2).flatten(0, 1).double()}
+        gram = pair_gram(as_complex(seen.query, self.num_pairs), *seen.covariances(self.num_pairs))
+        return {"scores": gram.flatten(0, 1).double()}
 
 
 @dataclass(frozen=True)
@@ -182,15 +187,14 @@ class KeyCovariances:
 
     def __call__(self, seen: SampledQueries) -> dict[str, Tensor]:
         P, theta = self.rates.shape[-1], self.rates[seen.heads]  # (r, P)
-        key = as_complex(seen.key, P)  # (r, t, P)
-        key = key - key.mean(dim=1, keepdim=True)
-        mean = (seen.weights.flatten(1, 2).to(key.dtype) @ key).unflatten(1, seen.weights.shape[1:3])
+        a, b = lower(P, theta.device)
         # The query heads of a key head look at the same keys: only their sum is asked for.
-        second = weighted(key.conj(), seen.weights.sum(dim=1, keepdim=True), key, seen.stretches).squeeze(1)
-        cov = second - (mean.conj().unsqueeze(-1) * mean.unsqueeze(-2)).sum(dim=1)
-        gaps = theta.unsqueeze(-1) - theta.unsqueeze(-2)  # (r, P, P)
-        frame = phases(gaps.unsqueeze(1), seen.positions[..., None, None])  # (r, q, P, P)
-        return {"keys": (cov * frame).sum(dim=1).to(torch.complex128)}
+        cov = seen.covariances(P)[0].sum(dim=1)  # (r, q, m)
+        frame = phases((theta[:, a] - theta[:, b]).unsqueeze(1), seen.positions.unsqueeze(-1))
+        found = (cov * frame).sum(dim=1)  # (r, m)
+        whole = found.new_zeros(len(found), P, P)
+        whole[:, b, a], whole[:, a, b] = found.conj(), found
+        return {"keys": whole.to(torch.complex128)}
 
 
 @dataclass(frozen=True)
@@ -212,54 +216,79 @@ class SlotGrams:
         found = {}
         for number, slots in enumerate(self.slots):
             query, key = self._turned_to(slots, seen)
-            cov = covariance(key, seen)
-            cross = (centred @ key.unsqueeze(1)).unsqueeze(-1)  # (r, g, q, 2p, 1)
-            gram = turned(query, turned(query, cov).mT).sum(dim=2)
+            cross = query.conj() * as_complex(
+                (centred.flatten(1, 2) @ key).unflatten(1, query.shape[1:3]), query.shape[-1]
+            )
+            gram = pair_gram(query, *covariances(key, seen.weights, seen.stretches))
             found[f"slots{number}_gram"] = gram.flatten(0, 1).double()
-            found[f"slots{number}_cross"] = turned(query, cross).squeeze(-1).sum(dim=2).flatten(0, 1).double()
+            found[f"slots{number}_cross"] = (
+                torch.cat([cross.real, cross.imag], dim=-1).sum(dim=2).flatten(0, 1).double()
+            )
             found[f"slots{number}_energy"] = energy
         return found
 
     def _turned_to(self, slots: Slots, seen: SampledQueries) -> tuple[Tensor, Tensor]:
-        """Queries (r, g, q, 2p) and keys (r, t, 2p) in the slots, turned at the slots' rates."""
+        """Queries (r, g, q, p), as complex numbers, and keys (r, t, 2p) in the slots, turned at the slots' rates."""
         P, heads = self.rates.shape[-1], seen.heads
         times = torch.arange(seen.key.shape[1], device=seen.key.device).unsqueeze(0)  # (1, t)
 
         def through(x: Tensor, maps: Tensor, at: Tensor) -> Tensor:
-            """(r, n, d) at times (r or 1, n) -> (r, n, 2p)."""
+            """(r, n, d) at times (r or 1, n) -> (r, n, p)."""
             still = as_complex(x, P) * phases(-self.rates[heads].unsqueeze(1), at.unsqueeze(-1))
             moved = still @ maps[heads].to(still.dtype)
-            moved = moved * phases(slots.rates[heads].unsqueeze(1), at.unsqueeze(-1))
-            return torch.cat([moved.real, moved.imag], dim=-1).float()
+            return moved * phases(slots.rates[heads].unsqueeze(1), at.unsqueeze(-1))
 
         g = seen.query.shape[1]
-        query = through(seen.query.flatten(1, 2), slots.q_map, seen.positions.repeat(1, g))
-        return query.unflatten(1, (g, -1)), through(seen.key, slots.k_map, times)
+        query = through(seen.query.flatten(1, 2), slots.q_map, seen.positions.repeat(1, g)).unflatten(1, (g, -1))
+        key = through(seen.key, slots.k_map, times)
+        return query, torch.cat([key.real, key.imag], dim=-1)
 
 
-def covariance(key: Tensor, seen: SampledQueries) -> Tensor:
-    """Of keys (r, t, n), as every query weighs them: (r, g, q, n, n)."""
-    key = key - key.mean(dim=1, keepdim=True)  # a shift that no covariance sees, and that saves its digits
-    mean = seen.weights @ key.unsqueeze(1)  # (r, g, q, n)
-    cov = weighted(key, seen.weights, key, seen.stretches)
-    return cov.sub_(mean.unsqueeze(-1) * mean.unsqueeze(-2))
+def covariances(key: Tensor, weights: Tensor, stretches: Sequence[tuple[slice, int]]) -> tuple[Tensor, Tensor]:
+    """Of pairs z = k1 + i k2 of keys (r, t, 2p) as every query weighs them: cov(z_a*, z_b) and cov(z_a, z_b).
+
+    Both (r, g, q, m), of the pairs a >= b: the others are the same numbers again.
+    """
+    p, shape = key.shape[-1] // 2, weights.shape[1:3]
+    a, b = lower(p, key.device)
+    left, right = torch.cat([a, a + p, a, a + p]), torch.cat([b, b + p, b + p, b])
+    x = (key - key.mean(dim=1, keepdim=True)).mT.contiguous()  # a shift that no covariance sees, and that saves digits
+    means = weights.flatten(1, 2) @ x.mT  # (r, g q, 2p)
+    # Products of channels once per key: every query then is a row of one matrix product.
+    cov = (means.index_select(2, left) * means.index_select(2, right)).neg_().unflatten(1, shape)  # (r, g, q, 4m)
+    for keys, first in stretches:
+        some = x[:, :, keys]
+        products = some.index_select(1, left) * some.index_select(1, right)  # (r, 4m, keys)
+        some = weights[:, :, first:, keys]
+        cov[:, :, first:] += (some.flatten(1, 2) @ products.mT).unflatten(1, some.shape[1:3])
+    real, imag, one, other = cov.chunk(4, dim=-1)
+    return torch.complex(real + imag, one - other), torch.complex(real - imag, one + other)
 
 
-def weighted(left: Tensor, weights: Tensor, right: Tensor, stretches: Sequence[tuple[slice, int]]) -> Tensor:
-    """Products (r, g, q, n, m) of (r, t, n) and (r, t, m), summed over t with the weights (r, g, q, t)."""
-    parts = []
-    for queries, live in stretches:
-        some = weights[:, :, queries, :live].unsqueeze(-2) * left[:, :live].mT[:, None, None]  # (r, g, q, n, t)
-        parts.append((some.flatten(1, 3) @ right[:, :live]).unflatten(1, some.shape[1:4]))
-    return torch.cat(parts, dim=2)
+def pair_gram(query: Tensor, turning: Tensor, still: Tensor) -> Tensor:
+    """Gram (r, g, 2p, 2p) of [s | t] over queries (r, g, q, p), from `covariances` of their keys."""
+    # For pairs as complex numbers s + i t = q* z, so that products of s and t are parts of those of q* z.
+    p = query.shape[-1]
+    a, b = lower(p, query.device)
+    x, y = query.index_select(3, a), query.index_select(3, b)
+    turning = (x * y.conj() * turning).sum(dim=2)  # (r, g, m)
+    still = ((x * y).conj() * still).sum(dim=2)
+    both, apart = (still + turning) / 2, (still - turning) / 2
+    gram = both.real.new_zeros(*both.shape[:2], 2, p, 2, p)
+    for i, j, found, turned in (
+        (0, 0, both.real, both.real),
+        (1, 1, -apart.real, -apart.real),
+        (0, 1, both.imag, apart.imag),
+    ):
+        gram[:, :, i, b, j, a], gram[:, :, i, a, j, b] = turned, found
+    gram[:, :, 1, :, 0] = gram[:, :, 0, :, 1].mT
+    return gram.flatten(4).flatten(2, 3)
 
 
-def turned(query: Tensor, x: Tensor) -> Tensor:
-    """Map the second last dimension from key channels to [s | t]: (..., 2p, n) -> (..., 2p, n)."""
-    p = query.shape[-1] // 2
-    q1, q2 = query[..., :p, None], query[..., p:, None]
-    k1, k2 = x[..., :p, :], x[..., p:, :]
-    return torch.cat([q1 * k1 + q2 * k2, q1 * k2 - q2 * k1], dim=-2)
+def lower(p: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Indices (m,), (m,) of the pairs a >= b."""
+    a, b = torch.tril_indices(p, p, device=device)
+    return a, b
 
 
 def as_complex(x: Tensor, num_pairs: int) -> Tensor:
