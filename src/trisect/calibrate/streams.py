@@ -25,7 +25,9 @@ from trisect.support.distributed import all_reduce
 
 FEW_QUERIES = 64
 
-STATES = 5  # sets of hidden states at a time: both streams, the dense one before the layer, and two outputs of it
+STATES = 6
+"""Sets of hidden states at a time: both streams, the dense one before the layer, two outputs of it, and what the
+narrow layer's attention puts out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,11 @@ def join_of(view: LayerView, component: str) -> Join:
 
 
 class _Enough(Exception):
-    """Leaves a layer once its attention has been recorded."""
+    """Leaves a layer once all that is asked for has been recorded."""
+
+
+LAST_TAPS = {"qk": "rotated", "ov": "a"}
+"""Behind which attention has nothing more to say of a component."""
 
 
 class TwoStreams:
@@ -117,6 +123,7 @@ class TwoStreams:
         """
         rates = self._rates(view)
         self.before = self.dense.hidden.copy()
+        self.attended = States(place=self.before.place)
         accumulator = self._accumulator(view, names, rates)
         kept = {module: States(place=self.before.place) for module in ("mixer", "mlp_output", "beside", "mlp_beside")}
         self.attention_out, self.mlp_out, self.beside_out, self.shared_out = kept.values()
@@ -147,10 +154,15 @@ class TwoStreams:
         accumulator = self._accumulator(view, names, self._rates(view) if slots else None, slots)
         accumulator.chosen = chosen or accumulator.chosen
         attended, beside = States(), States()
-        # Behind attention the MLP has nothing to say yet.
-        last = view.attention if component in ("qk", "ov") else None
-        hooks = (view.mixer, _keep(attended)), (view.beside, _keep(beside)), (last, _stop)
-        with recording(view, accumulator), _hooked(*hooks):
+        hooks = (view.attention_module or view.mixer, _keep(attended, view.mixer)), (view.beside, _keep(beside))
+        if component in LAST_TAPS:
+            self.attended.clear()
+        with (
+            recording(view, accumulator),
+            _hooked(*hooks),
+            _until(view, component),
+            self._attending_once(view, component),
+        ):
             for number, states in enumerate(self.narrow.hidden):
                 self._announce(accumulator, number)
                 attended.clear()
@@ -186,6 +198,7 @@ class TwoStreams:
 
     def _announce(self, accumulator: Accumulator, batch: int) -> None:
         """Tell whoever listens which windows come next."""
+        self._at(batch)
         accumulator.held = self.windows.held(batch)
         if accumulator.sampler is not None:
             accumulator.sampler.numbers = self.windows.numbers[batch].tolist()
@@ -202,7 +215,31 @@ class TwoStreams:
 
     def finish(self, view: LayerView) -> None:
         """Move the narrow stream past the layer as it now is."""
-        self.narrow.advance(view)
+        with self._attending_once(view):
+            self.narrow.advance(view, before=self._at)
+
+    def _at(self, batch: int) -> None:
+        self.batch = batch
+
+    @contextmanager
+    def _attending_once(self, view: LayerView, component: str | None = None) -> Iterator[None]:
+        """Attention answers as it did in the first pass for an MLP: from there on it stays as it is."""
+        attention = view.own()
+        if attention is None or component in LAST_TAPS or (component is None and not len(self.attended)):
+            yield
+            return
+        attend = attention.forward
+
+        def answer(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+            if len(self.attended) == self.batch:
+                self.attended.append(attend(*args, **kwargs)[0])
+            return self.attended[self.batch].clone(), None  # some layers add to the output where it lies
+
+        attention.forward = answer  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del attention.forward
 
     def _weight(self, view: LayerView, number: int, tap: str) -> Tensor:
         """One over the squared norm of the dense residual stream in front of a projection's output, (b, t).
@@ -255,19 +292,44 @@ def _hooked(*hooks: tuple[nn.Module | None, Callable[..., None]]) -> Iterator[No
             handle.remove()
 
 
-def _keep(outputs: States) -> Callable[..., None]:
-    """A hook that keeps outputs without their bias, which narrow and dense model share."""
+def _keep(outputs: States, biased: nn.Module | None = None) -> Callable[..., None]:
+    """A hook that keeps outputs without the bias, its module's or another's, which narrow and dense model share."""
 
     def keep(module: Any, args: Any, output: Any) -> None:
-        output, bias = output[0] if isinstance(output, tuple) else output, getattr(module, "bias", None)
+        output, bias = output[0] if isinstance(output, tuple) else output, getattr(biased or module, "bias", None)
         # A copy: some layers add to the output where it lies.
         outputs.append(output - bias if isinstance(bias, Tensor) else output.clone())
 
     return keep
 
 
-def _stop(module: Any, args: Any, output: Any) -> None:
-    raise _Enough
+@contextmanager
+def _until(view: LayerView, component: str) -> Iterator[None]:
+    """Layers are left where all that a component's solver reads has been seen; inside `recording`."""
+
+    def leave(*_: Any) -> None:
+        raise _Enough
+
+    attention, handles = view.own(), []
+    if component not in LAST_TAPS:
+        if view.experts is None and "mlp" in view.components:
+            handles.append(view.module("down").register_forward_pre_hook(leave))
+    elif attention is not None:
+        handles.append(attention.register_forward_hook(leave))  # channels that do not rotate have no such tap
+        tap = attention.tap
+        assert tap is not None
+
+        def tapped(name: str, *seen: Any) -> None:
+            tap(name, *seen)
+            if name == LAST_TAPS[component]:
+                leave()
+
+        attention.tap = tapped
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _kept(outputs: States, number: int, like: Tensor) -> Tensor:

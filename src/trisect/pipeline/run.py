@@ -184,10 +184,10 @@ def solve_layers(run: Run) -> Iterator[Step]:
                 owner = (view.index * len(COMPONENTS) + number) % distributed.world_size()
                 step = solve_step(run, view, component, source.moments(view, component), owner)
                 yield step
+                looking.round_as_stored(run.model, view.layer)
                 if not step.applied and run.method.in_order:
                     behind = f"{run.method.name} solves each part behind those before it: apply every step before "
                     raise TrisectError(f"{behind}you take the next, as api.rewrite does, or use --method a3.")
-            looking.round_as_stored(run.model, view.layer)
             run.ledger.keep(view)
         source.finish(view)
     run.ledger.last_norm_scale = source.close()
