@@ -28,7 +28,7 @@ def gradients_of_drawn_answers(model: nn.Module, ids: Tensor, seed: int) -> list
     for window in ids.split(1):
         kept.clear()
         chances = model(window, use_cache=False).logits.log_softmax(dim=-1)[0]
-        answers = torch.multinomial(chances.detach().float().exp(), 1, replacement=True, generator=generator)
+        answers = fisher.drawn(chances.detach().float().exp(), 1, generator)
         slopes = torch.autograd.grad(chances.gather(-1, answers).sum(), [out for _, out in kept])
         seen.append([(states.flatten(0, 1), g.flatten(0, 1)) for (states, _), g in zip(kept, slopes, strict=True)])
     return [tuple(map(torch.cat, zip(*layer, strict=True))) for layer in zip(*seen, strict=True)]
@@ -55,6 +55,14 @@ def test_a_metric_is_the_second_moment_of_gradients_times_the_stream(
         moment = (1 - fisher.DAMPING) * moment / moment.diagonal().mean() + fisher.DAMPING * torch.eye(len(moment))
         root = found[layer].double()
         torch.testing.assert_close(root @ root.T, moment, rtol=1e-5, atol=1e-6)  # roots are kept in float32
+
+
+def test_answers_are_drawn_as_often_as_their_chances_say() -> None:
+    chances = torch.tensor([[0.0, 0.5, 0.2, 0.0, 0.3, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]])
+    found = fisher.drawn(chances, 20000, torch.Generator().manual_seed(0))
+    shares = torch.stack([row.bincount(minlength=6) / 20000 for row in found])
+    torch.testing.assert_close(shares, chances, rtol=0, atol=0.02)
+    assert shares[chances == 0].sum() == 0
 
 
 def test_one_token_in_a_thousand_does_not_decide_a_metric() -> None:

@@ -13,7 +13,7 @@ from trisect.calibrate.replay import Progress, States, Stream, answering, in_bat
 from trisect.calibrate.streams import wide
 from trisect.errors import TrisectError
 from trisect.models import LayerView, streamed
-from trisect.solve.ridge import products
+from trisect.solve.ridge import gram
 from trisect.support.clock import stage
 from trisect.support.distributed import all_reduce, world_size
 
@@ -70,10 +70,10 @@ class OutputGradients:
                 chances = logits.detach().float().log_softmax(dim=-1)
                 total -= chances[:, :-1].gather(-1, text[:, 1:, None]).double().sum().item()
                 chances = chances.exp_()
-                answers = torch.multinomial(chances[0], self.draws, replacement=True, generator=self._generator)
-                for number, drawn in enumerate(answers.T):
+                answers = drawn(chances[0], self.draws, self._generator)
+                for number, answer in enumerate(answers.T):
                     slope = chances.neg().to(logits.dtype)
-                    slope[0, torch.arange(len(drawn), device=drawn.device), drawn] += 1
+                    slope[0, torch.arange(len(answer), device=answer.device), answer] += 1
                     last = number + 1 == self.draws
                     found[number] += torch.autograd.grad(logits, window, slope, retain_graph=not last)
             for states_of, parts in zip(gradients, found, strict=True):
@@ -91,6 +91,14 @@ class OutputGradients:
                     more = draw + 1 < len(behind)
                     found[draw].append(torch.autograd.grad(output, states, gradients[number], retain_graph=more)[0])
         return found
+
+
+def drawn(chances: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """So many tokens for each row of chances (n, vocabulary): (n, count)."""
+    # torch.multinomial draws a number for every token of the vocabulary, which takes longer than the logits.
+    levels = chances.cumsum(dim=-1)
+    at = torch.rand(len(levels), count, generator=generator, device=levels.device) * levels[:, -1:]
+    return torch.searchsorted(levels, at.to(levels), right=True).clamp(max=levels.shape[-1] - 1)
 
 
 class DrawnAnswers(OutputGradients):
@@ -143,7 +151,7 @@ def output_metrics(
         total = None
         for states, slopes in zip(inputs, gradients, strict=True):
             rows = (wide(slopes) * wide(states).norm(dim=-1, keepdim=True)).reshape(-1, slopes.shape[-1])
-            total = products(rows := cut(rows), rows, total)
+            total = gram(cut(rows), total)
         assert total is not None
         if world_size() > 1:  # the same in all processes, to the last bit
             total = all_reduce({"sum": total})["sum"].div_(world_size())

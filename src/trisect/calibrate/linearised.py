@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from trisect.calibrate.replay import States
 from trisect.records.parts import INNER
 from trisect.records.shapes import LayerShape
-from trisect.solve.ridge import Metric, krylov, products
+from trisect.solve.ridge import Metric, gram, krylov, products
 from trisect.support.distributed import all_reduce
 
 DIRECTIONS = 8
 ROWS = 1 << 19  # calibration tokens kept row by row where there are more; an eighth of these costs accuracy
+TOGETHER = {"cpu": 1024, "cuda": 1 << 30}  # tokens that J sees together: caches hold what becomes of so many
 MAPS = ("up", "gate")  # input maps of an MLP, in the order of their slopes
 
 # n = tokens, D = d_model, I = MLP width, N = I, or 2 I with a gate, K = directions
@@ -56,7 +57,7 @@ class Linearised:
         self.W_down = W_down.detach().to(x.dtype)  # (I, D)
         if not held:
             self.sums["right"] = self.pull(missing, x, slopes, self.sums.get("right"))
-            self.sums["inputs"] = products(x, x, self.sums.get("inputs"))
+            self.sums["inputs"] = gram(x, self.sums.get("inputs"))
             self._add("slopes", slopes.double().square().sum(dim=0))
         self._add(f"energy{held}", missing.double().square().sum())
         self._add(f"tokens{held}", torch.tensor(float(len(x)), dtype=torch.float64, device=x.device))
@@ -105,10 +106,11 @@ class Linearised:
             named[f"{INNER}_energy{suffix}"] = sums[f"energy{held}"] / max(1.0, tokens[held])
         return named
 
-    def _rows(self, held: bool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _rows(self, held: bool) -> Iterator[tuple[Tensor, ...]]:
         for number, apart in enumerate(self.held):
             if apart == held:  # the others stay where they are
-                yield self.x[number], self.slopes[number], self.missing[number]
+                rows = self.x[number], self.slopes[number], self.missing[number]
+                yield from zip(*(x.split(TOGETHER[x.device.type]) for x in rows), strict=True)
 
     def _sum(self, held: bool, add: Callable[..., Tensor]) -> Tensor:
         """Over all batches of one set, in all processes; `add` takes rows and the sum so far, or None."""

@@ -19,7 +19,7 @@ from trisect.errors import TrisectError
 from trisect.models import LayerView, layer_views, streamed
 from trisect.models.experts import ExpertView
 from trisect.records.parts import INNER, INPUTS, MLP, REGRESSED
-from trisect.solve.ridge import product, products
+from trisect.solve.ridge import gram, product, products
 from trisect.support.clock import stage
 from trisect.support.distributed import all_reduce, owner_of, rank
 
@@ -56,7 +56,7 @@ def input_gram(x: Tensor) -> Tensor:
     """(..., I) -> (I, I): products of one batch in float32 at least, the running sum in float64."""
     # Float64 products of an MLP's width would take most of the run, and the numerical floor of whoever reads
     # this is far above the rounding of a batch.
-    return products(rows(x), rows(x))
+    return gram(rows(x))
 
 
 def rows(x: Tensor) -> Tensor:
@@ -176,9 +176,9 @@ class Accumulator:
         assert self.goal is not None
         root = self._root(REGRESSIONS[name])
         x, y = (x * root).to(x.dtype), rows(self.goal.target(REGRESSIONS[name])) * root
-        for what, other in (("gram", x), ("target", y)):  # added in place: these are the widest sums
-            key = f"{name}_{what}{self.suffix}"
-            self.sums[key] = products(x, other, self.sums.get(key))
+        for what, add in (("gram", gram), ("target", lambda x, total: products(x, y, total))):
+            key = f"{name}_{what}{self.suffix}"  # added in place: these are the widest sums
+            self.sums[key] = add(x, self.sums.get(key))
             self.counts[key] = self.counts.get(key, 0) + tokens
         self._add(f"{name}_energy{self.suffix}", y.double().square().sum(), tokens)
         self.count(tokens, f"{name}_tokens{self.suffix}")

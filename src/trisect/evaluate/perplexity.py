@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from trisect.data.tokens import Tokens
 from trisect.errors import TrisectError
 from trisect.models.looking import training_flags_kept
+from trisect.support.products import fast_products
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def perplexity(
         # No name for the logits: they would live on through the next batch's forward pass.
         return window_losses(model(input_ids=ids.to(device), use_cache=False).logits, ids)
 
-    with evaluating(model):
+    with evaluating(model), fast_products(device):
         for start in range(0, num_windows, size):
             ids = tokens.ids[start : start + size]
             losses = (losses_of or own)(ids)

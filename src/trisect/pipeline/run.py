@@ -20,6 +20,7 @@ from trisect.plan import TRIES, Curves, Plan, plan_for, planner_for, problem, sm
 from trisect.records.parts import COMPONENTS, Experts, Solution
 from trisect.records.shapes import ModelShape, widths_of
 from trisect.support import clock, distributed, receipt
+from trisect.support.products import fast_products
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,8 @@ def compress(
     `curves` where the plan needs them, or measured and written there. Finished layers are kept in the folder
     `work`, and a run that finds some resumes after them. `planned` is called with the plan.
     """
-    with clock.timing(next(model.parameters()).device) as times:
+    device = next(model.parameters()).device
+    with clock.timing(device) as times, fast_products(device):
         run = open_run(model, config, **given)
         run.ledger, known = resume.open_ledger(model, run.config, run.token_hash, work)
         run.plan = run.plan or known

@@ -15,6 +15,8 @@ STRENGTHS = (1e-4, 1e-2, 1e-1, 3e-1, 1.0, 10.0, 1e4)
 SILENCE = 1e-14  # features this much quieter than the mean are silent: their weights stay at the prior
 DEPENDENCE = 1e-10  # added to the unit diagonal: exactly dependent features would make the system singular
 TIE = 1e-3  # strengths whose held-out errors differ by less than this share are as good as each other
+STRIPS = 8  # of a Gram, at most: with so many, little more than half of it is computed
+LEAST_STRIP = 256  # columns: narrower products are slower
 ROUNDS = 64  # in which neurons go, at most; each pays one rank-m update of the inverse
 DAMPING = 1e-3  # of the mean energy, added to inputs and to outputs: silent ones have no inverse
 
@@ -40,6 +42,19 @@ def products(x: Tensor, y: Tensor, total: Tensor | None = None) -> Tensor:
         found = product(x.mT, part)
         total = found.double() if total is None else total.add_(found)
     assert total is not None
+    return total
+
+
+def gram(x: Tensor, total: Tensor | None = None) -> Tensor:
+    """x^T x of rows (n, I), in float64; added to `total`, where there is one."""
+    # By strips of columns: what is left of the diagonal is what is right of it.
+    width = x.shape[-1]
+    total = x.new_zeros(width, width, dtype=torch.float64) if total is None else total
+    step = max(LEAST_STRIP, -(-width // STRIPS))
+    for start in range(0, width, step):
+        end = start + step
+        total[start:end, start:] += product(x[:, start:end].mT, x[:, start:])
+        total[end:, start:end] = total[start:end, end:].mT
     return total
 
 
