@@ -174,7 +174,7 @@ def memory_table() -> str:
     lines = [
         ("weights, as they are", weights(), each, lambda gpus: weights()),
         ("narrow experts, while they are written", writing(), each, lambda gpus: writing()),
-        ("hidden states, five sets", states(1), "by windows", states),
+        ("hidden states, six sets", states(1), "by windows", states),
         ("sums of W_o's regression", attention_sums(), each, lambda gpus: attention_sums()),
         ("sums of the experts, own windows", sums(), "in passes", lambda gpus: sums() / passes(gpus)),
         ("sums of the experts, all windows", sums(), "by experts", lambda gpus: sums() / gpus),
