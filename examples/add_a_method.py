@@ -80,10 +80,7 @@ def tiny_model() -> transformers.PreTrainedModel:
 def divergence(dense: Tensor, small: Tensor) -> float:
     """What the small model's predictions are off by: mean Kullback-Leibler divergence in nats."""
     return torch.nn.functional.kl_div(
-        small.log_softmax(-1).flatten(0, 1),
-        dense.log_softmax(-1).flatten(0, 1),
-        log_target=True,
-        reduction="batchmean",
+        small.log_softmax(-1).flatten(0, 1), dense.log_softmax(-1).flatten(0, 1), log_target=True, reduction="batchmean"
     ).item()
 
 

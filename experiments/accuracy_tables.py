@@ -92,11 +92,7 @@ def synthetic() -> str:
     return sourced(table(header, lines), entries, command)
 
 
-TASK_CALIBRATIONS = {
-    "wikitext-2": "tasks",
-    "wikitext-2, c4": "tasks-mixed",
-    "wikitext-2, synthetic": "tasks-synthetic",
-}
+TASK_CALIBRATIONS = {"wikitext-2": "tasks", "wikitext-2, c4": "tasks-mixed", "wikitext-2, synthetic": "tasks-synthetic"}
 """Calibration text of the task rows -> section of experiments/a3plus_protocol.py."""
 
 

@@ -86,9 +86,7 @@ def measure(name: str, device: str = "cpu") -> Entry:
         result = compress(loaded.model, config, tokens=tokens)
         notes = sorted({entry["note"] for entry in result.losses if "expert" in entry["note"]})
     seconds = {"compress": time.perf_counter() - began}
-    receipt = build_receipt(
-        {} if config is None else config.to_dict(), seed=0, token_hash=tokens.hash, timings=seconds
-    )
+    receipt = build_receipt({} if config is None else config.to_dict(), seed=0, token_hash=tokens.hash, timings=seconds)
     after = budget_of(shape_of(loaded.model)).linear_parameters
     ids = torch.tensor([[BOS, *_ids(loaded.tokenizer, "Once upon a time")]], device=device)
     text = loaded.model.generate(ids, max_new_tokens=60, do_sample=False, pad_token_id=0)
@@ -113,9 +111,7 @@ def experts_table() -> str:
         row, against = rows[name], rows.get("a3, experts only" if "only" in name else "a3", rows["dense"])
         rise = row["perplexity"] - dense
         share = f"{rise / (against['perplexity'] - dense):.2f}" if rise else ""
-        lines.append(
-            [name, f"{row['removed']:.1%}", f"{row['perplexity']:.3f}", f"{rise:+.3f}" if rise else "", share]
-        )
+        lines.append([name, f"{row['removed']:.1%}", f"{row['perplexity']:.3f}", f"{rise:+.3f}" if rise else "", share])
     header = ["stories-moe-22m", "removed", "perplexity", "increase", "share of a3's"]
     return table(header, lines) + "\n\n" + provenance(rows.values())
 

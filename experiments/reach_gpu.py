@@ -113,9 +113,7 @@ def run(names: list[str], *, device: str, seconds: float) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "jobs", nargs="+", choices=["stage", *JOBS], metavar="JOB", help=f"stage, or {', '.join(JOBS)}"
-    )
+    parser.add_argument("jobs", nargs="+", choices=["stage", *JOBS], metavar="JOB", help=f"stage, or {', '.join(JOBS)}")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=560)
     given = parser.parse_args()

@@ -152,9 +152,7 @@ def profile_rows() -> dict[str, dict[str, Entry]]:
     file, found = read("decode-profile.json"), {}
     for name in sorted(set(file["before"]["rows"]) | set(file["after"]["rows"])):
         if name.endswith("batch 1"):
-            model = (
-                name.removesuffix(" batch 1").replace(" owned", ", dense in our runtime").replace(" trisect", " at")
-            )
+            model = name.removesuffix(" batch 1").replace(" owned", ", dense in our runtime").replace(" trisect", " at")
             found[model] = {s: file[s]["rows"][name] for s in ("before", "after") if name in file[s]["rows"]}
     return found
 

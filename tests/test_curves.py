@@ -80,9 +80,7 @@ def test_a_point_of_a_curve_is_the_kl_of_the_model_with_that_component_narrowed(
 ) -> None:
     monkeypatch.setattr("trisect.pipeline.loss_curves.DRAWS", 100)
     monkeypatch.setattr("trisect.calibrate.fisher.BLOCK", 30)
-    measured = measure_curves(
-        tiny("gpt2"), CALIBRATION, METHODS["a3+"], CompressConfig(ratio=0.3, parts=("ov", "mlp"))
-    )
+    measured = measure_curves(tiny("gpt2"), CALIBRATION, METHODS["a3+"], CompressConfig(ratio=0.3, parts=("ov", "mlp")))
     solving, testing = held_out(CALIBRATION.ids)
     for (layer, part), curve in measured.points.items():
         width = sorted(curve)[-2]  # the widest but one: the second order is enough there

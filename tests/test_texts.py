@@ -77,9 +77,7 @@ def test_what_is_held_out_of_a_file_is_in_no_calibration_window(
         assert found.tokens.ids.max() < 1800
 
 
-def test_without_a_number_a_short_file_gives_what_it_has_and_the_first_line_says_so(
-    model: Any, tmp_path: Path
-) -> None:
+def test_without_a_number_a_short_file_gives_what_it_has_and_the_first_line_says_so(model: Any, tmp_path: Path) -> None:
     found = prepared(model, ids_file(tmp_path, torch.arange(2000)))
     assert len(found.tokens.ids) == 36  # of 40 windows a tenth is held out
     assert found.calibration.samples == 36
@@ -160,9 +158,7 @@ def test_the_default_can_be_synthetic_text_mixed_with_another(model: Any, monkey
     assert "held-out synthetic" in [text.source for text in texts]
 
 
-def test_the_table_and_the_receipt_have_a_row_for_each_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_and_the_receipt_have_a_row_for_each_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = save_tiny(tmp_path / "tiny"), tmp_path / "out"
     names = []
     for word in ("fox", "dog"):

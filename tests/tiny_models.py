@@ -197,9 +197,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "olmo2-mha": lambda: transformers.Olmo2Config(
         **{**LLAMA, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3}
     ),
-    "olmo3": lambda: transformers.Olmo3Config(
-        **{**LLAMA, "num_hidden_layers": 2}, sliding_window=7, layer_types=KINDS
-    ),
+    "olmo3": lambda: transformers.Olmo3Config(**{**LLAMA, "num_hidden_layers": 2}, sliding_window=7, layer_types=KINDS),
     "granite": lambda: transformers.GraniteConfig(
         **LLAMA, residual_multiplier=0.3, attention_multiplier=0.2, embedding_multiplier=3.0, logits_scaling=2.0
     ),
@@ -307,9 +305,7 @@ def _in_other_sizes(name: str) -> Any:
     return config
 
 
-ONCE = [
-    one for one in CONFIGS if [CONFIGS[name]().model_type for name in CONFIGS].count(CONFIGS[one]().model_type) < 2
-]
+ONCE = [one for one in CONFIGS if [CONFIGS[name]().model_type for name in CONFIGS].count(CONFIGS[one]().model_type) < 2]
 SECOND: dict[str, Callable[[], Any]] = {f"{name}+": partial(_in_other_sizes, name) for name in (*ONCE, "qwen2", "mpt")}
 """Families that have one config above, in a second shape: for the numerical contracts."""
 SECOND["helium+"] = lambda: transformers.HeliumConfig(  # its heads are together as wide as the stream

@@ -82,8 +82,7 @@ def test_a_layer_has_the_flops_of_the_papers_formulas(B: int, L: int, H: int, d:
 
 
 @pytest.mark.parametrize(
-    ("widths", "paper"),
-    [((128, 13824), 2.77e12), ((96, 11008), 2.16e12), ((64, 8320), 1.56e12), ((48, 5504), 1.08e12)],
+    ("widths", "paper"), [((128, 13824), 2.77e12), ((96, 11008), 2.16e12), ((64, 8320), 1.56e12), ((48, 5504), 1.08e12)]
 )
 def test_the_papers_runtime_table_has_these_flops_at_these_widths(widths: tuple[int, int], paper: float) -> None:
     """Its ranks are misprinted; its FLOPs are those of widths on a grid of 16 and 128."""

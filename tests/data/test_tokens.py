@@ -51,9 +51,7 @@ def test_windows_of_a_short_text_overlap_as_little_as_they_can(
 
 
 def test_a_random_window_starts_at_every_position_that_fits_equally_often():
-    starts = [
-        int(windows(torch.arange(12), samples=1, length=9, sampling="random", seed=s)[0, 0]) for s in range(2000)
-    ]
+    starts = [int(windows(torch.arange(12), samples=1, length=9, sampling="random", seed=s)[0, 0]) for s in range(2000)]
     counts = torch.bincount(torch.tensor(starts))
     assert len(counts) == 4  # starts 0, 1, 2, 3
     assert (counts - 500).abs().max() < 5 * (2000 * 0.25 * 0.75) ** 0.5

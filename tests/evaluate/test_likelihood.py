@@ -80,9 +80,7 @@ def test_what_the_model_would_write_is_greedy(model) -> None:
 @given(st.integers(2, 9))
 def test_long_prompts_lose_their_beginning(max_length: int) -> None:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=97, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
+    config = LlamaConfig(vocab_size=97, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
     model = LlamaForCausalLM(config).eval()
     requests = [(context, continuation[:max_length]) for context, continuation in some_requests(1, count=4)]
     answers = answer(model, requests, batch_size=4, max_length=max_length)

@@ -167,8 +167,7 @@ def test_the_average_and_its_error() -> None:
     fields: dict[str, Any] = dict(shots=0, metric="acc,none", questions=1, available=1, other={}, source="")
     fields |= dict(sha256="", version=1, truncated=False)
     scores = [
-        TaskScore(task=str(value), value=value, stderr=stderr, **fields)
-        for value, stderr in ((0.5, 0.03), (0.7, 0.04))
+        TaskScore(task=str(value), value=value, stderr=stderr, **fields) for value, stderr in ((0.5, 0.03), (0.7, 0.04))
     ]
     settings: dict[str, Any] = dict(limit=None, seed=0, lm_eval="")
     both = TaskResults(scores=tuple(scores), **settings)

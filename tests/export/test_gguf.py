@@ -130,9 +130,7 @@ def merged_by_score(text: str, scores: dict[str, float]) -> list[str]:
     """llama.cpp's SentencePiece rule: join the neighbours that make the piece with the highest score."""
     parts = list("\u2581" + text.replace(" ", "\u2581"))
     while True:
-        found = [
-            (scores[a + b], -i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores
-        ]
+        found = [(scores[a + b], -i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores]
         if not found:
             return parts
         at = -max(found)[1]
@@ -196,9 +194,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(TrisectError, match="Known: f16, f32, q8_0"):
         export_gguf(native, pieces(), tmp_path / "model.gguf", kind="float16")
     with pytest.raises(TrisectError, match="tokens and the model .* embeddings"):
-        export_gguf(
-            native, pieces(vocabulary="ehlowrdt" + "".join(map(chr, range(300, 400)))), tmp_path / "model.gguf"
-        )
+        export_gguf(native, pieces(vocabulary="ehlowrdt" + "".join(map(chr, range(300, 400)))), tmp_path / "model.gguf")
     with pytest.raises(TrisectError, match="--rope-scope model"):
         export_gguf(compressed("llama-gqa", "per-head"), pieces(), tmp_path / "model.gguf")
     for name, said in (("gpt2", "no stock form"), ("mistral3-wrapper", "no stock form")):

@@ -43,9 +43,7 @@ def test_the_request_is_answered_over_http(file: Path) -> None:
     assert asked is not None
     server = LlamaCpp(file, context=128)
     request = urllib.request.Request(
-        server.server.listening_address + asked[1],
-        data=asked[2].encode(),
-        headers={"Content-Type": "application/json"},
+        server.server.listening_address + asked[1], data=asked[2].encode(), headers={"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
         found = json.load(answer)

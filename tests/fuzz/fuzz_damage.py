@@ -11,12 +11,7 @@ from fuzz_mutations import Raw, flipped, hostile, mutated, to_json
 BOMB = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else 'x'}]" for n in range(12))
 YAMLS = (
     *(BOMB, "&a [*a]", "x: &a {y: *a}", "ratio: 2001-99-99", "ratio: !!timestamp x", "ratio: !!bool x", "? [1]\n: 2"),
-    *(
-        "!!python/object/apply:os.system ['true']",
-        "ratio: !!int ''",
-        "ratio: 1" + ":1" * 500,
-        "ratio: 0x" + "f" * 9000,
-    ),
+    *("!!python/object/apply:os.system ['true']", "ratio: !!int ''", "ratio: 1" + ":1" * 500, "ratio: 0x" + "f" * 9000),
     *("[" * 400, "- " * 3000, "{a: " * 3000, "ratio: 0.3\nratio: 0.4", "%YAML 9.9\n---\nx", "ratio: .nan", "\x07"),
     *("<<: {ratio: 0.3}", "<<: [1, 2]", "<<: 3", "!!set {a, b}", "!!binary '%%'", "ratio: !!float x", "a: 'b"),
 )

@@ -68,9 +68,7 @@ def hub(model_files: dict[str, bytes], port: int) -> Iterator[Hub]:
     }
     datasets = {
         "allenai/c4": Repository(files=c4),
-        "HuggingFaceFW/fineweb-edu": one_split(
-            "sample-10BT", "sample/10BT/000_00000.parquet", parquet(rows("lesson"))
-        ),
+        "HuggingFaceFW/fineweb-edu": one_split("sample-10BT", "sample/10BT/000_00000.parquet", parquet(rows("lesson"))),
         "wikimedia/wikipedia": one_split("20231101.en", "20231101.en/train-00000.parquet", parquet(rows("article"))),
     }
     with serving(Hub(datasets=datasets, models={"org/tiny": Repository(files=dict(model_files))}), port) as found:

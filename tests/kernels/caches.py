@@ -16,9 +16,7 @@ def cached(
     return q.to(dtype), keys.to(dtype), values.to(dtype)
 
 
-def written_out(
-    q: Tensor, keys: Tensor, values: Tensor, start: Tensor | None, stop: int, window: int | None
-) -> Tensor:
+def written_out(q: Tensor, keys: Tensor, values: Tensor, start: Tensor | None, stop: int, window: int | None) -> Tensor:
     """(b, 1, h, vo), text by text and head by head."""
     group = q.shape[1] // keys.shape[1]
     texts = []

@@ -84,12 +84,7 @@ def test_the_operators_keep_the_rules_of_torch_on_a_gpu() -> None:
 
 @pytest.mark.parametrize(
     ("group", "qk", "vo", "dtype"),
-    [
-        (1, 96, 96, torch.bfloat16),
-        (4, 96, 80, torch.float16),
-        (3, 48, 64, torch.bfloat16),
-        (1, 40, 128, torch.float16),
-    ],
+    [(1, 96, 96, torch.bfloat16), (4, 96, 80, torch.float16), (3, 48, 64, torch.bfloat16), (1, 40, 128, torch.float16)],
 )
 def test_attention_over_the_live_slots_equals_softmax_written_out(
     dtype: torch.dtype, group: int, qk: int, vo: int

@@ -62,6 +62,4 @@ def test_rows_that_lie_apart_are_read_where_they_are(kernel: ModuleType) -> None
 def test_without_a_gpu_torch_norms_whatever_is_chosen() -> None:
     x, weight = rows(2, 8, dtype=torch.float32)
     with using(norm="kernel"), torch.no_grad():
-        torch.testing.assert_close(
-            normed(x, weight, 1e-6).double(), written_out(x, weight, 1e-6), rtol=2e-6, atol=1e-6
-        )
+        torch.testing.assert_close(normed(x, weight, 1e-6).double(), written_out(x, weight, 1e-6), rtol=2e-6, atol=1e-6)

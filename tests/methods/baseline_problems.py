@@ -58,10 +58,7 @@ def linear_problem(size: LinearSize) -> LinearProblem:
     X_narrow = X + 0.3 * X.std() * draw(*X.shape)
     gradients = draw(5, size.inputs, size.outputs) * draw(size.inputs, 1)
     part = Linear(
-        name=size.name,
-        W=draw(size.inputs, size.outputs),
-        b=draw(size.outputs) if size.bias else None,
-        heads=size.heads,
+        name=size.name, W=draw(size.inputs, size.outputs), b=draw(size.outputs) if size.bias else None, heads=size.heads
     )
     source = INPUTS[size.name]
     moments = {

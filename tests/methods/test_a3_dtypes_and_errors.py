@@ -92,9 +92,7 @@ def test_lopsided_heads_are_balanced_so_that_half_precision_holds_both_sides(q_s
     moments = {"q": q_scale**2 * problem.moments["q"], "k": k_scale**2 * problem.moments["k"]}
     narrow = solution_of("a3", "qk", part, moments, 4).part
     rounded = cast(cast(narrow, torch.float16), torch.float64)
-    q, k = (
-        project(X, W, None).square().mean(dim=1) for X, W in ((problem.X_q, narrow.W_q), (problem.X_k, narrow.W_k))
-    )
+    q, k = (project(X, W, None).square().mean(dim=1) for X, W in ((problem.X_q, narrow.W_q), (problem.X_k, narrow.W_k)))
     torch.testing.assert_close(q, k, rtol=1e-6, atol=0)
     exact, half = (qk_scores(p, problem.X_q, problem.X_k) for p in (narrow, rounded))
     assert_same(half, exact, dense=exact, tolerance=4 * 2**-11)

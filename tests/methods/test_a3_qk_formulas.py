@@ -43,10 +43,7 @@ def test_qk_without_rope_is_the_joint_svd_of_the_whitened_fused_weights(method: 
     right = X_k if k_root is root_of else torch.eye(X_k.shape[1], dtype=X_k.dtype)
     dense = left @ W_qk @ right.mT
     assert_same(
-        left @ fused_qk(solution.part) @ right.mT,
-        left @ expected @ right.mT,
-        dense=dense,
-        tolerance=resolved(solution),
+        left @ fused_qk(solution.part) @ right.mT, left @ expected @ right.mT, dense=dense, tolerance=resolved(solution)
     )
     total = (R_q.root @ W_qk @ R_k.root).square().sum().item()
     assert solution.loss == near(loss, total)

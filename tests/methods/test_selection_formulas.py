@@ -73,11 +73,7 @@ def test_channels_without_rope_stay_one_by_one(method: str, size: Size, data: st
 @METHOD
 @few
 @given(
-    seed=st.integers(0, 2**31 - 1),
-    group=st.integers(1, 2),
-    bias=st.booleans(),
-    pairs=st.integers(1, 4),
-    data=st.data(),
+    seed=st.integers(0, 2**31 - 1), group=st.integers(1, 2), bias=st.booleans(), pairs=st.integers(1, 4), data=st.data()
 )
 def test_rotated_channels_stay_in_pairs_and_the_split_is_the_cheapest(
     method: str, seed: int, group: int, bias: bool, pairs: int, data: st.DataObject

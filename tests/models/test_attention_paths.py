@@ -219,9 +219,7 @@ def test_loading_says_once_what_will_be_slow(
     assert "layers 0, 1, 2 have widths that are no multiple of 8" in said.text
 
 
-def test_nothing_is_said_where_nothing_is_slow(
-    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_said_where_nothing_is_slow(said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     warn_of_slow_widths(unequal("llama-gqa", "qk"))  # on a CPU
     monkeypatch.setattr("trisect.models.looking.kind_of", lambda device: "cuda")
     stock = tiny("llama-gqa")

@@ -85,9 +85,7 @@ def test_narrow_layers_can_be_factored_too(name: str, tmp_path: Path) -> None:
         view.write(replace(ov, W_v=ov.W_v[..., :12], W_o=ov.W_o[:, :12], b_v=b_v))
         b_up, b_gate = (None if b is None else b[:50] for b in (mlp.b_up, mlp.b_gate))
         W_gate = None if mlp.W_gate is None else mlp.W_gate[:, :50]
-        view.write(
-            replace(mlp, W_up=mlp.W_up[:, :50], W_down=mlp.W_down[:50], W_gate=W_gate, b_up=b_up, b_gate=b_gate)
-        )
+        view.write(replace(mlp, W_up=mlp.W_up[:, :50], W_down=mlp.W_down[:50], W_gate=W_gate, b_up=b_up, b_gate=b_gate))
         apply(view, v=5, up=6, per_head=True)
     folder = save(model, tmp_path / "out", original=original)
     again = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()

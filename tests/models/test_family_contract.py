@@ -195,9 +195,7 @@ def test_gradients_reach_every_narrow_weight(name: str) -> None:
     model.train()
     model(ids, labels=ids).loss.backward()
     projections = {
-        f"{view.index}: {type(module).__name__}": module
-        for view in layer_views(model)
-        for module in view.projections()
+        f"{view.index}: {type(module).__name__}": module for view in layer_views(model) for module in view.projections()
     }
     for where, module in projections.items():
         for weight in matrices_of(module):

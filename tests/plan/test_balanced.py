@@ -48,8 +48,7 @@ def curves(steepness: dict[tuple[int, str], float]) -> Curves:
     full = {"qk": 64, "ov": 64, "mlp": 512}
     points = {
         (layer, part): {
-            int(full[part] * share): (1 - share) * steepness.get((layer, part), 1.0)
-            for share in (1.0, 0.75, 0.5, 0.25)
+            int(full[part] * share): (1 - share) * steepness.get((layer, part), 1.0) for share in (1.0, 0.75, 0.5, 0.25)
         }
         for layer in range(3)
         for part in full

@@ -35,9 +35,7 @@ from trisect.records.parts import COMPONENTS
 Widths = dict[tuple[int, str], int]
 
 
-@given(
-    layer=SMALL_LAYERS, unit=st.sampled_from(sorted(FIELDS)), new=st.tuples(*[st.integers(0, 12) for _ in range(3)])
-)
+@given(layer=SMALL_LAYERS, unit=st.sampled_from(sorted(FIELDS)), new=st.tuples(*[st.integers(0, 12) for _ in range(3)]))
 def test_component_costs_and_the_fixed_rest_are_the_whole_budget(layer, unit, new):
     costs = Costs(shape=model_shape(layer, layer, other=7), unit=unit)
     qk, vo, mlp = new

@@ -176,9 +176,7 @@ size = st.tuples(st.integers(4, 60), st.integers(4, 60), st.just(1))
 
 @few
 @given(maps=st.lists(st.tuples(curve, size), min_size=1, max_size=5), ratio=st.floats(0.01, 0.95))
-def test_strs_forbids_as_many_sensitive_cuts_as_the_budget_allows(
-    maps: list[tuple[Curve, Size]], ratio: float
-) -> None:
+def test_strs_forbids_as_many_sensitive_cuts_as_the_budget_allows(maps: list[tuple[Curve, Size]], ratio: float) -> None:
     curves: dict[Key, Curve] = {(layer, "up"): entry for layer, (entry, _) in enumerate(maps)}
     sizes: dict[Key, Size] = {(layer, "up"): entry for layer, (_, entry) in enumerate(maps)}
     values = [perplexity for entry in curves.values() for perplexity in entry.values()]
@@ -214,8 +212,7 @@ def test_strs_never_goes_over_the_budget_even_with_ties_and_broken_models(
     maps: list[tuple[Curve, Size]], ratio: float
 ) -> None:
     curves: dict[Key, Curve] = {
-        (layer, "up"): {0.1: math.nan, 0.2: 40.0, **dict.fromkeys(entry, 40.0)}
-        for layer, (entry, _) in enumerate(maps)
+        (layer, "up"): {0.1: math.nan, 0.2: 40.0, **dict.fromkeys(entry, 40.0)} for layer, (entry, _) in enumerate(maps)
     }
     sizes: dict[Key, Size] = {(layer, "up"): entry for layer, (_, entry) in enumerate(maps)}
     budget = (1 - ratio) * sum(inputs * outputs for inputs, outputs, _ in sizes.values())

@@ -8,9 +8,7 @@ from trisect.models.linear import BITS, pack, unpack
 
 
 @given(st.sampled_from(BITS), st.integers(1, 5), st.integers(1, 6), st.integers(0, 1 << 30))
-def test_unpacking_gives_back_what_was_packed_in_exactly_its_bits(
-    bits: int, rows: int, eights: int, seed: int
-) -> None:
+def test_unpacking_gives_back_what_was_packed_in_exactly_its_bits(bits: int, rows: int, eights: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(0, 2**bits, (rows, 8 * eights), generator=generator)
     packed = pack(values, bits)

@@ -124,9 +124,7 @@ document.body.append(answer);
 """
 
 
-def test_a_narrow_window_scrolls_wide_figures_and_never_the_page(
-    chromium: str, real_run: Path, tmp_path: Path
-) -> None:
+def test_a_narrow_window_scrolls_wide_figures_and_never_the_page(chromium: str, real_run: Path, tmp_path: Path) -> None:
     run = read_runs([real_run])[0]
     deep = {"before": run.before, "after": run.after}
     deep = {side: replace(shape, layers=shape.layers * 20) for side, shape in deep.items()}

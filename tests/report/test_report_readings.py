@@ -63,9 +63,7 @@ def test_a_quantised_run_is_not_given_the_perplexity_from_before_quantising(
     copied: Callable[..., Path], real_run: Path, tmp_path: Path
 ) -> None:
     inner = json.loads((real_run / "receipt.json").read_text())
-    folder = copied(
-        "small", recipe={"quantize": {"bits": 4}}, made_from=inner, perplexity=None, losses=None, plan=None
-    )
+    folder = copied("small", recipe={"quantize": {"bits": 4}}, made_from=inner, perplexity=None, losses=None, plan=None)
     receipt = json.loads((folder / "receipt.json").read_text())
     receipt = {key: value for key, value in receipt.items() if value is not None}
     (folder / "receipt.json").write_text(json.dumps({**receipt, "timings": {"quantise": 1.0}}))

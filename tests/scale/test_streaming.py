@@ -74,9 +74,7 @@ def test_a_streamed_run_writes_the_bytes_of_one_in_memory(folder: Path, tmp_path
 @pytest.mark.parametrize("method", ["a3", "a3+"])
 def test_loss_curves_of_a_streamed_model_are_those_of_one_in_memory(folder: Path, method: str) -> None:
     whole, streamed = (
-        measure_curves(
-            load_model(str(folder), stream=stream).model, TOKENS, METHODS[method], CompressConfig(ratio=0.3)
-        )
+        measure_curves(load_model(str(folder), stream=stream).model, TOKENS, METHODS[method], CompressConfig(ratio=0.3))
         for stream in ("off", "on")
     )
     assert streamed.points == whole.points
@@ -96,9 +94,7 @@ def test_what_needs_all_layers_at_once_says_so(folder: Path) -> None:
 def test_hidden_states_may_lie_anywhere(place: str) -> None:
     expected = compress(tiny("llama-gqa"), config(), tokens=TOKENS).model
     where = config(calibration={"states": place})
-    assert_same(
-        dict(compress(tiny("llama-gqa"), where, tokens=TOKENS).model.state_dict()), dict(expected.state_dict())
-    )
+    assert_same(dict(compress(tiny("llama-gqa"), where, tokens=TOKENS).model.state_dict()), dict(expected.state_dict()))
 
 
 def test_a_damaged_tensor_is_named_with_its_file(folder: Path) -> None:
@@ -116,9 +112,7 @@ def test_a_word_that_is_no_way_to_stream_is_refused(folder: Path) -> None:
         load_model(str(folder), stream="maybe")
 
 
-def test_layers_are_streamed_by_themselves_where_memory_is_short(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_are_streamed_by_themselves_where_memory_is_short(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not hasattr(load_model(str(folder), stream="auto").model, "layer_store")
     monkeypatch.setattr(load_streamed, "available_bytes", lambda device: 100_000)
     assert hasattr(load_model(str(folder), stream="auto").model, "layer_store")

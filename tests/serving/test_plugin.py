@@ -86,13 +86,7 @@ def one_layer_of_each(widths: tuple[int, ...], values: tuple[int, ...] | None = 
     original = {"qk": widest, "pairs": widest // 2, "vo": widest, "mlp": 80}
     both = zip(widths, values, strict=True)
     layers = [{**original, "qk": width, "pairs": width // 2, "vo": value} for width, value in both]
-    config.trisect = {
-        "format": 1,
-        "method": "a3",
-        "ratio": 0.0,
-        "original": [original] * len(widths),
-        "layers": layers,
-    }
+    config.trisect = {"format": 1, "method": "a3", "ratio": 0.0, "original": [original] * len(widths), "layers": layers}
     torch.manual_seed(0)
     model = compressed_class("llama")(config).eval()
     for layer in model.model.layers:
@@ -115,9 +109,7 @@ def test_widths_of_the_table_are_computed_right_and_others_padded(tmp_path: Path
         assert largest_difference(asked(llm, PROMPTS), wanted) < ROUNDING
 
 
-def test_an_engine_that_computes_something_else_does_not_serve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_computes_something_else_does_not_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trisect.serve import vllm as plugin
 
     folder = saved(narrow("llama-gqa"), tmp_path / "small")

@@ -171,10 +171,8 @@ def _damped_root(total: Tensor, layer: int) -> Tensor:
     """Cholesky factor of a second moment with mean eigenvalue one, drawn towards the identity."""
     mean = total.diagonal().mean()
     if not mean.isfinite():
-        raise TrisectError(
-            f"Gradients behind layer {layer} hold NaN or inf; load the model in a wider dtype (--dtype float32), "
-            "or add --without fisher."
-        )
+        instead = "load the model in a wider dtype (--dtype float32), or add --without fisher"
+        raise TrisectError(f"Gradients behind layer {layer} hold NaN or inf; {instead}.")
     damped = total * ((1 - DAMPING) / mean.clamp(min=torch.finfo(total.dtype).tiny))
     damped.diagonal().add_(DAMPING)
     return torch.linalg.cholesky(damped).float()
@@ -193,10 +191,8 @@ def fisher_information(
             logits = model(input_ids=window.unsqueeze(0), use_cache=False).logits
             loss = nn.functional.cross_entropy(logits[0, :-1].float(), window[1:])
             if not loss.isfinite():
-                raise TrisectError(
-                    "The loss on the calibration text is not finite, so it has no gradient; load the model in a "
-                    "wider dtype (--dtype float32), or check the checkpoint."
-                )
+                instead = "load the model in a wider dtype (--dtype float32), or check the checkpoint"
+                raise TrisectError(f"The loss on the calibration text is not finite, so it has no gradient; {instead}.")
             loss.backward()
             for view, total in zip(views, sums, strict=True):
                 for name in view.linears():

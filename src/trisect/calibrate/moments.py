@@ -230,10 +230,8 @@ class Accumulator:
             total = self.sums.pop(name)
             # One number that is not finite makes the whole sum so.
             if not total.sum().isfinite():
-                raise TrisectError(
-                    f"Layer {layer}: the activations behind {name!r} hold NaN or inf; load the model in a "
-                    "wider dtype (--dtype float32), or check the checkpoint."
-                )
+                instead = "load the model in a wider dtype (--dtype float32), or check the checkpoint"
+                raise TrisectError(f"Layer {layer}: the activations behind {name!r} hold NaN or inf; {instead}.")
             found[name] = self._stored(name, total.div_(max(1, self.counts[name])))
         if self.linearised is not None and self.linearised.held:
             refit = self.linearised.moments()  # by all processes together

@@ -216,14 +216,11 @@ class SlotGrams:
         found = {}
         for number, slots in enumerate(self.slots):
             query, key = self._turned_to(slots, seen)
-            cross = query.conj() * as_complex(
-                (centred.flatten(1, 2) @ key).unflatten(1, query.shape[1:3]), query.shape[-1]
-            )
+            summed = (centred.flatten(1, 2) @ key).unflatten(1, query.shape[1:3])  # (r, g, q, 2p)
+            cross = (query.conj() * as_complex(summed, query.shape[-1])).sum(dim=2)
             gram = pair_gram(query, *covariances(key, seen.weights, seen.stretches))
             found[f"slots{number}_gram"] = gram.flatten(0, 1).double()
-            found[f"slots{number}_cross"] = (
-                torch.cat([cross.real, cross.imag], dim=-1).sum(dim=2).flatten(0, 1).double()
-            )
+            found[f"slots{number}_cross"] = torch.cat([cross.real, cross.imag], dim=-1).flatten(0, 1).double()
             found[f"slots{number}_energy"] = energy
         return found
 
@@ -275,11 +272,8 @@ def pair_gram(query: Tensor, turning: Tensor, still: Tensor) -> Tensor:
     still = ((x * y).conj() * still).sum(dim=2)
     both, apart = (still + turning) / 2, (still - turning) / 2
     gram = both.real.new_zeros(*both.shape[:2], 2, p, 2, p)
-    for i, j, found, turned in (
-        (0, 0, both.real, both.real),
-        (1, 1, -apart.real, -apart.real),
-        (0, 1, both.imag, apart.imag),
-    ):
+    parts = (0, 0, both.real, both.real), (1, 1, -apart.real, -apart.real), (0, 1, both.imag, apart.imag)
+    for i, j, found, turned in parts:
         gram[:, :, i, b, j, a], gram[:, :, i, a, j, b] = turned, found
     gram[:, :, 1, :, 0] = gram[:, :, 0, :, 1].mT
     return gram.flatten(4).flatten(2, 3)

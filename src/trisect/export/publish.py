@@ -105,9 +105,7 @@ def upload(folder: Path, repo: str, *, private: bool) -> str:
         api.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", **about)
     except Exception as error:  # of the hub's client, or of whichever HTTP library it uses
         reason = " ".join(str(error).split())[:200]
-        what = (
-            f"The upload of {folder} to {repo} broke off ({reason}): type the same again, and it goes on from there."
-        )
+        what = f"The upload of {folder} to {repo} broke off ({reason}): type the same again, and it goes on from there."
         if isinstance(error, HfHubHTTPError | ValueError):
             what = f"The hub refuses {repo}: {reason}. `hf auth login` with a token that may write."
         raise TrisectError(what) from error

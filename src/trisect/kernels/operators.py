@@ -49,9 +49,7 @@ def register(
     if hasattr(torch.ops.trisect, name):
         return
     mutates = re.findall(r"!\) (\w+)", schema)
-    operator = torch.library.custom_op(
-        f"trisect::{name}", on_its_device(function), mutates_args=mutates, schema=schema
-    )
+    operator = torch.library.custom_op(f"trisect::{name}", on_its_device(function), mutates_args=mutates, schema=schema)
     operator.register_fake(fake)
     if backward is not None:
         operator.register_autograd(backward, setup_context=remember)

@@ -139,9 +139,7 @@ def from_slots(part: QK, moments: Moments, width: int, options: Options, rest: B
     )
 
 
-def _through_slots(
-    part: QK, moments: Moments, slots: Slots, c: Tensor, rest: Basis, width: int, *, folded: bool
-) -> QK:
+def _through_slots(part: QK, moments: Moments, slots: Slots, c: Tensor, rest: Basis, width: int, *, folded: bool) -> QK:
     """Fold the slots' maps and the coefficients c (h, 2p) into the weights."""
     p = slots.rates.shape[-1]
     # Slots turn without the scaling that some tables carry, so it goes into the weights.
@@ -225,9 +223,7 @@ def choose_neurons(
 
 def refit_up(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
     """W_up and W_gate along a few directions, each of them one feature of a regression.       [F-8, F-1, F-2]"""
-    fit, held = (
-        replace(problem, penalty=need(moments, f"{INNER}_penalty")) for problem in regressions(moments, INNER)
-    )
+    fit, held = (replace(problem, penalty=need(moments, f"{INNER}_penalty")) for problem in regressions(moments, INNER))
     vectors = need(moments, f"{INNER}_vectors")  # (K, D, N), W_up and W_gate side by side
     steps = _refit(fit, held, torch.zeros_like(fit.cross), options)  # (K, 1)
     change = torch.tensordot(steps.squeeze(-1).to(vectors), vectors, dims=1).split(part.width, dim=-1)

@@ -66,9 +66,7 @@ def choose_experts(part: Experts, moments: Moments, width: int, options: Any) ->
     """
     seen = [moments_of(moments, f"expert{number}") for number in part.numbers]
     pairs = zip(seen, part.routed, strict=True)
-    scores = torch.stack(
-        [neuron_scores(found["mlp"], mlp.W_down) * tokens_of(found) for found, mlp in pairs]
-    )  # (E, I)
+    scores = torch.stack([neuron_scores(found["mlp"], mlp.W_down) * tokens_of(found) for found, mlp in pairs])  # (E, I)
     ranked = scores.sort(dim=-1, descending=True).values
     order = scores.sum(dim=-1).argsort(descending=True, stable=True)
     neurons, count = width * len(scores), len(scores)

@@ -117,9 +117,7 @@ def check_layers(config: Any, tensors: int, *, where: str) -> None:
         raise TrisectError(f"{where} says {layers:,} layers, but the weights are only {tensors:,} tensors.")
 
 
-def check_fits(
-    model: nn.Module, shapes: Mapping[str, tuple[int, ...]], *, size: int, packed: bool, where: str
-) -> None:
+def check_fits(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], *, size: int, packed: bool, where: str) -> None:
     """Refuse a model, built on the meta device, that weight files of these tensors could not fill."""
     stored = sum(math.prod(shape) for shape in shapes.values())
     # Tied weights are one parameter here and one tensor in the files, or two.

@@ -48,9 +48,7 @@ class LayerView(LayerMaps):
         biased = {name for name in self.linears() if bias_of(self.module(name)) is not None}
         inside = {id(weight) for module in self.projections() for weight in matrices_of(module)}
         others = [module for module in self.layer.modules() if not isinstance(module, HeadNorm)]
-        whole = [
-            p for module in others for p in module.parameters(recurse=False) if p.ndim > 1 and id(p) not in inside
-        ]
+        whole = [p for module in others for p in module.parameters(recurse=False) if p.ndim > 1 and id(p) not in inside]
         return LayerShape(
             components=self.components,
             whole=sum(p.numel() for p in whole),

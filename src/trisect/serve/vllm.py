@@ -150,9 +150,7 @@ class Narrow(Mixin):
                 buffer = torch.empty(keys, buffer.shape[1], dtype=buffer.dtype)
                 buffer.weight_loader = _rows(first_key, keys)  # type: ignore[attr-defined]
                 setattr(module, name, buffer)
-        for name, first, rows in zip(
-            module.family.norms or (), (rank * heads, first_key), (heads, keys), strict=False
-        ):
+        for name, first, rows in zip(module.family.norms or (), (rank * heads, first_key), (heads, keys), strict=False):
             norm = getattr(module, name, None)
             if isinstance(norm, HeadNorm):
                 norm.weight = nn.Parameter(torch.empty(rows, norm.weight.shape[1]), requires_grad=False)

@@ -30,9 +30,7 @@ class OneDnnProducts(TorchDispatchMode):
             return _product(*args)
         if func is aten.addmm.default and not kwargs and args[0].ndim == 1 and _large(*args[1:]):
             return _product(args[1], args[2], args[0])
-        if func is aten.linear.default and _large(
-            rows := args[0].flatten(0, -2), W := args[1].mT
-        ):  # of inference mode
+        if func is aten.linear.default and _large(rows := args[0].flatten(0, -2), W := args[1].mT):  # of inference mode
             return _product(rows, W, *args[2:]).unflatten(0, args[0].shape[:-1])
         return func(*args, **(kwargs or {}))
 
