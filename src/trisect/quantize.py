@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache
-from transformers.cache_utils import DynamicLayer
-from transformers.pytorch_utils import Conv1D
+from transformers import Cache, Conv1D, DynamicCache, DynamicLayer
 
 from trisect.config.verbs import QuantizeConfig
 from trisect.errors import TrisectError

@@ -16,8 +16,7 @@ from typing import Any, TypeGuard
 from trisect.errors import TrisectError
 from trisect.plan import budget_of, compare
 from trisect.records.shapes import ModelShape
-from trisect.support.checks import validated
-from trisect.support.files import atomic_write_text, plain, write_json
+from trisect.support import checks, files
 from trisect.support.receipt import Record
 
 PACKAGE = "trisect"
@@ -150,8 +149,8 @@ def write_bundle(folder: Path, model: Any, *, family: str, record: str | None) -
         raise TrisectError(f"{path} is of {config.get('architectures')}, not of {model_class}.")
     classes = {"AutoConfig": config_class, "AutoModel": HEADLESS, "AutoModelForCausalLM": model_class}
     config["auto_map"] = {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
-    atomic_write_text(folder / f"{MODULE}.py", bundle_text(family, model_class, config_class, record))
-    write_json(path, config)
+    files.atomic_write_text(folder / f"{MODULE}.py", bundle_text(family, model_class, config_class, record))
+    files.write_json(path, config)
 
 
 SETTINGS = ("method", "ratio", "kv_ratio", "rope_scope", "portable", "align", "allocate", "seed")
@@ -196,7 +195,7 @@ def write_card(
         "stock": stock,
     }
     made = _recipe_rows(receipt) or [("method", entry.get("method"))]
-    atomic_write_text(folder / "README.md", _card(source_of(receipt) or model.name_or_path, made, facts))
+    files.atomic_write_text(folder / "README.md", _card(source_of(receipt) or model.name_or_path, made, facts))
 
 
 def weights_size(folder: Path) -> int:
@@ -243,6 +242,6 @@ def _recipe_rows(receipt: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _perplexity_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """What was measured while compressing."""
-    texts = validated(Record, plain(receipt)).texts
+    texts = checks.validated(Record, files.plain(receipt)).texts
     pairs = [(row.before, row.after) for row in texts if row.before and row.after]
     return [(f"perplexity ({now.name}, {now.size})", f"{was.value:.3f}", f"{now.value:.3f}") for was, now in pairs]

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from trisect.models.heads import softcapped
 from trisect.records.parts import Slots
@@ -120,7 +119,7 @@ class QuerySampler:
             weights = _weights(
                 seen, hidden[:, None, None], None if sinks is None else sinks.unflatten(0, (heads, -1))[some]
             )
-            key = key if sinks is None else F.pad(key, (0, 0, 0, 1))
+            key = key if sinks is None else nn.functional.pad(key, (0, 0, 0, 1))
             count = key.shape[1]
             seen = SampledQueries(
                 heads=torch.arange(heads, device=k.device)[some].repeat(b),
@@ -151,7 +150,7 @@ def _weights(scores: Tensor, unseen: Tensor, sinks: Tensor | None) -> Tensor:
     scores = scores.masked_fill(unseen, float("-inf"))
     if sinks is not None:
         own = sinks.to(scores.dtype)[None, :, :, None, None].expand(*scores.shape[:-1], 1)
-        scores, anywhere = torch.cat([scores, own], dim=-1), F.pad(anywhere, (0, 1))
+        scores, anywhere = torch.cat([scores, own], dim=-1), nn.functional.pad(anywhere, (0, 1))
     return scores.softmax(dim=-1).lerp(anywhere, AWAKE)
 
 

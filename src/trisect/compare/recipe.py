@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from trisect.config import CalibrationConfig, CompressConfig, goals, read_mapping
 from trisect.config.settings import as_mixture, setting_names

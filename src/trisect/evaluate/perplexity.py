@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -122,7 +121,7 @@ def window_losses(logits: Tensor, ids: Tensor, *, chunk_elements: int = CHUNK_EL
     for window, (row, target) in enumerate(zip(logits[:, :-1], targets[:, 1:], strict=True)):
         for at in range(0, len(target), step):
             chunk = slice(at, at + step)
-            nats = F.cross_entropy(row[chunk].float(), target[chunk], reduction="none")
+            nats = nn.functional.cross_entropy(row[chunk].float(), target[chunk], reduction="none")
             losses[window] += nats.sum(dtype=torch.float64)
     return losses
 

@@ -12,10 +12,8 @@ from typing import Any
 
 import peft
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers.pytorch_utils import Conv1D
+from transformers import Conv1D, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from trisect.config.verbs import TuneConfig
 from trisect.data import Tokens, evaluation_tokens
@@ -279,7 +277,7 @@ def summed_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = 1) -> Te
     """Negative log-likelihood of all learned tokens of a batch in nats, over the learned tokens of its step."""
     learned = labels[:, 1:] != IGNORED
     logits = outputs.logits[:, :-1][learned].float()
-    return F.cross_entropy(logits, labels[:, 1:][learned], reduction="sum") / num_items_in_batch
+    return nn.functional.cross_entropy(logits, labels[:, 1:][learned], reduction="sum") / num_items_in_batch
 
 
 def last_checkpoint(state: Path, identity: dict[str, Any]) -> Path | None:

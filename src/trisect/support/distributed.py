@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trisect.errors import TrisectError
-from trisect.support.checks import read_record
-from trisect.support.files import locked, plain, remove, remove_leftovers, write_json
+from trisect.support import checks, files
 
 SUFFIX = ".unfinished"  # what a run on OUT keeps beside it until OUT is there
 MANIFEST = "manifest.json"  # in that folder: what must be the same for a run to be resumed
@@ -162,11 +161,11 @@ def unfinished(out: Path, *, fresh: bool = False, pieces: str = "layer-*") -> It
         return
     folder.mkdir(parents=True, exist_ok=True)
     refusal = f"Another run is writing {out}; wait for it, or name another output with -o."
-    with locked(folder / "lock", refusal):
-        remove_leftovers(out)
+    with files.locked(folder / "lock", refusal):
+        files.remove_leftovers(out)
         for path in list(folder.iterdir()):
             if path.name != "lock" and (fresh or ".partial-" in path.name):
-                remove(path)
+                files.remove(path)
         try:
             yield folder
         except BaseException as error:
@@ -186,11 +185,11 @@ def manifest_of(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     if is_rank_zero():
         if not path.is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(path, settings)
-        known = read_record(path, what="manifest of a run", instead="add --fresh to start anew")
+            files.write_json(path, settings)
+        known = checks.read_record(path, what="manifest of a run", instead="add --fresh to start anew")
     # A process that reads for itself may come late and find what the first one has written since.
     known = broadcast(known)
-    if different := list(_differences({name: known.get(name) for name in settings}, plain(settings))):
+    if different := list(_differences({name: known.get(name) for name in settings}, files.plain(settings))):
         other = f"{folder} holds an unfinished run with other settings: {'; '.join(different[:4])}"
         raise TrisectError(f"{other}. Give the same to go on, add --fresh to start anew, or name another -o.")
     return known
