@@ -88,6 +88,10 @@ def span(widths: Iterable[int]) -> str:
     return str(found[0]) if len(found) == 1 else f"{found[0]}..{found[-1]}"
 
 
+def failures(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if "error" in row]
+
+
 def related(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Every row, with what it is beside the dense rows of the same setting.
 

@@ -181,7 +181,7 @@ def bench(
         return
     with screen.quiet_libraries():
         found = sweep.time_beside_dense(model, cases, effort=effort, **how, say=screen.stderr().print)
-    notes, failed = rows.notes_for(found["rows"]), [row for row in found["rows"] if "error" in row]
+    notes, failed = rows.notes_for(found["rows"]), rows.failures(found["rows"])
     for title, (header, lines) in rows.tables(found["rows"]):
         style: Any = {"title": title, "box": SIMPLE, "padding": (0, 1, 0, 0)}
         screen.say_table(header[:3], lines, right=header[3:], **style)
