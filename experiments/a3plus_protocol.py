@@ -32,7 +32,7 @@ from trisect.evaluate.perplexity import perplexity
 from trisect.models import load_model, shape_of
 from trisect.pipeline.run import compress
 from trisect.plan import budget_of, compare
-from trisect.support.files import write_json
+from trisect.support.files import locked, write_json
 from trisect.support.receipt import build_receipt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +103,7 @@ class Protocol:
 
     def _generate(self, receipt: Path) -> None:
         """Once, by whoever comes first: 64 texts of 2048 tokens."""
-        with self.locks.waiting("synthetic"):
+        with locked(self.locks.cache / "synthetic.lock"):
             if not GENERATED.exists():
                 model, config = copy.deepcopy(self.loaded.model), SampleConfig(samples=64)
                 write_json(receipt, write_synthetic(model, self.loaded.tokenizer, config, GENERATED, name=MODEL))
@@ -163,7 +163,7 @@ class Protocol:
             token_hash=self.tokens.hash,
             timings={},
         )
-        with self.locks.waiting(self.key()):
+        with locked(self.locks.cache / f"{self.key()}.lock"):
             rows = [*self.rows, row]
             write_json(self.path, {"dense": self.dense, "rows": rows, "receipt": receipt})
 
