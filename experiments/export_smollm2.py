@@ -140,6 +140,23 @@ def logits_of(model: Any, windows: torch.Tensor) -> torch.Tensor:
     return torch.cat([model(window.unsqueeze(0)).logits for window in windows])
 
 
+FORCE = 1e6  # a bias that makes sure of a token; probabilities are reported without it
+
+
+def log_probabilities(server: LlamaCpp, tokens: list[int]) -> list[float]:
+    """Of each token but the first, behind those before it; the server has to be asked for each."""
+    found = []
+    for place in range(1, len(tokens)):
+        (step,) = server.steps(tokens[:place], 1, cache_prompt=True, logit_bias=[[tokens[place], FORCE]])
+        found.append(float(step["logprob"]))
+    return found
+
+
+def continued(server: LlamaCpp, prompt: list[int] | str) -> list[int]:
+    """The tokens that llama.cpp continues with."""
+    return [int(step["id"]) for step in server.steps(prompt, NEW_TOKENS)]
+
+
 def perplexity_of(log_probabilities: list[float]) -> float:
     return math.exp(-sum(log_probabilities) / len(log_probabilities))
 
@@ -199,9 +216,9 @@ def gguf_row(
 ) -> dict[str, Any]:
     path, facts = exported(native, f"-{kind}.gguf", "--to", "gguf", "--dtype", kind)
     server, begun = LlamaCpp(path, context=1024), time.perf_counter()
-    found = [server.greedy(text, NEW_TOKENS) for text in PROMPTS]
-    from_ids = [server.greedy(ids, NEW_TOKENS) for ids in prompts]
-    values = [value for window in windows.tolist() for value in server.log_probabilities(window)]
+    found = [continued(server, text) for text in PROMPTS]
+    from_ids = [continued(server, ids) for ids in prompts]
+    values = [value for window in windows.tolist() for value in log_probabilities(server, window)]
     perplexity = perplexity_of(values)
     return {
         "architecture": facts["architecture"],

@@ -96,6 +96,11 @@ def _kept(part: Any, *, seed: int) -> tuple[torch.Tensor, dict[str, Any]]:
     return kept, {"frequencies": part.frequencies[:, pairs]}
 
 
+def continued(server: Any, prompt: Any, count: int) -> list[int]:
+    """The tokens that llama.cpp continues tokens or a text with."""
+    return [int(step["id"]) for step in server.steps(prompt, count)]
+
+
 def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     """The tokens that a model continues with, never the end of the text: llama.cpp is asked the same."""
     ids = torch.tensor([prompt])

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from command_line import read, run
-from export.exports import greedy, pieces
+from export.exports import continued, greedy, pieces
 from tiny_models import LLAMA
 from trisect.models import load_model
 from trisect.models.linear import QuantizedLinear
@@ -66,5 +66,5 @@ def test_compress_finetune_export_llama_cpp(work: Path, tmp_path: Path) -> None:
     assert run("export", work / "tuned", "-o", tmp_path / "model.gguf", "--to", "gguf", "--dtype", "f32") == 0
     prompt = pieces()("hello world").input_ids
     small, tuned = (greedy(load_model(str(work / name)).model, prompt, 16) for name in ("small", "tuned"))
-    assert LlamaCpp(tmp_path / "model.gguf").greedy("hello world", 16) == tuned
+    assert continued(LlamaCpp(tmp_path / "model.gguf"), "hello world", 16) == tuned
     assert tuned != small

@@ -99,7 +99,7 @@ def models_beside_dense(
     """How to make the dense model (random weights), stock and in our runtime, and the model if it is compressed."""
     # With them the name of the attention kernel that the stock model takes by itself.
     narrow, dense, _ = read_shape(name, trust_remote_code=trust_remote_code)
-    config = checkpoint.read_config(source.resolve(checkpoint.fetched(name)), trust_remote_code=trust_remote_code)
+    config = checkpoint.read_config(source.resolve(checkpoint.fetched(name), trusted=trust_remote_code))
     dtype, family = checkpoint.DTYPES[sweep.dtype], family_for(config)
     if family.name not in families.FAMILIES:
         raise TrisectError(f"{name} is a {config.model_type} model: bench the text model inside.")

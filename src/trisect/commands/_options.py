@@ -18,10 +18,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from trisect.config import CalibrationConfig, CompressConfig, read_mapping
-from trisect.config.goals import GOAL_OPTIONS, GOALS
-from trisect.config.settings import CUT, RUNNING, options_of_record, setting_names
-from trisect.config.verbs import LoadOptions, QuantizeConfig, SampleConfig, TuneConfig
+from trisect.config import CalibrationConfig, CompressConfig, LoadOptions, goals, read_mapping, settings, verbs
 from trisect.errors import TrisectError, check_names
 from trisect.support import checks, files
 
@@ -40,9 +37,9 @@ Model = Annotated[str, argument("Hub id, folder, GGUF file, or a name from `tris
 NEW_FOLDER = "New folder."  # by this help it is known that --out must not exist
 OutFolder = Annotated[Path, option(NEW_FOLDER, "DIR")]
 Length = Annotated[int | None, option("Tokens per window. (default: 2048, or the model's context)")]
-Device = Annotated[str, option("cpu, cuda, cuda:1, ...", "DEVICE", panel=RUNNING)]
-CurvesFile = Annotated[Path | None, option("Loss curves: read, or measured and written.", "FILE", panel=CUT)]
-TrustRemoteCode = Annotated[bool, option("Run code that the checkpoint brings along.", panel=RUNNING)]
+Device = Annotated[str, option("cpu, cuda, cuda:1, ...", "DEVICE", panel=settings.RUNNING)]
+CurvesFile = Annotated[Path | None, option("Loss curves: read, or measured and written.", "FILE", panel=settings.CUT)]
+TrustRemoteCode = Annotated[bool, option("Run code that the checkpoint brings along.", panel=settings.RUNNING)]
 Json = Annotated[Path | None, option("Write the measurement as JSON.", "FILE")]
 
 
@@ -74,7 +71,7 @@ def verb(panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 SOURCE = "calibration"  # what the calibration record's `source` is called on the command line
-RECORDS = (CompressConfig, CalibrationConfig, SampleConfig, QuantizeConfig, TuneConfig, LoadOptions)
+RECORDS = (CompressConfig, CalibrationConfig, verbs.SampleConfig, verbs.QuantizeConfig, verbs.TuneConfig, LoadOptions)
 """A parameter of one of these types in a verb's `run` becomes the options that make the record."""
 
 
@@ -94,7 +91,7 @@ def build_record(kind: type, options: dict[str, Any]) -> Any:
     given = {name: value for name, value in found.items() if value is not None and value != []}
     if kind not in (CompressConfig, CalibrationConfig):
         return kind(**given)
-    calibration = {name: given[name] for name in setting_names(CalibrationConfig) if name in given}
+    calibration = {name: given[name] for name in settings.setting_names(CalibrationConfig) if name in given}
     if SOURCE in given:
         calibration["source"] = given[SOURCE]
     if kind is CalibrationConfig:
@@ -105,12 +102,12 @@ def build_record(kind: type, options: dict[str, Any]) -> Any:
 
 def _settings(kind: type) -> dict[str, Any]:
     """How each setting of a record is typed, by its name on the command line."""
-    own = options_of_record(kind)
+    own = settings.options_of_record(kind)
     if kind is CalibrationConfig:
         return {SOURCE if name == "source" else name: about for name, about in own.items()}
     if kind is CompressConfig:
         own.pop(SOURCE)
-        return {**GOAL_OPTIONS, **own, **_settings(CalibrationConfig)}
+        return {**goals.GOAL_OPTIONS, **own, **_settings(CalibrationConfig)}
     return own
 
 
@@ -229,7 +226,7 @@ def is_flag(parameter: Any) -> bool:
 
 def without_replaced_goals(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
     """A run has one goal, so that one which is typed replaces the file's."""
-    sources = {name: _source(context, name) for name in GOALS if name in options}
+    sources = {name: _source(context, name) for name in goals.GOALS if name in options}
     if "COMMANDLINE" not in sources.values():
         return options
     return {**options, **{name: None for name, source in sources.items() if source == "DEFAULT_MAP"}}

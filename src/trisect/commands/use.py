@@ -26,21 +26,21 @@ def export(
     A file for llama.cpp: trisect export small -o small.gguf --to gguf --dtype q8_0
     """
     from trisect.export import NotPortable, export_arena, export_gguf, export_hf, portable_command
-    from trisect.models import checkpoint, source
+    from trisect.models import checkpoint
 
     check_names("format", [to], ("hf", "gguf", "arena"))
-    kind: Any = dtype or "f16"
     with screen.quiet_libraries():
         if to != "gguf":
             files.check_new_folder(out)
             if dtype is not None and dtype not in checkpoint.DTYPES:
                 raise unknown_name("dtype", dtype, checkpoint.DTYPES, "f32, f16 and q8_0 are for --to gguf.")
-            own = checkpoint.read_config(source.resolve(folder), trust_remote_code=trust_remote_code).dtype
-            kind = checkpoint.DTYPES[dtype] if dtype else own or checkpoint.DTYPES["float32"]
         receipt = read_receipt(folder)
         loaded = screen.load(folder, LoadOptions(dtype="float32", trust_remote_code=trust_remote_code))
         what: Any = {"model": loaded.model, "tokenizer": loaded.tokenizer, "receipt": receipt, "out": out}
-        what["kind" if to == "gguf" else "dtype"] = kind
+        if to == "gguf":
+            what["kind"] = dtype or "f16"
+        else:
+            what["dtype"] = checkpoint.DTYPES[dtype] if dtype else loaded.model.stored_dtype
         try:
             write: Any = {"hf": export_hf, "arena": export_arena, "gguf": export_gguf}[to]
             done = write(**what)

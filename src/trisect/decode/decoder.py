@@ -16,8 +16,7 @@ from transformers.cache_utils import Cache, StaticLayer
 from trisect.decode.prepare import compile_layers, prepare_for_inference
 from trisect.errors import TrisectError, unknown_name
 from trisect.kernels import wants_decode_kernel
-from trisect.models import LayerView, layer_views
-from trisect.models.heads import ropes_of
+from trisect.models import LayerView, heads, layer_views
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ def drawn(*, temperature: float = 1.0, vocabulary: int | None = None) -> Pick:
 
 def resolved_mode(mode: str, model: Any, device: torch.device) -> str:
     """The mode that will run: graphs need a GPU, and a rotation that asks nothing of the host."""
-    kinds = [rope.get("rope_type") for rope in ropes_of(model.config.get_text_config())]
+    kinds = [rope.get("rope_type") for rope in heads.ropes_of(model.config.get_text_config())]
     # transformers compares the length with a number on the host to switch tables.
     moving = next((kind for kind in kinds if kind in ("dynamic", "longrope")), None)
     if mode == "auto":

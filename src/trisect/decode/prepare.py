@@ -11,10 +11,7 @@ from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 
 from trisect.kernels.elementwise import gated, normed
-from trisect.models import LayerView, layer_views
-from trisect.models.heads import eps_of
-from trisect.models.linear import FusedMaps, fused_maps
-from trisect.models.owned import mix_in
+from trisect.models import LayerView, heads, layer_views, linear, owned
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 """In float64 stock norms still compute in float32, and torch's does not."""
@@ -31,13 +28,13 @@ class FusedNorm(nn.Module):
         weight = self.weight
         if weight.dtype != x.dtype or x.dtype not in TYPES:
             return super().forward(x)  # the stock class
-        return normed(x, weight, eps_of(self))
+        return normed(x, weight, heads.eps_of(self))
 
 
 def fuse_norm(module: nn.Module) -> None:
     """Let a module run as torch's RMS norm, if that is what it computes."""
     if not isinstance(module, FusedNorm) and is_rms_norm(module):
-        mix_in(FusedNorm, module, "Fused")
+        owned.mix_in(FusedNorm, module, "Fused")
 
 
 def is_rms_norm(module: nn.Module) -> bool:
@@ -45,7 +42,7 @@ def is_rms_norm(module: nn.Module) -> bool:
     found = dict(module.named_parameters())
     if list(found) != ["weight"] or found["weight"].ndim != 1 or found["weight"].is_meta or list(module.buffers()):
         return False
-    if isinstance(module, nn.RMSNorm) or not isinstance(eps_of(module), float):
+    if isinstance(module, nn.RMSNorm) or not isinstance(heads.eps_of(module), float):
         return False
     # A forward of the instance's own would win over any class; more arguments mean more than a norm.
     if "forward" in vars(module) or len(inspect.signature(module.forward).parameters) != 1:
@@ -66,7 +63,7 @@ def _agrees(module: nn.Module, dtype: torch.dtype) -> bool:
     double._parameters = {**module._parameters, "weight": nn.Parameter(weight, requires_grad=False)}
     with torch.no_grad():
         found = double.forward(x)
-    expected = rms_norm(x, weight.shape, weight, eps_of(module))
+    expected = rms_norm(x, weight.shape, weight, heads.eps_of(module))
     if not isinstance(found, Tensor) or found.dtype != dtype or found.shape != x.shape:
         return False
     return torch.allclose(found, expected, rtol=TOLERANCE[dtype], atol=0)
@@ -84,7 +81,7 @@ class FusedGate(nn.Module):
     up_proj: nn.Module
     down_proj: nn.Module
     act_fn: nn.Module
-    fused: FusedMaps | None
+    fused: linear.FusedMaps | None
 
     def forward(self, x: Tensor) -> Tensor:
         # Somebody may have replaced a projection, by a quantised one say, or be training.
@@ -102,16 +99,13 @@ class FusedGate(nn.Module):
 
 
 class PackedGate(nn.Module):
-    """Mixed in before a stock MLP whose one projection holds [gate | up] already."""
+    """Mixed in before a stock MLP with this activation whose one projection holds [gate | up] already."""
 
     gate_up_proj: nn.Module
     down_proj: nn.Module
-    activation_fn: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(self.activation_fn, SILU):
-            return self.down_proj(gated(self.gate_up_proj(x)))
-        return super().forward(x)  # the stock class
+        return self.down_proj(gated(self.gate_up_proj(x)))
 
 
 def fuse_gate(layer: nn.Module, family: Any) -> None:
@@ -121,16 +115,17 @@ def fuse_gate(layer: nn.Module, family: Any) -> None:
         return
     owner: Any = layer.get_submodule(path)
     if family.gate == family.up:
-        if up == PACKED[0] and all(hasattr(owner, name) for name in PACKED):
-            mix_in(PackedGate, owner, "Fused")
+        known = up == PACKED[0] and all(hasattr(owner, name) for name in PACKED)
+        if known and isinstance(owner.activation_fn, SILU):
+            owned.mix_in(PackedGate, owner, "Fused")
     elif up == SEPARATE[1] and all(hasattr(owner, name) for name in SEPARATE):
         maps = [owner.gate_proj, owner.up_proj]
         before = owner.fused if isinstance(owner, FusedGate) else None
         if before is not None and before.holds(maps):
             return  # a graph somebody recorded may read this very matrix
-        fused = fused_maps(maps)
+        fused = linear.fused_maps(maps)
         if fused is not None:
-            mix_in(FusedGate, owner, "Fused")
+            owned.mix_in(FusedGate, owner, "Fused")
             owner.fused = fused
 
 

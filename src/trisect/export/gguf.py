@@ -13,9 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.export import hf
+from trisect.export import hf, vocabulary
 from trisect.export.stock import SAME, Stock, check_exportable, stock_factors, stock_weights
-from trisect.export.vocabulary import split_digits, vocabulary_of
 from trisect.models import family_for
 from trisect.models.heads import ropes_of
 from trisect.support.files import check_disk_space, check_writable, new_file
@@ -161,8 +160,8 @@ def export_gguf(
     check_writable(path)
     check_exportable(model)
     config = model.config
-    tokenizer, notes = split_digits(tokenizer)
-    vocabulary = vocabulary_of(tokenizer, config.vocab_size)
+    tokenizer, notes = vocabulary.split_digits(tokenizer)
+    entries = vocabulary.vocabulary_of(tokenizer, config.vocab_size)
     known = known_architecture(config)
     stock = stock_weights(model, baked=not known.pattern)
     check_computed(config, stock, listed=rotation_factors(config, stock) is not None)
@@ -173,7 +172,7 @@ def export_gguf(
     kinds = {name: _kind_of(name, make().shape, kind) for name, make in makers.items()}
     with new_file(path) as unnamed:
         writer = gguf.GGUFWriter(unnamed, architecture)
-        for name, value in (_facts(config, stock, receipt or {}, kind) | vocabulary).items():
+        for name, value in (_facts(config, stock, receipt or {}, kind) | entries).items():
             getattr(writer, f"add_{name}")(value)
         _write_tensors(writer, makers, kinds)
         check_written(unnamed, makers, kinds)

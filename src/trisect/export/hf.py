@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 from trisect.bundle import write_card
 from trisect.errors import TrisectError
-from trisect.export.llama_cpp import is_installed, run_apart
+from trisect.export import llama_cpp, vocabulary
 from trisect.export.stock import Stock, listed_rope, plain_config, stock_factors, stock_weights
-from trisect.export.vocabulary import split_digits
-from trisect.models import original_shape, shape_of
-from trisect.models.compressed import CompressedModel
+from trisect.models import compressed, original_shape, shape_of
 from trisect.support.files import check_disk_space, new_folder, write_json
 
 
@@ -89,7 +87,7 @@ def mistake(what: str) -> TrisectError:
 @torch.no_grad()
 def check_in_llama_cpp(path: Path, model: Any, kind: str, *, longest: int, mixture: bool = False) -> float | None:
     """Nats between the next token's probabilities; None without llama.cpp. A wrong file is refused."""
-    if not is_installed():
+    if not llama_cpp.is_installed():
         return None
     size = int(model.config.vocab_size)
     prompts = MIXTURE_PROMPTS if mixture else 1
@@ -99,7 +97,7 @@ def check_in_llama_cpp(path: Path, model: Any, kind: str, *, longest: int, mixtu
     logits = model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).logits
     expected = logits[:, -1].double().cpu().log_softmax(-1)
     try:
-        found = torch.tensor(run_apart(path, ids.tolist(), size)).double().log_softmax(-1)
+        found = torch.tensor(llama_cpp.run_apart(path, ids.tolist(), size)).double().log_softmax(-1)
     except RuntimeError as error:
         raise mistake(f"llama.cpp cannot run the file ({error})") from error
     apart = float((expected.exp() * (expected - found)).sum(dim=-1).median())
@@ -113,7 +111,7 @@ def export_hf(
     model: Any, tokenizer: Any, out: str | Path, *, dtype: torch.dtype, receipt: dict[str, Any] | None = None
 ) -> Exported:
     """Write a compressed model, given in float32, as a checkpoint of its stock architecture."""
-    if not isinstance(model, CompressedModel):
+    if not isinstance(model, compressed.CompressedModel):
         dense = "This model is not compressed, so it is a stock checkpoint already"
         raise TrisectError(f"{dense}; give the folder that `trisect compress MODEL -o DIR` wrote.")
     stock = stock_weights(model)
@@ -122,7 +120,7 @@ def export_hf(
     apart = check_stock(config, stock, expected)
     # Taken out one by one, so that a second copy of the model never stands beside the first.
     rounded = {name: stock.tensors.pop(name).to(dtype) for name in list(stock.tensors)}
-    tokenizer, notes = split_digits(tokenizer)
+    tokenizer, notes = vocabulary.split_digits(tokenizer)
     check_disk_space(out, int(1.05 * sum(t.numel() * t.element_size() for t in rounded.values())))
     with new_folder(out) as folder:
         written = built(config, rounded)
@@ -133,7 +131,7 @@ def export_hf(
         speak_to_transformers_4(folder, config)
         logits = probe(built(config, {name: tensor.float() for name, tensor in rounded.items()}))
         again = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # as anybody loads it
-        if isinstance(again, CompressedModel):
+        if isinstance(again, compressed.CompressedModel):
             raise mistake(f"{folder} still needs trisect")
         check_same(probe(again.eval()), logits, "What was written")
         result = Exported(

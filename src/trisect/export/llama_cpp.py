@@ -10,7 +10,6 @@ from typing import Any
 
 PACKAGE = "xllamacpp"
 Prompt = Sequence[int] | str
-FORCE = 1e6  # a bias that makes sure of a token; probabilities are reported without it
 
 
 class LlamaCpp:
@@ -31,27 +30,14 @@ class LlamaCpp:
             settings.verbosity = -1
         self.server = xllamacpp.Server(settings)
 
-    def greedy(self, prompt: Prompt, count: int) -> list[int]:
-        """The tokens that the model continues with; a text is cut into tokens by llama.cpp."""
-        return [int(step["id"]) for step in self._steps(prompt, count)]
-
     def next_log_probabilities(self, prompt: Prompt, vocabulary: int) -> list[float]:
         """Of every token, behind the prompt."""
-        (step,) = self._steps(prompt, 1, logprobs=vocabulary)
+        (step,) = self.steps(prompt, 1, logprobs=vocabulary)
         found = {entry["id"]: entry["logprob"] for entry in step["top_logprobs"]}
         return [found[token] for token in range(vocabulary)]
 
-    def log_probabilities(self, tokens: Sequence[int]) -> list[float]:
-        """Of each token but the first, behind those before it; the server has to be asked for each."""
-        found = []
-        for place in range(1, len(tokens)):
-            bias = [[tokens[place], FORCE]]
-            (step,) = self._steps(tokens[:place], 1, cache_prompt=True, logit_bias=bias)
-            assert step["id"] == tokens[place]
-            found.append(float(step["logprob"]))
-        return found
-
-    def _steps(self, prompt: Prompt, count: int, **settings: Any) -> list[dict[str, Any]]:
+    def steps(self, prompt: Prompt, count: int, **settings: Any) -> list[dict[str, Any]]:
+        """What the server says of each new token, greedily; a text is cut into tokens by llama.cpp."""
         asked = {"logprobs": 1, "cache_prompt": False, "temperature": 0.0, "ignore_eos": True, **settings}
         prompt = prompt if isinstance(prompt, str) else list(prompt)
         answer = self.server.handle_completions({"prompt": prompt, "max_tokens": count, **asked})

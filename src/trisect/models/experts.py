@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.models.families import ExpertPaths
-from trisect.models.linear import as_maps, as_mlp, bias_of, built_from, resized, weight_of
+from trisect.models.linear import Dense, as_maps, as_mlp, bias_of, built_from, resized, weight_of
 from trisect.models.owned import mix_in
 from trisect.records.parts import LINEARS, MLP, Experts
 
@@ -132,25 +132,32 @@ class ExpertView:
 
     def read(self) -> Experts:
         """All experts as MLPs, in views of the stored tensors where that is possible."""
-        maps: dict[str, Any] = {}
-        for name in ("gate_up" if self.gated else "up", "down"):
-            W = getattr(self.module, f"{name}_proj").detach()
-            b = getattr(self.module, f"{name}_proj_bias").detach() if self.biased else None
-            W = W if self.transposed else W.mT
-            if name == "gate_up":
-                biases = (None, None) if b is None else self._halves(b)
-                maps |= dict(zip(("gate", "up"), zip(self._halves(W), biases, strict=True), strict=True))
-            else:
-                maps[name] = W, b
-        routed = tuple(
-            as_mlp({name: (W[n], None if b is None else b[n]) for name, (W, b) in maps.items()})
-            for n in range(self.count)
-        )
         shared = None
         if self.shared is not None:
             linears = {name: getattr(self.shared, f"{name}_proj") for name in LINEARS["mlp"]}
             shared = as_mlp({name: (weight_of(module), bias_of(module)) for name, module in linears.items()})
+        routed = tuple(self._routed(number) for number in range(self.count))
         return Experts(routed=routed, numbers=self.numbers, top_k=self.top_k, shared=shared)
+
+    def _routed(self, number: int) -> MLP:
+        """One routed expert."""
+        W, b = self._dense(self._first, number)
+        maps = {"up": (W, b)}
+        if self.gated:
+            biases = (None, None) if b is None else self._halves(b)
+            maps = dict(zip(("gate", "up"), zip(self._halves(W), biases, strict=True), strict=True))
+        return as_mlp({**maps, "down": self._dense("down", number)})
+
+    @property
+    def _first(self) -> str:
+        """The map in front of the activation."""
+        return "gate_up" if self.gated else "up"
+
+    def _dense(self, name: str, number: int) -> Dense:
+        """Weight (in, out) and bias (out,) of one expert's stored map."""
+        W = getattr(self.module, f"{name}_proj").detach()[number]
+        bias = getattr(self.module, f"{name}_proj_bias").detach()[number] if self.biased else None
+        return W if self.transposed else W.mT, bias
 
     def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gate and up (..., I) of (..., 2 I)."""
@@ -169,7 +176,7 @@ class ExpertView:
 
     def stored(self, part: Experts) -> dict[str, Tensor]:
         """Routed experts as the tensors of their module, by name, in its dtype."""
-        first = "gate_up" if self.gated else "up"
+        first = self._first
         found: dict[str, list[Any]] = {f"{first}_proj": [self._joined(mlp, "W") for mlp in part.routed]}
         found["down_proj"] = [mlp.W_down for mlp in part.routed]
         if not self.transposed:
@@ -262,10 +269,8 @@ class ExpertView:
 
     def _mapped(self, number: int, x: Tensor) -> Tensor:
         """What its activation reads of inputs (n, D): (n, 2 I), or (n, I) without a gate."""
-        name = "gate_up_proj" if self.gated else "up_proj"
-        W = getattr(self.module, name)[number]
-        y = x @ (W if self.transposed else W.mT)
-        return y + getattr(self.module, f"{name}_bias")[number] if self.biased else y
+        W, b = self._dense(self._first, number)
+        return x @ W if b is None else x @ W + b
 
     def _neurons(self, y: Tensor) -> Tensor:
         module = self.module
@@ -277,8 +282,7 @@ class ExpertView:
 
     def down_weight(self, number: int) -> Tensor:
         """A routed expert's down projection, (I, D)."""
-        W: Tensor = self.module.down_proj[number]
-        return W if self.transposed else W.mT
+        return self._dense("down", number)[0]
 
     def shared_gate(self, x: Tensor) -> Tensor | None:
         """What the shared expert's output is multiplied with, (n, 1); None where it is put out as it is."""

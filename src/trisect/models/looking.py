@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.kernels.sdpa import channel_step, kind_of
-from trisect.models.families import family_for
+from trisect.models import LayerView, family_for, layer_views
 from trisect.models.linear import is_linear, matrices_of, refuse_nan
-from trisect.models.view import LayerView, layer_views
 from trisect.records.shapes import ModelShape
 from trisect.support.checks import explained
 
@@ -26,10 +25,10 @@ def shape_of(model: nn.Module) -> ModelShape:
     """Sizes of the model as it stands."""
     views = layer_views(model)
     parameters = list(model.parameters())
-    inside = [p for view in views for module in view.projections() for p in module.parameters()]
+    inside = sum(_parameters_inside(view) for view in views)
     stored = getattr(model, "stored_dtype", None) or next(p for p in parameters if p.is_floating_point()).dtype
     layers = tuple(view.shape() for view in views)
-    other = sum(p.numel() for p in parameters) - sum(p.numel() for p in inside)
+    other = sum(p.numel() for p in parameters) - inside
     return ModelShape(layers=layers, other_parameters=other, bytes_per_element=stored.itemsize)
 
 
@@ -136,8 +135,11 @@ NUMBER = "layer_idx"  # the attribute with a module's place in the model, and in
 
 def parameters_apart(view: LayerView) -> int:
     """Parameters of a layer outside its components: norms, and what is left whole."""
-    inside = [p for module in view.projections() for p in module.parameters()]
-    return sum(p.numel() for p in view.layer.parameters()) - sum(p.numel() for p in inside)
+    return sum(p.numel() for p in view.layer.parameters()) - _parameters_inside(view)
+
+
+def _parameters_inside(view: LayerView) -> int:
+    return sum(p.numel() for module in view.projections() for p in module.parameters())
 
 
 def shape_without(model: Any, count: int) -> ModelShape:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,30 +120,38 @@ class Source:
     """Where a model comes from."""
 
     path: str  # a folder, or a hub id
-    kwargs: dict[str, Any] = field(default_factory=dict)  # extra arguments for from_pretrained
+    trusted: bool = False  # whether code that it brings along may run
+    file: str | None = None  # the name of a GGUF file in that folder
     gguf: GGUFReader | None = None  # the header of a GGUF file
     local: bool = True
     has_tokenizer: bool = True
     weights: Weights | None = None  # known at once for a GGUF file; `check_weights` reads a folder's
 
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Extra arguments for from_pretrained."""
+        return {"trust_remote_code": self.trusted, **({} if self.file is None else {"gguf_file": self.file})}
 
-def resolve(name: str) -> Source:
+
+def resolve(name: str, *, trusted: bool = False) -> Source:
     """A local folder, a GGUF file, or failing both a hub id."""
     path = Path(name)
     try:
         if path.is_dir():
-            return Source(path=name, has_tokenizer=any((path / file).is_file() for file in TOKENIZERS))
+            return Source(
+                path=name, trusted=trusted, has_tokenizer=any((path / file).is_file() for file in TOKENIZERS)
+            )
         if path.is_file():
-            return _resolve_file(path)
+            return _resolve_file(path, trusted=trusted)
     except OSError as error:
         raise TrisectError(f"Cannot read a model at {shown(name)}: {error.strerror}.") from error
     if path.suffix or name.startswith((".", "/", "~")) or name.count("/") != 1:
         known = "a folder, a .gguf file, a hub id such as org/name, or a built-in name (`trisect ls models`)"
         raise TrisectError(f"There is no model at {name!r}: give {known}.")
-    return Source(path=name, local=False)
+    return Source(path=name, trusted=trusted, local=False)
 
 
-def _resolve_file(path: Path) -> Source:
+def _resolve_file(path: Path, *, trusted: bool) -> Source:
     if path.suffix != ".gguf":
         raise TrisectError(f"{path} is a file; give the folder that holds config.json, or a .gguf file.")
     reader = read_gguf(path)
@@ -152,7 +160,7 @@ def _resolve_file(path: Path) -> Source:
         factors = f"{path} carries rotation factors ({ROPE_FACTORS}), which transformers leaves out when it reads GGUF"
         raise TrisectError(f"{factors}; give the Hugging Face folder instead.")
     weights = Weights(shapes=shapes, size=path.stat().st_size)
-    return Source(path=str(path.parent), kwargs={"gguf_file": path.name}, gguf=reader, weights=weights)
+    return Source(path=str(path.parent), trusted=trusted, file=path.name, gguf=reader, weights=weights)
 
 
 def read_raw_config(source: Source) -> Any:

@@ -22,10 +22,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import MergeModulelist, WeightRenaming, dot_natural_key, rename_source_key
 
 from trisect.errors import TrisectError, unknown_name
-from trisect.models.families import family_for
+from trisect.models import LayerView, family_for, layer_views
 from trisect.models.linear import refuse_nan
 from trisect.models.source import INDEX, Source, read_header, tensor_files
-from trisect.models.view import LayerView, layer_views
 from trisect.support.clock import stage
 from trisect.support.files import write_json
 

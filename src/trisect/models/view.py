@@ -190,11 +190,8 @@ class LayerView(LayerMaps):
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Whatever is written to the layer inside is taken back at the end."""
-        attention, f, experts = self.attention_module, self.family, self.experts
-        paths: Sequence[str | None] = (f.gate, f.up, f.down)
-        if experts is not None:
-            paths = experts.paths.routed, experts.paths.router, experts.paths.shared
-        before = {path: self._find(path) for path in paths}
+        attention = self.attention_module
+        before = {module: dict(module._modules) for module in self.layer.modules()}
         kind, state = type(attention), {} if attention is None else dict(vars(attention))
         held = {name: dict(state[name]) for name in ("_modules", "_buffers", "_parameters") if name in state}
         try:
@@ -204,9 +201,8 @@ class LayerView(LayerMaps):
                 attention.__class__ = kind
                 vars(attention).clear()
                 vars(attention).update({**state, **held})
-            for path, module in before.items():
-                if path is not None and module is not None:
-                    self.layer.set_submodule(path, module)
+            for module, children in before.items():
+                module._modules = children
 
     def _write_qk(self, part: QK) -> None:
         """Queries and keys, with the frequencies and norms that narrow heads need."""

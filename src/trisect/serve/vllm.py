@@ -21,11 +21,10 @@ from vllm.model_executor.models.utils import PPMissingLayer, WeightsMapper
 from vllm.v1.attention.selector import get_attn_backend
 
 from trisect.errors import TrisectError
-from trisect.models import LayerView, family_for, layer_views
+from trisect.models import LayerView, family_for, layer_views, owned
 from trisect.models.attention import Attention
 from trisect.models.heads import HeadNorm
 from trisect.models.linear import FactoredLinear, SplitLinear
-from trisect.models.owned import mix_in
 from trisect.serve import check_served
 
 CPU_WIDTHS = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -85,7 +84,7 @@ class Narrow(Mixin):
             stacked |= self.split_heads(module, names[id(module)])
         for module in self.model.modules():
             if any(isinstance(child, FactoredLinear | SplitLinear) for child in module.children()):
-                mix_in(Apart, module, "Factored")
+                owned.mix_in(Apart, module, "Factored")
         if any(view.experts is not None for view in self.views()):
             with self._own_experts():
                 super().recursive_replace()
