@@ -105,12 +105,12 @@ def test_a_fresh_file_of_init_changes_nothing(verb: str, tmp_path: Path, capsys:
 
 def test_what_is_typed_wins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("model: in-file\nlength: 7\nseed: 3\n")
-    found = parsed("eval", "typed", "--seed", "5", "--config", str(file))
-    assert (found["model"], found["length"], found["seed"]) == ("typed", 7, 5)
+    file.write_text("model: in-file\nlength: 7\nlimit: 3\n")
+    found = parsed("eval", "typed", "--limit", "5", "--config", str(file))
+    assert (found["model"], found["length"], found["limit"]) == ("typed", 7, 5)
 
 
-@given(st.dictionaries(st.sampled_from(["length", "windows", "seed", "limit"]), st.integers(-(10**9), 10**9)))
+@given(st.dictionaries(st.sampled_from(["length", "windows", "shots", "limit"]), st.integers(-(10**9), 10**9)))
 def test_numbers_come_through_unchanged(values: dict[str, int]) -> None:
     from tempfile import TemporaryDirectory
 

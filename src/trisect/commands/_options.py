@@ -151,11 +151,11 @@ NAMES: dict[str, Callable[[], list[str]]] = {
 """What shells complete, by the name of an option, besides the words in its metavar."""
 
 
-def _check_model(name: str) -> None:
+def _check_model(name: str | Path) -> None:
     from trisect.models.source import read_raw_config, resolve
 
     if name not in NAMES["model"]():
-        source = resolve(name)
+        source = resolve(str(name))
         if source.local and not source.gguf:
             read_raw_config(source)
 
@@ -175,7 +175,7 @@ def _check_file(path: Path) -> None:
 
 CHECKS: dict[str, Callable[[Any], None]] = {
     "json": files.check_writable,
-    "model": _check_model,
+    **dict.fromkeys(("model", "folder"), _check_model),
     "dtype": lambda name: check_names("dtype", [name], NAMES["dtype"]()),
     "device": checks.check_device,
     "moments": _check_file,
