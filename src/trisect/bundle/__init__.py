@@ -104,40 +104,25 @@ MODULE = "modeling_trisect"
 HEADLESS = "TrisectModel"  # the class without a head, which vLLM's and SGLang's transformers backends build
 ROOT = "trisect.models.compressed"
 
-HEADER = '''\
-# Copyright the trisect authors. Licensed under the Apache License, Version 2.0 (the "License"); you may not
-# use this file except in compliance with the License. You may obtain a copy at
-#     http://www.apache.org/licenses/LICENSE-2.0
-# Unless required by applicable law or agreed to in writing, software distributed under the License is
-# distributed on an "AS IS" BASIS, WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
-# See the License for the specific language governing permissions and limitations under the License.
-#
-# Made from the sources of trisect: edit those, not this file.
-"""A model compressed with trisect, for transformers without trisect."""
-
-'''
-
-FOOTER = """
-
-# The classes of this folder
-
-
-def has_triton() -> bool:
-    return False  # the Triton kernels stay with trisect; their plain twins are above
-"""
-
 
 @cache
-def _shared_text() -> str:
-    return HEADER + merged(sources_for(ROOT)) + FOOTER
+def _modules() -> str:
+    return merged(sources_for(ROOT))
 
 
 def bundle_text(family: str, model_class: str, config_class: str, record: str | None = None) -> str:
     """The whole file: the modules that build compressed models, and the three classes of one family."""
     # A family from outside the package comes with its `record`, as Python writes it.
-    added = "" if record is None else f'\n\nFAMILIES["{family}"] = {record}\n'
-    classes = f'{model_class} = compressed_class("{family}")\n{config_class} = {model_class}.config_class\n'
-    return f'{_shared_text()}{added}\n\n{classes}{HEADLESS} = headless_class("{family}")\n'
+    names = {"family": family, "model_class": model_class, "config_class": config_class, "headless": HEADLESS}
+    return _filled("modeling.py.jinja", modules=_modules(), record=record, **names)
+
+
+def _filled(template: str, **facts: Any) -> str:
+    """A template of this folder with its facts."""
+    from jinja2 import Template
+
+    text = Path(__file__).with_name(template).read_text(encoding="utf-8")
+    return Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True).render(**facts)
 
 
 def write_bundle(folder: Path, model: Any, *, family: str, record: str | None) -> None:
@@ -205,13 +190,9 @@ def weights_size(folder: Path) -> int:
 
 def _card(source: str | None, made: list[tuple[str, Any]], facts: dict[str, Any]) -> str:
     """The filled template. The title is the last part of a path, not the whole of it."""
-    from jinja2 import Template
-
     title = (shown_source(source).rpartition("/")[2] if source else "") or "A model"
     base_model = source if source is not None and is_hub_id(source) else None
-    text = Path(__file__).with_name("card.md.jinja").read_text(encoding="utf-8")
-    template = Template(text, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    return template.render(title=title, base_model=base_model, made=made, **facts)
+    return _filled("card.md.jinja", title=title, base_model=base_model, made=made, **facts)
 
 
 def is_hub_id(source: str) -> bool:

@@ -24,19 +24,7 @@ SAMPLES, LENGTH, EVAL_WINDOWS = 12, 512, 8
 WIDTH = 100  # of the comments in a file of options
 KINDS = ("methods", "pieces", "families", "data", "models")
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
-RECIPE = """# A recipe of `trisect compare`: every method at every ratio on every model, in one table.
-# Run it with: trisect compare {name}
-# All keys: docs/comparison.md. What has a receipt is not run again, so lines may be added later.
-name: my-comparison
-models:
-  - smollm2-135m # a folder, a hub id, a GGUF file, or a name from `trisect ls models`
-methods: [a3, a3+, svd-llm] # `trisect ls methods`
-ratios: [0.25]
-align: none # exact ranks, so that all methods remove the same share
-calibration: {{source: builtin, samples: 12, length: 512}} # a text file, or `trisect ls data`
-evaluation:
-  - {{data: builtin, length: 512, windows: 8}}
-"""
+RECIPE = Path(__file__).with_name("recipe.yaml")  # what `init compare` writes, with the file's name for NAME
 
 
 @verb("Start here")
@@ -96,7 +84,8 @@ def init(
     if out.exists():
         raise TrisectError(f"{out} exists and may hold your own settings; name another file with -o.")
     recipe = verb == "compare"
-    files.atomic_write_text(out, RECIPE.format(name=out.name) if recipe else commented_options(verb, out))
+    text = RECIPE.read_text(encoding="utf-8").replace("NAME", out.name) if recipe else commented_options(verb, out)
+    files.atomic_write_text(out, text)
     screen.say(f"Saved to {out}")
     screen.say_next(f"edit it, then trisect {verb} {'' if recipe else '--config '}{screen.quoted(out)}")
 

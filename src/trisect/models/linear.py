@@ -1,5 +1,6 @@
 """Read and build linear layers in the row-vector convention, whichever class holds them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -223,39 +224,32 @@ def built_from(old: Any, weight: Tensor, bias: Tensor | None, *, plain: bool = F
     return new.train(old.training)
 
 
-# n = values of a row, w = bytes of a word
+# n = values of a row
 
 
 def pack(values: Tensor, bits: int) -> Tensor:
     """(rows, n) integers below 2^bits -> (rows, n * bits / 8) bytes."""
-    word, count, kind = _word(bits)
-    spread = values.to(kind).unflatten(-1, (-1, count)) << _shifts(bits, count, kind, values.device)
-    words = spread.sum(dim=-1, dtype=kind)  # no bit is set twice, so a sum is a union
-    if word == 1:
-        return words
-    split = words.unsqueeze(-1) >> _shifts(8, word, kind, values.device)  # (rows, words, w)
-    return (split & 0xFF).to(torch.uint8).flatten(-2)
+    return _regrouped(values, bits, 8)
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
     """(rows, n * bits / 8) bytes -> (rows, n) integers below 2^bits."""
-    word, count, kind = _word(bits)
-    words = packed
-    if word > 1:
-        split = packed.unflatten(-1, (-1, word)).to(kind)
-        words = (split << _shifts(8, word, kind, packed.device)).sum(dim=-1, dtype=kind)
-    values = words.unsqueeze(-1) >> _shifts(bits, count, kind, packed.device)
-    return (values & (2**bits - 1)).to(torch.uint8).flatten(-2)
+    return _regrouped(packed, 8, bits)
 
 
-def _word(bits: int) -> tuple[int, int, torch.dtype]:
-    """Bytes of the smallest word that whole values fill, how many do (3 bits need three bytes), and what holds it."""
-    word = 1 if 8 % bits == 0 else bits
-    return word, word * 8 // bits, torch.uint8 if word == 1 else torch.int32
+def _regrouped(x: Tensor, old: int, new: int) -> Tensor:
+    """(rows, n) integers of `old` bits -> (rows, n * old / new) of `new` bits: the same bits in the same order."""
+    word = math.lcm(old, new)  # bits that whole integers of both kinds fill: 3 bits need three bytes
+    words = x.to(torch.uint8 if word == 8 else torch.int32)
+    if word > old:  # no bit is set twice, so a sum is a union
+        words = (words.unflatten(-1, (-1, word // old)) << _places(words, old, word)).sum(dim=-1, dtype=words.dtype)
+    if word == new:
+        return words
+    return ((words.unsqueeze(-1) >> _places(words, new, word)) & (2**new - 1)).to(torch.uint8).flatten(-2)
 
 
-def _shifts(step: int, count: int, kind: torch.dtype, device: torch.device) -> Tensor:
-    return torch.arange(0, step * count, step, dtype=kind, device=device)
+def _places(words: Tensor, step: int, word: int) -> Tensor:
+    return torch.arange(0, word, step, dtype=words.dtype, device=words.device)
 
 
 BITS = (8, 4, 3, 2)
