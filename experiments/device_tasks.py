@@ -39,7 +39,7 @@ def answered_by(answers: Callable[[list[Pair]], list[Answer]]) -> Iterator[None]
     """lm-eval's HFLM asks `answers` for log-likelihoods inside, once per task, not its model."""
     from lm_eval.models.huggingface import HFLM
 
-    from trisect.data.read import replaced
+    from trisect.support import replaced
 
     def ask(lm: Any, requests: list[Any], **_: Any) -> list[Answer]:
         pairs = [(context, continuation) for _, context, continuation in requests]

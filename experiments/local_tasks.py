@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from trisect.data.catalogue import Wheel, cache_folder, download_wheel, file_hash, scratch_inside
-from trisect.data.read import replaced
 from trisect.errors import TrisectError
 from trisect.evaluate.tasks import LoadedTask, Request, TaskResults, evaluate_tasks, load_task, parse_tasks
+from trisect.support import replaced
 
 ASSETS = Path(os.environ.get("TRISECT_ASSETS") or Path(__file__).resolve().parents[2] / "shared")
 PACKAGE = Wheel(

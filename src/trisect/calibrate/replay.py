@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from trisect.errors import TrisectError
 from trisect.models import LayerView, layer_views, looking
-from trisect.support import distributed
+from trisect.support import distributed, replaced
 from trisect.support.clock import stage
 
 ROOM = {"cuda": 0.35, "host": 0.4}  # shares of the memory that is free that hidden states may take
@@ -289,15 +289,9 @@ def _forwards(views: list[LayerView], forward: Callable[..., Tensor]) -> Iterato
 def answering(model: Any, views: list[LayerView], states: Tensor) -> Iterator[None]:
     """Every layer answers with the same hidden states: the model's tail turns them into logits."""
     store = getattr(model, "layer_store", None)
-    present = set() if store is None else set(store.present_now)
-    try:
-        if store is not None:  # nobody's weights are read for this
-            store.present_now.update(range(len(views)))
-        with _forwards(views, lambda *_, **__: states):
-            yield
-    finally:
-        if store is not None:
-            store.present_now = present
+    unread = () if store is None else ((store, "present_now", set(range(len(views)))),)  # no weights are needed
+    with replaced(*unread), _forwards(views, lambda *_, **__: states):
+        yield
 
 
 # How much each layer changes the hidden states, and which layers a model misses least.          [math.md A-7]

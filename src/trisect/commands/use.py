@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from trisect.commands import _screen as screen
 from trisect.commands._options import Json, LoadOptions, TrustRemoteCode, argument, option, verb
-from trisect.errors import TrisectError, check_names, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.support import files
 from trisect.support.receipt import read_receipt
 
@@ -32,8 +32,7 @@ def export(
     with screen.quiet_libraries():
         if to != "gguf":
             files.check_new_folder(out)
-            if dtype is not None and dtype not in checkpoint.DTYPES:
-                raise unknown_name("dtype", dtype, checkpoint.DTYPES, "f32, f16 and q8_0 are for --to gguf.")
+            check_names("dtype", [dtype] if dtype else [], checkpoint.DTYPES, "f32, f16 and q8_0 are for --to gguf.")
         receipt = read_receipt(folder)
         loaded = screen.load(folder, LoadOptions(dtype="float32", trust_remote_code=trust_remote_code))
         what: Any = {"model": loaded.model, "tokenizer": loaded.tokenizer, "receipt": receipt, "out": out}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from trisect.errors import TrisectError, option_name, unknown_name
+from trisect.errors import TrisectError, check_names, option_name
 from trisect.support.checks import is_number
 
 BUDGETS = ("params", "kv", "flops", "latency")  # what a plan can be counted in
@@ -100,8 +100,7 @@ def goal_of(settings: Mapping[str, Any], *, budget: str, optional: bool = False)
     if len(given) > 1:
         names = " and ".join(map(option_name, given))
         raise TrisectError(f"{names} were given together; a run has one goal: keep one of them.")
-    if budget not in BUDGETS:
-        raise unknown_name("budget", str(budget), BUDGETS)
+    check_names("budget", [str(budget)], BUDGETS)
     name, value = given[0], settings[given[0]]
     own = {"kv_ratio": "kv", "target_params": "params", "target_kv_bytes": "kv"}.get(name, budget)
     if budget not in ("params", own):

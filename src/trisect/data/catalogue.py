@@ -28,7 +28,7 @@ from typing import NamedTuple
 import yaml
 from pydantic.dataclasses import dataclass
 
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +135,7 @@ def file_hash(path: Path) -> str:
 
 def fetch_model(name: str, *, models: dict[str, RegistryModel] = REGISTRY_MODELS) -> Path:
     """Path of a registry model's file, fetched on first use, its hash checked on every use."""
-    if name not in models:
-        raise unknown_name("built-in model", name, models)
+    check_names("built-in model", [name], models)
     record, instead = models[name], "give the model as a folder or a GGUF file"
     folder = cache_folder() / "models" / name
     target = folder / Path(record.member).name

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trisect.data.catalogue import DATASETS, DatasetRecord, Split
 from trisect.errors import TrisectError
+from trisect.support import replaced
 from trisect.support.checks import explained, read_text
 
 TEXT_FIELDS = ("text", "content", "story", "sentence")
@@ -144,19 +145,6 @@ def _field(present: Iterable[str], *, where: str, fields: Sequence[str]) -> str:
     found = f"{where}: no field with text; found {', '.join(map(str, names)) or 'none'}"
     instead = "Rename the field, or write plain text to a .txt file"
     raise TrisectError(f"{found}, need one of {', '.join(fields)}, or {CHAT_FIELD}. {instead}.")
-
-
-@contextmanager
-def replaced(*settings: tuple[Any, str, Any]) -> Iterator[None]:
-    """Attributes have other values inside, each given as (owner, name, value)."""
-    before = [getattr(owner, name) for owner, name, _ in settings]
-    try:
-        for owner, name, value in settings:
-            setattr(owner, name, value)
-        yield
-    finally:
-        for (owner, name, _), value in zip(settings, before, strict=True):
-            setattr(owner, name, value)
 
 
 @contextmanager

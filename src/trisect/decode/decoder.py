@@ -5,8 +5,8 @@ b = batch, t = tokens of the prompt
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, StaticLayer
 
 from trisect.decode.prepare import compile_layers, prepare_for_inference
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.kernels import wants_decode_kernel
 from trisect.models import LayerView, heads, layer_views
+from trisect.support import replaced
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +160,7 @@ class Decoder:
         bucket: int | None = None,
         pick: Pick = likeliest,
     ):
-        if mode not in MODES:
-            raise unknown_name("decoding mode", mode, MODES)
+        check_names("decoding mode", [mode], MODES)
         if batch < 1 or max_length < 2 or (bucket is not None and bucket < 1):
             needed = "a batch of 1 or more, room for 2 tokens or more and a bucket of 1 or more"
             raise TrisectError(f"Decoding needs {needed}; got {batch}, {max_length} and {bucket}.")
@@ -357,8 +357,7 @@ class Decoder:
         return self.max_length if alone else 1 if self.mode == "eager" else BUCKET
 
 
-@contextmanager
-def recordable_experts(views: Sequence[LayerView], *, batch: int) -> Iterator[None]:
+def recordable_experts(views: Sequence[LayerView], *, batch: int) -> AbstractContextManager[None]:
     """Run mixtures so that a graph can hold them: without asking the device which experts are needed."""
     # Grouped products ask nothing in bfloat16. Else every token's experts are gathered, for one token the faster way.
     modules = [view.experts.module for view in views if view.experts is not None]
@@ -366,14 +365,8 @@ def recordable_experts(views: Sequence[LayerView], *, batch: int) -> Iterator[No
     fit = all(m.down_proj.dtype == torch.bfloat16 and getattr(m, "fits_groups", True) for m in modules)
     grouped = fit and batch > 1
     configs = {id(m.config): m.config for m in modules}.values()
-    before = [config._experts_implementation for config in configs]
-    for config in configs:
-        config._experts_implementation = "grouped_mm" if grouped else "batched_mm"
-    try:
-        yield
-    finally:
-        for config, implementation in zip(configs, before, strict=True):
-            config._experts_implementation = implementation
+    way = "grouped_mm" if grouped else "batched_mm"
+    return replaced(*((config, "_experts_implementation", way) for config in configs))
 
 
 def record_graph(step: Callable[[], None], *, rewind: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:

@@ -24,11 +24,11 @@ import numpy
 import torch
 from transformers import PreTrainedModel, set_seed
 
-from trisect.data.read import replaced, short_patience
+from trisect.data.read import short_patience
 from trisect.errors import TrisectError, unknown_name
 from trisect.evaluate.perplexity import check_batch_size, fitting_batch_size, not_finite
 from trisect.models.looking import training_flags_kept
-from trisect.support.checks import explained
+from trisect.support import checks, replaced
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def load_task(request: Request) -> LoadedTask:
         manager = TaskManager(include_path=path, include_defaults=folder is None)
         if name not in manager.all_tasks:
             raise _unknown_task(name)
-        with explained(f"lm-eval could not load {name}: {come}, or leave {name} out"):
+        with checks.explained(f"lm-eval could not load {name}: {come}, or leave {name} out"):
             loaded: dict[str, Any] = manager.load([name])
     for task in loaded["tasks"].values():
         # Like lm-eval: a task that says itself that it has no examples keeps to that.

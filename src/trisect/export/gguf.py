@@ -1,7 +1,7 @@
 """A GGUF file for llama.cpp: what that computes under each name, and the file, read back before it gets its name."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +12,12 @@ import gguf
 import numpy as np
 from torch import Tensor
 
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.export import hf, vocabulary
 from trisect.export.stock import SAME, Stock, check_exportable, stock_factors, stock_weights
 from trisect.models import family_for
 from trisect.models.heads import ropes_of
+from trisect.support import replaced
 from trisect.support.files import check_disk_space, check_writable, new_file
 
 
@@ -152,8 +153,7 @@ def export_gguf(
     model: Any, tokenizer: Any, out: str | Path, *, kind: str = "f16", receipt: dict[str, Any] | None = None
 ) -> hf.Exported:
     """Write a model, given in float32, as one GGUF file for llama.cpp."""
-    if kind not in KINDS:
-        raise unknown_name("kind of GGUF weights", kind, KINDS, "float32 and the like are for --to hf.")
+    check_names("kind of GGUF weights", [kind], KINDS, "float32 and the like are for --to hf.")
     path = Path(out) if Path(out).suffix == ".gguf" else Path(out) / f"model-{kind}.gguf"
     if path.exists():
         raise TrisectError(f"The output {path} exists; name another with -o, or remove it.")
@@ -191,19 +191,14 @@ def export_gguf(
     )
 
 
-@contextmanager
-def _turning_as_llama_cpp(model: Any) -> Iterator[None]:
+def _turning_as_llama_cpp(model: Any) -> AbstractContextManager[None]:
     """With YaRN's range in whole channels, as llama.cpp has it; a note says so where the model has it otherwise."""
     if not _rounds_range(model.config):
-        yield
-        return
+        return nullcontext()
     config, table = deepcopy(model.config), model.model.rotary_emb
     config.rope_parameters = {**config.rope_parameters, "truncate": True}
-    try:
-        model.model.rotary_emb = type(table)(config).to(next(model.parameters()).device)
-        yield
-    finally:
-        model.model.rotary_emb = table
+    rounded = type(table)(config).to(next(model.parameters()).device)
+    return replaced((model.model, "rotary_emb", rounded))
 
 
 def _rounds_range(config: Any) -> bool:

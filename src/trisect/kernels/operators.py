@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from trisect.errors import unknown_name
+from trisect.errors import check_names
 
 _kept: list[Any] = []  # an operator is gone when nobody holds it
 
@@ -88,11 +88,8 @@ def using(**choices: Choice) -> Iterator[None]:
 
     "kernel" calls the custom op even under torch.compile, which by itself would rather fuse plain torch.
     """
-    for kernel, value in choices.items():
-        if kernel not in _chosen:
-            raise unknown_name("kernel", kernel, _chosen)
-        if value not in CHOICES:
-            raise unknown_name("choice", value, CHOICES)
+    check_names("kernel", choices, _chosen)
+    check_names("choice", choices.values(), CHOICES)
     before = dict(_chosen)
     _chosen.update(choices)
     try:

@@ -1,6 +1,6 @@
 """Methods: what each reads from the calibration and how it solves each part. Never imports models."""
 
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.methods import a3, a3plus, baselines
 from trisect.methods.method import ComponentMethod, LinearMethod, Method, Options, RankRule, options_of, solve
 
@@ -10,8 +10,7 @@ METHODS: dict[str, Method] = {method.name: method for method in (*A3_FAMILY, *ba
 
 def get_method(name: str) -> Method:
     """Look a method up by name."""
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS, "`trisect ls methods` describes them.")
+    check_names("method", [name], METHODS, "`trisect ls methods` describes them.")
     return METHODS[name]
 
 

@@ -14,7 +14,7 @@ import transformers
 
 from trisect.bundle import write_bundle, write_card
 from trisect.data import catalogue, read
-from trisect.errors import TrisectError
+from trisect.errors import TrisectError, check_names
 from trisect.models import compressed, generic, layer_views, left_whole, limits, linear, looking, shape_of, streamed
 from trisect.models.families import BUILT_IN, FAMILIES, PREFIX, WRAPPERS, family_for
 from trisect.models.source import Source, Weights, check_weights, read_raw_config, reading_once, resolve
@@ -345,9 +345,8 @@ def _dtype(dtype: str | torch.dtype | None, own: torch.dtype, device: str) -> to
         return own
     if isinstance(dtype, torch.dtype):
         return dtype
-    if dtype not in DTYPES:
-        raise TrisectError(f"Unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}.")
-    return DTYPES[dtype]
+    check_names("dtype", [str(dtype)], DTYPES)
+    return DTYPES[str(dtype)]
 
 
 def _check_loaded(name: str, info: dict[str, Any]) -> None:

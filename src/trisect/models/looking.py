@@ -2,8 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from trisect.kernels.sdpa import channel_step, kind_of
 from trisect.models import LayerView, family_for, layer_views
 from trisect.models.linear import is_linear, matrices_of, refuse_nan
 from trisect.records.shapes import ModelShape
+from trisect.support import replaced
 from trisect.support.checks import explained
 
 log = logging.getLogger(__name__)
@@ -78,15 +79,9 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def training_flags_kept(model: nn.Module) -> Iterator[None]:
+def training_flags_kept(model: nn.Module) -> AbstractContextManager[None]:
     """The model may be switched to evaluation inside; every module gets its own training flag back."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+    return replaced(*((module, "training", module.training) for module in model.modules()))
 
 
 PROBE = "probe.json"  # the file of a saved folder with what `probe_of` gives

@@ -1,7 +1,6 @@
 """Where a model's files are and what their headers say, before anything is loaded (docs/security.md)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from gguf import GGUFReader, GGUFValueType
 from safetensors import SafetensorError, safe_open
 
 from trisect.errors import TrisectError
+from trisect.support import replaced
 from trisect.support.checks import explained, read_json, shown
 
 WEIGHTS = "model.safetensors"
@@ -94,16 +94,9 @@ def read_gguf(path: Path) -> GGUFReader:
     return reader
 
 
-@contextmanager
-def reading_once(reader: GGUFReader | None) -> Iterator[None]:
+def reading_once(reader: GGUFReader | None) -> AbstractContextManager[None]:
     """transformers reads a GGUF header for config, weights and tokenizer anew, seconds each: it gets this one."""
-    stock = gguf.GGUFReader
-    try:
-        if reader is not None:
-            gguf.GGUFReader = lambda *_: reader  # type: ignore[assignment, misc]
-        yield
-    finally:
-        gguf.GGUFReader = stock  # type: ignore[misc]
+    return nullcontext() if reader is None else replaced((gguf, "GGUFReader", lambda *_: reader))
 
 
 @dataclass(frozen=True, kw_only=True)

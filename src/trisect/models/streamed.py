@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import MergeModulelist, WeightRenaming, dot_natural_key, rename_source_key
 
-from trisect.errors import TrisectError, unknown_name
+from trisect.errors import TrisectError, check_names
 from trisect.models import LayerView, family_for, layer_views
 from trisect.models.linear import refuse_nan
 from trisect.models.source import INDEX, Source, read_header, tensor_files
@@ -233,8 +233,7 @@ ROOM = 0.5  # a model may take this share of the memory that is free before its 
 
 def to_be_streamed(asked: str, source: Source, *, device: str, size: float) -> bool:
     """Whether layers are to be read one at a time: as asked, or where all, `size` bytes, is large."""
-    if asked not in STREAM:
-        raise unknown_name("way to stream", asked, STREAM)
+    check_names("way to stream", [asked], STREAM)
     possible = source.local and not source.gguf
     if asked == "on" and not possible:
         needed = f"Layers are streamed from a folder of safetensors, which {source.path} is not"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trisect.bundle import NOT_IN_VLLM
-from trisect.data.read import replaced
 from trisect.errors import TrisectError
+from trisect.support import replaced
 
 
 def register() -> None:

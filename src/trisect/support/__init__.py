@@ -1,4 +1,4 @@
-"""Files, clocks, processes and receipts; and what is imported late: names of packages, classes for transformers.
+"""Files, clocks, processes and receipts; and here what is replaced for a while, or imported late.
 
 `import trisect` registers compressed checkpoints with transformers: at once where that is imported already, else as
 soon as it is.
@@ -26,6 +26,19 @@ def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         return getattr(import_module(f"{package}.{places[name]}"), name)
 
     return find
+
+
+@contextmanager
+def replaced(*settings: tuple[Any, str, Any]) -> Iterator[None]:
+    """Attributes have other values inside, each given as (owner, name, value)."""
+    before = [getattr(owner, name) for owner, name, _ in settings]
+    try:
+        for owner, name, value in settings:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), value in zip(settings, before, strict=True):
+            setattr(owner, name, value)
 
 
 TRANSFORMERS, MODELS = "transformers", "trisect.models.compressed"
@@ -100,15 +113,13 @@ def quiet_transformers() -> Iterator[None]:
     from transformers import modeling_gguf_pytorch_utils as gguf
     from transformers.utils import logging
 
-    level, bars, loud = logging.get_verbosity(), logging.is_progress_bar_enabled(), gguf.tqdm
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # The switch above does not reach this bar's tqdm.
-    gguf.tqdm = lambda entries, **_: entries
     try:
-        yield
+        with replaced((gguf, "tqdm", lambda entries, **_: entries)):  # which the switch above does not reach
+            yield
     finally:
-        gguf.tqdm = loud
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
