@@ -89,7 +89,7 @@ def test_a_bad_value_is_refused_by_name(change, message):
 def test_an_unknown_key_is_named_with_near_ones():
     with pytest.raises(TrisectError, match="'layer'. Did you mean layers?"):
         CompressConfig.from_dict({"ratio": 0.25, "layer": [1]})
-    with pytest.raises(TrisectError, match="calibration key 'sample'. Did you mean samples"):
+    with pytest.raises(TrisectError, match="CalibrationConfig setting 'sample'. Did you mean samples"):
         CompressConfig.from_dict({"ratio": 0.25, "calibration": {"sample": 1}})
 
 

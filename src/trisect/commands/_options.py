@@ -95,7 +95,7 @@ def build_record(kind: type, options: dict[str, Any]) -> Any:
     if SOURCE in given:
         calibration["source"] = given[SOURCE]
     if kind is CalibrationConfig:
-        return CalibrationConfig.from_dict(calibration)
+        return CalibrationConfig(**calibration)
     own = {name: value for name, value in given.items() if name not in calibration or name == "seed"}
     return CompressConfig.from_dict({**own, "calibration": calibration})
 

@@ -100,7 +100,7 @@ class CalibrationEntry(Entry):
     @cached_property
     def config(self) -> CalibrationConfig:
         """All settings of this set."""
-        return CalibrationConfig.from_dict({**CALIBRATION, **(self.model_extra or {}), "source": self.source})
+        return CalibrationConfig(**{**CALIBRATION, **(self.model_extra or {}), "source": self.source})
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -206,17 +206,12 @@ class CalibrationConfig:
         return {"batch_size": self.batch_size, "place": self.states}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "CalibrationConfig":
-        """A record from some of its settings; the others have their default."""
-        check_names("calibration key", map(str, data), setting_names(cls))
-        return cls(**data)
-
-    @classmethod
     def read(cls, value: Any) -> "CalibrationConfig":
         """A record as it is, a mapping of its fields, or a source or a list of them by themselves."""
         if isinstance(value, CalibrationConfig):
             return value
-        return cls.from_dict(value) if isinstance(value, Mapping) else cls(source=as_mixture(value))
+        given = value if isinstance(value, Mapping) else {"source": as_mixture(value)}
+        return cls(**{str(name): entry for name, entry in given.items()})
 
 
 @record
