@@ -210,7 +210,7 @@ class CalibrationConfig:
         """A record as it is, a mapping of its fields, or a source or a list of them by themselves."""
         if isinstance(value, CalibrationConfig):
             return value
-        given = value if isinstance(value, Mapping) else {"source": as_mixture(value)}
+        given: Any = value if isinstance(value, Mapping) else {"source": as_mixture(value)}
         return cls(**{str(name): entry for name, entry in given.items()})
 
 
