@@ -213,9 +213,8 @@ class Decoder:
         if self._seen == 0:
             raise TrisectError("Nothing to continue: call prefill(ids) before step().")
         if self._seen >= self.max_length:
-            raise TrisectError(
-                f"The cache is full after {self.max_length} tokens; give the Decoder a larger max_length."
-            )
+            full = f"The cache is full after {self.max_length} tokens"
+            raise TrisectError(f"{full}; give the Decoder a larger max_length.")
         if self._seen == self._switch:
             return self._read(torch.cat(self._text, dim=1))
         live = min(self.max_length, -(-(self._seen + 1) // self.bucket) * self.bucket)

@@ -261,9 +261,8 @@ def _notes(stock: Stock, config: Any) -> tuple[str, ...]:
     """What a user should know before serving the export."""
     width, notes = stock.head_width, []
     if missing := [name for name, widths in KERNELS.items() if width not in widths]:
-        notes.append(
-            f"head width {width} has no kernel in {' and '.join(missing)}: serve it with another, or not there"
-        )
+        engines = " and ".join(missing)
+        notes.append(f"head width {width} has no kernel in {engines}: serve it with another, or not there")
     if _computed(stock, config):
         notes.append(
             f"{COMPUTED[config.model_type]} the head width of {config.model_type} out from the hidden size and "

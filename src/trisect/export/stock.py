@@ -18,7 +18,7 @@ from trisect.bundle import source_of
 from trisect.config.goals import GOALS
 from trisect.errors import TrisectError, option_name
 from trisect.models import FAMILIES, WRAPPERS, Family, LayerView, families, family_for, layer_views, linear
-from trisect.models.heads import HeadNorm, Rotation, rotation_of
+from trisect.models.heads import HeadNorm, rotation_of
 from trisect.records.parts import MLP, OV, QK
 from trisect.records.shapes import LayerShape
 
@@ -122,7 +122,7 @@ class StockRotation:
 def stock_rotation(model: Any, views: list[LayerView], *, baked: bool) -> StockRotation:
     """The source's own rotation if all pairs have a place in it, else one set of rates; or a refusal."""
     shapes = [view.shape() for view in views]
-    own = own_rotation(model)
+    own = rotation_of(model)
     config = views[0].config  # whose head width the source's own rotation belongs to
     whole = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     if own is None:
@@ -136,10 +136,9 @@ def stock_rotation(model: Any, views: list[LayerView], *, baked: bool) -> StockR
         scaling = 1.0 if baked else own.scaling
         return StockRotation(pairs=room, slots=own_rates if baked else None, places=places, scaling=scaling)
     if len(slots) > room:
-        many = (
-            f"Heads turn at {len(slots)} different rates, and stock heads of width {2 * room} share one set of {room}"
-        )
-        raise NotPortable(f"{many}: compress with --portable (or --rope-scope model).")
+        stock = f"stock heads of width {2 * room} share one set of {room}"
+        instead = "compress with --portable (or --rope-scope model)"
+        raise NotPortable(f"Heads turn at {len(slots)} different rates, and {stock}: {instead}.")
     slots = padded(slots, room)
     places = [places_in(rates, slots) for rates in layers]
     return StockRotation(pairs=room, slots=slots, places=places, scaling=1.0)
@@ -153,11 +152,6 @@ def _changing(views: list[LayerView], shapes: list[LayerShape], whole: int, *, b
         raise TrisectError(f"{moving}; compress with --parts mlp, and export --to hf.")
     places = [torch.arange(shape.pairs).expand(shape.kv_heads, -1) for shape in shapes]
     return StockRotation(pairs=whole // 2, slots=None, places=places, scaling=1.0)
-
-
-def own_rotation(model: Any) -> Rotation | None:
-    """The source's rotation, if it is one for all lengths."""
-    return rotation_of(model.get_submodule(family_for(model.config).layers.rpartition(".")[0]))
 
 
 LIKE_LLAMA = ("layers", "attention", "qkv", "o", "up", "gate", "down")
@@ -203,10 +197,9 @@ def check_exportable(model: Any, parts: tuple[str, ...] = ()) -> None:
             two = f"Layer {view.index}: {shape.linears[0].name} is two matrices, and a stock layer has one"
             raise NotPortable(f"{two}; compress with a method that narrows: --method a3+ --portable.")
         if shape.pairs and 2 * shape.pairs != shape.qk:
-            some = f"Layer {view.index}: only {2 * shape.pairs} of {shape.qk} query channels rotate"
-            raise TrisectError(
-                f"{some}, and stock {name} code rotates all; load the folder itself with `import trisect`."
-            )
+            stock = f"stock {name} code rotates all; load the folder itself with `import trisect`"
+            some = f"only {2 * shape.pairs} of {shape.qk} query channels rotate"
+            raise TrisectError(f"Layer {view.index}: {some}, and {stock}.")
         if any(isinstance(norm, HeadNorm) for norm in view.norms):
             raise _norm_refusal(name)
 
@@ -215,10 +208,8 @@ def check_family(family: Family, parts: tuple[str, ...] = ()) -> None:
     """Refuse a family that no stock architecture can hold, with these parts cut."""
     reason = no_stock_form(family)
     if reason is not None:
-        known = [name for name, record in FAMILIES.items() if no_stock_form(record) is None]
-        what = (
-            f"A compressed {family.name} model has no stock form: {reason}. What can be exported is {', '.join(known)}"
-        )
+        known = ", ".join(name for name, record in FAMILIES.items() if no_stock_form(record) is None)
+        what = f"A compressed {family.name} model has no stock form: {reason}. What can be exported is {known}"
         raise TrisectError(f"{what}; load this folder itself, with `import trisect` and AutoModelForCausalLM.")
     if "qk" in parts and family.norms is not None:
         raise _norm_refusal(family.name)
@@ -281,7 +272,7 @@ def stock_weights(model: Any, *, baked: bool = False) -> Stock:
     # `baked` lists the rates even where the source's own rotation could stay, and folds its scaling in.
     check_exportable(model)
     views = layer_views(model)
-    rotation, own = stock_rotation(model, views, baked=baked), own_rotation(model)
+    rotation, own = stock_rotation(model, views, baked=baked), rotation_of(model)
     pairs = rotation.pairs
     # Embeddings, norms and the head keep the names they have.
     inside, state = (".self_attn.", ".mlp."), model.state_dict()

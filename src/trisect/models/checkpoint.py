@@ -188,10 +188,8 @@ def read_config(source: Source) -> Any:
         limits.check_config(raw, where=where)
         if packed := raw.get("quantization_config"):
             method = packed.get("quant_method") if isinstance(packed, dict) else packed
-            quantised = f"{source.path} is quantised ({str(method)[:40]})"
-            raise TrisectError(
-                f"{quantised}: use the original weights, quantise what trisect saves (docs/quantize.md)."
-            )
+            instead = "use the original weights, quantise what trisect saves (docs/quantize.md)"
+            raise TrisectError(f"{source.path} is quantised ({str(method)[:40]}): {instead}.")
         named = str(raw.get("model_type")).removeprefix(PREFIX)
         if named in (*FAMILIES, *WRAPPERS):
             compressed.register_families(named)

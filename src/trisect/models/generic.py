@@ -39,10 +39,8 @@ def recognise(raw: Mapping[str, Any]) -> None:
         raise TrisectError(f"{name} is an encoder-decoder model; trisect narrows decoder-only language models.")
     found = _compared(name, raw)
     if isinstance(found, str):
-        unknown = f"{name} is no known family, and its layers are not Llama's: {found}"
-        raise TrisectError(
-            f"{unknown}. `trisect ls families` lists the known ones; docs/extend.md says how to add one."
-        )
+        known = "`trisect ls families` lists the known ones; docs/extend.md says how to add one"
+        raise TrisectError(f"{name} is no known family, and its layers are not Llama's: {found}. {known}.")
     register_family(found)
     log.warning(
         "%s is no known family. On random weights its layers compute what Llama's do, so it is treated as Llama.", name

@@ -166,8 +166,7 @@ def drop_layers(model: Any, dropped: Sequence[int]) -> None:
     """Take layers out of a stock model, in place; those left are numbered anew, in modules and in the config."""
     config, views = config_without(model, dropped), layer_views(model)
     kept = [view.layer for view in views if view.index not in dropped]
-    parent, _, name = views[0].family.layers.rpartition(".")
-    setattr(model.get_submodule(parent), name, nn.ModuleList(kept))
+    model.set_submodule(views[0].family.layers, nn.ModuleList(kept))
     for place, layer in enumerate(kept):
         for module in layer.modules():
             if hasattr(module, NUMBER):

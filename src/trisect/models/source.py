@@ -131,9 +131,7 @@ def resolve(name: str, *, trusted: bool = False) -> Source:
     path = Path(name)
     try:
         if path.is_dir():
-            return Source(
-                path=name, trusted=trusted, has_tokenizer=any((path / file).is_file() for file in TOKENIZERS)
-            )
+            return Source(path=name, trusted=trusted, has_tokenizer=any((path / file).is_file() for file in TOKENIZERS))
         if path.is_file():
             return _resolve_file(path, trusted=trusted)
     except OSError as error:

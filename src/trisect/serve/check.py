@@ -54,9 +54,8 @@ def compare(engine: Any) -> None:
     dtypes = (probe["dtype"], str(config.dtype).removeprefix("torch."))
     allowed = max(TOLERANCE.get(dtype, OTHER_TOLERANCE) for dtype in dtypes)
     if not off <= allowed:
-        wrong = (
-            f"log-probabilities of {len(found)} tokens are off by {off:.3g} on average, where {allowed:g} is rounding"
-        )
+        rounding = f"off by {off:.3g} on average, where {allowed:g} is rounding"
+        wrong = f"log-probabilities of {len(found)} tokens are {rounding}"
         what = f"{config.model} does not compute in this engine what its {PROBE} says: {wrong}"
         raise TrisectError(f"{what}. Please report it; {SWITCH}=0 serves it all the same.")
     log.info("%s: log-probabilities of %d tokens agree with its %s to %.2g.", config.model, len(found), PROBE, off)
