@@ -16,12 +16,10 @@ from trisect.data import Tokens, evaluation_tokens, tokens_from_tensor
 from trisect.errors import TrisectError
 from trisect.evaluate import perplexity as measure
 from trisect.evaluate.perplexity import Perplexity
-from trisect.models import checkpoint, load_model, original_shape, original_widths, save_model, shape_of
-from trisect.models.compressed import CompressedModel
+from trisect.models import checkpoint, compressed, load_model, original_shape, original_widths, save_model, shape_of
+from trisect.pipeline import resume, statistics
 from trisect.pipeline import run as flow
-from trisect.pipeline import statistics
 from trisect.pipeline.job import Job, carry_out
-from trisect.pipeline.resume import Ledger
 from trisect.pipeline.run import Compressed, Run, Step, with_method_defaults
 from trisect.plan import Plan, budget_of
 from trisect.report.terminal import Summary
@@ -83,7 +81,7 @@ def compress(
 
 def save(model: Any, out: str | Path, *, tokenizer: Any = None) -> Path:
     """Write a compressed model as a Hugging Face folder with its plan and receipt; returns the folder."""
-    if not isinstance(model, CompressedModel):
+    if not isinstance(model, compressed.CompressedModel):
         raise TrisectError("Only compressed models are saved by trisect; use model.save_pretrained for others.")
     with quiet_transformers():
         return save_model(model, _tokenizer(model, tokenizer), out, receipt=model.receipt or {})
@@ -157,7 +155,7 @@ def solve(
     """
     text: Any = {"tokenizer": _tokenizer(model, tokenizer), "tokens": _ready(tokens), "moments": moments}
     run = flow.open_run(model, config, plan=plan, progress=progress, **text)
-    run.ledger = Ledger(model)
+    run.ledger = resume.Ledger(model)
     return flow.solve_layers(run)
 
 

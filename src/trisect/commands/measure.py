@@ -155,8 +155,7 @@ def bench(
     Decoding by CUDA graphs, at two batch sizes: trisect bench small --device cuda --graphs --batch 1,8
     Times for --budget latency: trisect bench small --latency-table times.json --phase decode
     """
-    from trisect.bench import latency, rows, sweep
-    from trisect.bench.measure import Effort
+    from trisect.bench import latency, measure, rows, sweep
 
     how: Any = {"trust_remote_code": trust_remote_code}
     lengths, new = sweep.fitting_lengths(model, () if length is None else _numbers(length, "--length"), new, **how)
@@ -169,7 +168,7 @@ def bench(
         device=device,
         dtype=dtype or ("bfloat16" if device.startswith("cuda") else "float32"),
     )
-    effort = Effort(repeats=repeats, steps=steps, seed=seed)
+    effort = measure.Effort(repeats=repeats, steps=steps, seed=seed)
     if latency_table is not None:
         step = parse_align(align)
         with screen.quiet_libraries(), screen.progress() as report:

@@ -14,9 +14,8 @@ from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from trisect.errors import TrisectError
-from trisect.models.compressed import register_family
-from trisect.models.families import FAMILIES, LLAMA, PREFIX, WRAPPERS, Family
-from trisect.models.view import LayerView
+from trisect.models import FAMILIES, WRAPPERS, Family, LayerView, register_family
+from trisect.models.families import LLAMA, PREFIX
 
 log = logging.getLogger(__name__)
 

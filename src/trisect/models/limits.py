@@ -15,11 +15,9 @@ from pydantic.functional_validators import AfterValidator, BeforeValidator, mode
 from torch import nn
 
 from trisect.errors import TrisectError
-from trisect.models.compressed import FORMAT, check_format
-from trisect.models.families import Family
+from trisect.models import Family, compressed
 from trisect.models.linear import BITS, SCALES, Packing
-from trisect.records.plan import WIDEST, with_widths
-from trisect.records.shapes import LayerWidths, LinearShape
+from trisect.records import plan, shapes
 from trisect.support.checks import first_problem, is_number, shown
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "auto")
@@ -141,21 +139,21 @@ def _first_odd(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerEntry(LayerWidths):
+class LayerEntry(shapes.LayerWidths):
     """What a layer became; 0 where it has no attention or no MLP."""
 
     shared_output: bool = False
     folded: bool = False
     dropped_experts: int = 0
-    linears: tuple[LinearShape, ...] = ()
+    linears: tuple[shapes.LinearShape, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no layer can be; whether this one fits the model is known once that is built."""
         for record in (self, *self.linears):
-            with_widths(record)
+            plan.with_widths(record)
         if (self.qk == 0) != (self.vo == 0) or 2 * self.pairs > self.qk:
             raise ValueError("impossible widths")
-        if len({linear.name for linear in self.linears}) != len(self.linears):
+        if len({one.name for one in self.linears}) != len(self.linears):
             raise ValueError("a map is factored twice")
 
 
@@ -167,7 +165,7 @@ class QuantizationEntry(BaseModel):
     @model_validator(mode="after")
     def _possible(self) -> "QuantizationEntry":
         for path, held in self.modules.items():
-            if held.bits not in BITS or held.scales not in SCALES or not 0 < held.group_size <= WIDEST:
+            if held.bits not in BITS or held.scales not in SCALES or not 0 < held.group_size <= plan.WIDEST:
                 what = f"{held.bits} bits, groups of {held.group_size}, scales {shown(held.scales)}"
                 raise ValueError(f"{path[:80]} has {what}; known are bits {BITS} and scales {tuple(SCALES)}")
         return self
@@ -181,7 +179,7 @@ class TrisectEntry(BaseModel):
     format: int
     method: Annotated[str, Field(max_length=100)]
     ratio: Annotated[float, Field(ge=0, le=1)]
-    original: list[Annotated[LayerWidths, AfterValidator(with_widths)]]
+    original: list[Annotated[shapes.LayerWidths, AfterValidator(plan.with_widths)]]
     layers: list[LayerEntry]
     dropped_layers: list[Annotated[int, Field(ge=0)]] = []
     quantization: QuantizationEntry | None = None
@@ -195,14 +193,14 @@ class TrisectEntry(BaseModel):
         gone = self.dropped_layers
         if gone != sorted(set(gone)) or max(gone, default=0) >= len(self.layers) + len(gone):
             raise ValueError("dropped_layers must be numbers of the original layers, in order")
-        if self.format == FORMAT and any(layer.folded or layer.linears for layer in self.layers):
-            raise ValueError(f"format {FORMAT} has no folded rotations and no factored maps")
+        if self.format == compressed.FORMAT and any(layer.folded or layer.linears for layer in self.layers):
+            raise ValueError(f"format {compressed.FORMAT} has no folded rotations and no factored maps")
         return self
 
 
 def check_entry(entry: Any) -> None:
     """Refuse a `trisect` entry of config.json that trisect did not write."""
-    check_format(entry)
+    compressed.check_format(entry)
     try:
         TrisectEntry.model_validate_json(json.dumps(entry))
     except ValidationError as error:
