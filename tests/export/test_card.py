@@ -12,6 +12,7 @@ from exports import compressed, pieces, sliced
 from trisect.export import export_hf
 from trisect.models import save_model, shape_of
 
+MEASURED = {"data": "a/test.txt", "token_hash": "0f", "windows": 16, "length": 1024}
 RECEIPT = {
     "source": "HuggingFaceTB/SmolLM2-135M",
     "recipe": {
@@ -22,10 +23,7 @@ RECEIPT = {
     },
     "date": "2026-11-15T09:00:00+00:00",
     "trisect": "0.1.0",
-    "perplexity": {
-        "before": {"perplexity": 20.0, "data": "a/test.txt", "windows": 16, "length": 1024},
-        "after": {"perplexity": 25.1239, "data": "a/test.txt", "windows": 16, "length": 1024},
-    },
+    "perplexity": {"before": {"perplexity": 20.0, **MEASURED}, "after": {"perplexity": 25.1239, **MEASURED}},
 }
 
 
