@@ -84,7 +84,7 @@ def subject_of_model(name: str, *, trust_remote_code: bool = False) -> Subject:
     from trisect.models.checkpoint import fetched, read_config
     from trisect.models.source import resolve
 
-    config = read_config(resolve(fetched(name)), trust_remote_code=trust_remote_code)
+    config = read_config(resolve(fetched(name), trusted=trust_remote_code))
     family = family_for(config)
     if family.name not in FAMILIES:
         raise TrisectError(
