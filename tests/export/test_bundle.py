@@ -16,7 +16,7 @@ from exports import compressed, quantized, sliced
 
 from tiny_models import CONFIGS, tokens
 from tolerances import assert_same_but_for_rounding, assert_same_text, steps_of
-from trisect.bundle import ROOT, Source, is_ours, merged, sources_for
+from trisect.bundle import ROOT, ModuleText, is_ours, merged, sources_for
 from trisect.models import load_model, save_model
 
 PROMPT = tokens(2, 20, seed=9)
@@ -117,11 +117,11 @@ def test_saving_again_keeps_the_file(folders: dict[str, Path], tmp_path: Path) -
     assert json.loads((again / "config.json").read_text()) == json.loads((first / "config.json").read_text())
 
 
-def source(name: str, text: str) -> Source:
-    return Source(name, text, ast.parse(text))
+def source(name: str, text: str) -> ModuleText:
+    return ModuleText(name, text, ast.parse(text))
 
 
-def run(*modules: Source) -> dict[str, Any]:
+def run(*modules: ModuleText) -> dict[str, Any]:
     found: dict[str, Any] = {}
     exec(merged(modules), found)
     return found
@@ -195,7 +195,7 @@ def packages(node: ast.Import | ast.ImportFrom) -> set[str]:
     return {module.split(".")[0] for module in modules}
 
 
-def demands(part: Source) -> set[str]:
+def demands(part: ModuleText) -> set[str]:
     """Packages that may be missing where only transformers is installed."""
     tries = [node for node in ast.walk(part.tree) if isinstance(node, ast.Try)]
     tried = {id(inner) for node in tries for inner in ast.walk(node)}

@@ -24,7 +24,7 @@ KERNELS = "trisect.kernels.triton_"  # the beginning of modules that stay with t
 
 
 @dataclass(frozen=True)
-class Source:
+class ModuleText:
     """One module of this package as text and tree."""
 
     name: str
@@ -46,17 +46,17 @@ def is_ours(node: ast.AST) -> TypeGuard[ast.ImportFrom]:
     return isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == PACKAGE
 
 
-def read_source(name: str) -> Source:
+def read_source(name: str) -> ModuleText:
     """A module of this package; a package is its __init__.py."""
     path = Path(__file__).resolve().parents[1].joinpath(*name.split(".")[1:])
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     text = path.read_text(encoding="utf-8")
-    return Source(name, text, ast.parse(text))
+    return ModuleText(name, text, ast.parse(text))
 
 
-def sources_for(name: str) -> list[Source]:
+def sources_for(name: str) -> list[ModuleText]:
     """A module and everything of this package that it imports but kernels, each after what its top level needs."""
-    ordered: dict[str, Source] = {}
+    ordered: dict[str, ModuleText] = {}
     waiting = [name]
     while waiting:
         for source in _needed(waiting.pop(0), set(ordered)):
@@ -66,7 +66,7 @@ def sources_for(name: str) -> list[Source]:
     return list(ordered.values())
 
 
-def _needed(name: str, known: set[str]) -> Iterator[Source]:
+def _needed(name: str, known: set[str]) -> Iterator[ModuleText]:
     """Modules that are not known yet, dependencies first."""
     if name in known:
         return
@@ -77,12 +77,12 @@ def _needed(name: str, known: set[str]) -> Iterator[Source]:
     yield source
 
 
-def merged(sources: Sequence[Source]) -> str:
+def merged(sources: Sequence[ModuleText]) -> str:
     """The bodies of all modules; what wants a kernel finds it missing."""
     return "\n".join(_body(source) for source in sources)
 
 
-def _body(source: Source) -> str:
+def _body(source: ModuleText) -> str:
     """The module's text without its imports of this package, and without `__all__`."""
     lines: list[str | None] = list(source.text.splitlines())
     for node in ast.walk(source.tree):

@@ -70,7 +70,7 @@ Line = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
 Several = Annotated[list[Item], Field(min_length=1), AfterValidator(_each_once)]
 
 
-class Entry(BaseModel):
+class RecipeEntry(BaseModel):
     """A mapping in a recipe: unknown keys are refused by name, and values are not converted."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -89,7 +89,7 @@ class Entry(BaseModel):
         return data
 
 
-class CalibrationEntry(Entry):
+class CalibrationEntry(RecipeEntry):
     """A named set of calibration tokens."""
 
     settings = tuple(setting_names(CalibrationConfig))
@@ -108,7 +108,7 @@ class CalibrationEntry(Entry):
         return self
 
 
-class EvaluationEntry(Entry):
+class EvaluationEntry(RecipeEntry):
     """A text that every cell is measured on: its first windows, without overlap."""
 
     data: Text
@@ -117,7 +117,7 @@ class EvaluationEntry(Entry):
     windows: int | None = Field(None, ge=1)  # None means all there are
 
 
-class TaskEntry(Entry):
+class TaskEntry(RecipeEntry):
     """Downstream tasks that every cell is measured on."""
 
     short = "names"
@@ -135,7 +135,7 @@ class TaskEntry(Entry):
         return self
 
 
-class ModelEntry(Entry):
+class ModelEntry(RecipeEntry):
     """A model, the texts it is calibrated on, and those it is measured on."""
 
     source: Text
@@ -146,7 +146,7 @@ class ModelEntry(Entry):
     evaluations: Several[EvaluationEntry] = Field(alias="evaluation")
 
 
-class MethodEntry(Entry):
+class MethodEntry(RecipeEntry):
     """A method with its settings, the ratios it is asked for, and the models it is tried on."""
 
     settings = SETTINGS  # the recipe's defaults among them
@@ -177,7 +177,7 @@ class MethodEntry(Entry):
         return self
 
 
-class Recipe(Entry):
+class Recipe(RecipeEntry):
     """Everything that a comparison runs and shows."""
 
     settings = (*SETTINGS, "ratios", "calibration", "evaluation")  # of entries that do not say it themselves

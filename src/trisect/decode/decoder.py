@@ -77,7 +77,7 @@ def padded_after_end(new: Tensor, eos: int, pad: int) -> Tensor:
     return new.masked_fill(behind, pad)[:, :longest]
 
 
-class Clock:
+class StepClock:
     """Where all layers of a cache write next: tensors for captured graphs to read, integers to choose one."""
 
     def __init__(self, device: torch.device):
@@ -90,7 +90,7 @@ class Clock:
 class LiveLayer(StaticLayer):
     """Keys and values of one layer, each as wide as they come."""
 
-    def __init__(self, max_length: int, clock: Clock):
+    def __init__(self, max_length: int, clock: StepClock):
         super().__init__(max_cache_len=max_length)
         self.clock = clock
 
@@ -121,7 +121,7 @@ class LiveCache(Cache):
     # Layers with a sliding window keep every token too: the mask hides what is outside the window.
 
     def __init__(self, num_layers: int, max_length: int, device: torch.device):
-        self.clock = Clock(device)
+        self.clock = StepClock(device)
         super().__init__(layers=[LiveLayer(max_length, self.clock) for _ in range(num_layers)])
 
 

@@ -39,7 +39,7 @@ TEST_WINDOWS, TEST_TOKENS = 8, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class RankSearch:
     """Which linear maps are to have ranks, and everything a search may look at."""
 
     method: LinearMethod
@@ -90,7 +90,7 @@ def linear_plan(
                 raise TrisectError(f"Layer {index}: {name} is already factored; compress the original model.")
             sizes[index, name] = *budget.linear_sizes(layer, name), budget.linear_heads(layer, name)
     given: dict[str, Any] = {"model": model, "tokens": tokens, "progress": progress}
-    problem = Problem(method=method, config=config, ratio=_ratio(method, config), sizes=sizes, **given)
+    problem = RankSearch(method=method, config=config, ratio=_ratio(method, config), sizes=sizes, **given)
     if not sizes:
         asked, known = ",".join(config.parts), ",".join(method.parts)
         raise TrisectError(f"{method.name} changes nothing in {asked}; use --parts {known}.")
@@ -128,12 +128,12 @@ def _ratio(method: LinearMethod, config: CompressConfig) -> float:
     return ratio
 
 
-Search = Callable[[Problem], dict[Key, int]]
+Search = Callable[[RankSearch], dict[Key, int]]
 
 
 def _search(method: LinearMethod, config: CompressConfig) -> Search:
     if config.allocate in (None, "uniform"):
-        return Problem.ranks
+        return RankSearch.ranks
     if config.allocate == "balanced":
         raise TrisectError("Methods on single linear maps have no loss curves; use --allocate uniform.")
     if method.search not in SEARCHES:
@@ -141,7 +141,7 @@ def _search(method: LinearMethod, config: CompressConfig) -> Search:
     return SEARCHES[method.search]
 
 
-def _by_loss(problem: Problem) -> dict[Key, int]:
+def _by_loss(problem: RankSearch) -> dict[Key, int]:
     """SVD-LLM v2: what each map would lose at the common rank decides its ratio."""
     losses: dict[Key, float] = {}
     for _, solutions in problem.solved(problem.ranks()):
@@ -149,7 +149,7 @@ def _by_loss(problem: Problem) -> dict[Key, int]:
     return problem.ranks(loss_ratios(losses, problem.ratio))
 
 
-def _by_fisher(problem: Problem) -> dict[Key, int]:
+def _by_fisher(problem: RankSearch) -> dict[Key, int]:
     """Palu: ranks in proportion to each map's Fisher information."""
     views = layer_views(problem.model, own=True)
     found = fisher_information(problem.model, views, problem.ids, progress=problem.progress)
@@ -157,7 +157,7 @@ def _by_fisher(problem: Problem) -> dict[Key, int]:
     return problem.ranks(fisher_ratios(fisher, problem.ratio))
 
 
-def _by_sensitivity(problem: Problem) -> dict[Key, int]:
+def _by_sensitivity(problem: RankSearch) -> dict[Key, int]:
     """ASVD: the perplexity with each map alone cut, at a few shares, on a few calibration windows."""
     ids, rule = problem.ids, problem.method.rank
     few = max(1, min(TEST_WINDOWS, TEST_TOKENS // ids.shape[1]))
@@ -187,7 +187,7 @@ def leading(solution: Factored, width: int) -> Factored:
 SEARCHES: dict[str, Search] = {"loss": _by_loss, "fisher": _by_fisher, "sensitivity": _by_sensitivity}
 
 
-def _entries(problem: Problem, widths: dict[Key, int], index: int) -> tuple[LinearShape, ...]:
+def _entries(problem: RankSearch, widths: dict[Key, int], index: int) -> tuple[LinearShape, ...]:
     method, found = problem.method, []
     for name, rank in ((name, rank) for (layer, name), rank in widths.items() if layer == index):
         inputs, outputs, heads = problem.sizes[index, name]

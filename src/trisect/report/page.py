@@ -32,7 +32,7 @@ CALIBRATION = ("source", "samples", "length", "sampling", "seed")
 PROVENANCE = ("date", "trisect", "commit", "python", "token_hash")
 
 
-class Change(NamedTuple):
+class ShownChange(NamedTuple):
     """How a quantity moved, in words, and whether that is for the better."""
 
     text: str
@@ -106,7 +106,7 @@ def render(runs: Sequence[Run], sections: Mapping[str, Section]) -> str:
     return f"{text.strip()}\n"
 
 
-def change_of(fact: Fact) -> Change | None:
+def change_of(fact: Fact) -> ShownChange | None:
     """Sizes by how much went, scores by their difference, the others by a factor."""
     if fact.before is None or fact.after is None or fact.before == 0:
         return None
@@ -114,13 +114,13 @@ def change_of(fact: Fact) -> Change | None:
     rises = kind in (TASK, SPEED)
     css = "better" if (difference >= 0 if rises else difference <= 0) else "worse"
     if kind == SIZE:
-        return Change(f"{100 * (fact.after / fact.before - 1):+.1f}%", css)
+        return ShownChange(f"{100 * (fact.after / fact.before - 1):+.1f}%", css)
     if kind != TASK:
-        return Change(f"x{fact.after / fact.before:.3f}", css)
+        return ShownChange(f"x{fact.after / fact.before:.3f}", css)
     if fact.error is None:
-        return Change(f"{difference:+.4f}", css)
+        return ShownChange(f"{difference:+.4f}", css)
     certain = abs(difference) > CERTAIN * fact.error
-    return Change(f"{difference:+.4f}", css if certain else "open", f"+-{fact.error:.4f}")
+    return ShownChange(f"{difference:+.4f}", css if certain else "open", f"+-{fact.error:.4f}")
 
 
 def leading_facts(run: Run) -> list[Fact]:
