@@ -33,6 +33,7 @@ from trisect.methods import METHODS, a3plus  # noqa: E402
 from trisect.pipeline import loss_curves, run  # noqa: E402
 from trisect.support import clock  # noqa: E402
 from trisect.support.files import write_json  # noqa: E402
+from trisect.support.products import fast_products  # noqa: E402
 from trisect.support.receipt import build_receipt  # noqa: E402
 
 FILE = "profile-a3plus.json"
@@ -126,7 +127,7 @@ def measure(profile: Profile, *, device: str, samples: int, length: int) -> dict
     if cuda := torch.device(device).type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    with clock.timing(device) as running:
+    with clock.timing(device) as running, fast_products(torch.device(device)):
         if profile.curves:
             loss_curves.measure_curves(model, tokens, METHODS["a3+"])
         else:

@@ -117,7 +117,7 @@ def counted(shape: Shape, layers: int, windows: int, method: str) -> dict[str, f
     return {
         "seconds": layers * work,
         "memory": memory(shape, method, **given),
-        "moments": moments(shape, method, refit=given["refit"]),
+        "moments": moments(shape, method, tokens=given["tokens"], refit=given["refit"]),
     }
 
 

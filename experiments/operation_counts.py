@@ -6,8 +6,8 @@ T = tokens, D = d_model, A = heads x head width, I = MLP width, E = experts
 from dataclasses import dataclass
 
 from trisect.calibrate.fisher import METRIC_SHARE, METRIC_TOKENS
-from trisect.calibrate.linearised import DIRECTIONS
-from trisect.calibrate.replay import HELD_SHARE, TOKENS_PER_BATCH
+from trisect.calibrate.linearised import directions
+from trisect.calibrate.replay import TOKENS_PER_BATCH, held_windows
 from trisect.calibrate.scores import QUERIES
 from trisect.calibrate.streams import FEW_QUERIES, STATES
 from trisect.solve.ridge import SKETCH, STRENGTHS
@@ -91,22 +91,23 @@ def operations(shape: Shape, method: str, *, tokens: int, length: int, refit: bo
     }
     if refit:
         weights = D * kept * passed
-        fitted = tokens * (1 - 1 / HELD_SHARE)
+        held, count = length * held_windows(tokens // length), directions(tokens * passed / (solved * kept))
         found["forward"] += tokens * (attention + KEPT * mlps) * 2
         found["grams"] += 2 * tokens * passed * kept * (kept + D)
-        found["products"] = fitted * 12 * (DIRECTIONS + 1) * weights + tokens / HELD_SHARE * 6 * DIRECTIONS * weights
-        found["refit-up"] = solved * (D**3 + (DIRECTIONS + 1) * 8 * D**2 * kept)
+        found["products"] = (tokens - held) * 12 * (count + 1) * weights + held * 6 * count * weights
+        found["refit-up"] = solved * (D**3 + (count + 1) * 8 * D**2 * kept)
         found["mlp"] += solved * regression(kept, D)
     return found
 
 
-def moments(shape: Shape, method: str, *, refit: bool) -> int:
+def moments(shape: Shape, method: str, *, tokens: int, refit: bool) -> int:
     """Bytes of what the largest step of a layer is solved from."""
     if method == "a3":
         return DOUBLE * (2 * shape.head_dim**2 * (shape.heads + shape.kv_heads) + shape.experts * shape.mlp)
     attention = 2 * DOUBLE * shape.attended * (shape.attended + shape.d_model)
-    directions = DIRECTIONS * shape.d_model * 2 * int(KEPT * shape.mlp) * SINGLE if refit else 0
-    return max(attention, (shape.experts + shape.shared) * max(shape.expert_sums(), directions))
+    kept, solved = int(KEPT * shape.mlp), shape.experts + shape.shared
+    count = directions(tokens * (shape.active + shape.shared) / (solved * kept)) if refit else 0
+    return max(attention, solved * max(shape.expert_sums(), count * shape.d_model * 2 * kept * SINGLE))
 
 
 def memory(shape: Shape, method: str, *, tokens: int, length: int, refit: bool) -> float:
@@ -116,4 +117,4 @@ def memory(shape: Shape, method: str, *, tokens: int, length: int, refit: bool) 
     batch = 8 * shape.d_model + 4 * shape.mlp * passed + shape.heads * length
     rows = passed * (2 * shape.d_model + 2 * int(KEPT * shape.mlp)) if refit else 0
     numbers = tokens * (sets * shape.d_model + rows) + min(tokens, TOKENS_PER_BATCH) * batch
-    return SINGLE * numbers + moments(shape, method, refit=refit)
+    return SINGLE * numbers + moments(shape, method, tokens=tokens, refit=refit)

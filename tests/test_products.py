@@ -32,6 +32,30 @@ def test_matrices_of_any_strides_are_multiplied_as_torch_does() -> None:
                 close(left @ right, expected)
 
 
+def test_several_matrices_are_multiplied_as_torch_does() -> None:
+    x, y = random(3, 40, 24), random(3, 56, 24).mT
+    expected = x @ y
+    with products.OneDnnProducts():
+        close(x @ y, expected)
+        assert (x[:0] @ y[:0]).shape == (0, 40, 56)
+
+
+def test_products_in_8_bits_are_the_same_with_instructions_for_them_and_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y = products.short(random(40, 640)), products.short(random(640, 56))
+    assert x.dtype == torch.bfloat16
+    found = [products.short_product(x, y)]
+    monkeypatch.setattr(products, "native_bfloat16", lambda: False)
+    found.append(products.short_product(x, y))
+    exact = x.double() @ y.double()
+    for one in found:
+        assert one.dtype == torch.bfloat16
+        # Numbers are rounded once, when they are added up: by half of the last of 8 bits.
+        torch.testing.assert_close(one.double(), exact, rtol=2**-8, atol=1e-4)
+    assert (found[0] != found[1]).float().mean() < 0.01
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_and_its_gradients_are_the_same(mode: type, bias: bool) -> None:

@@ -10,12 +10,15 @@ from torch import Tensor, nn
 from trisect.calibrate.replay import States
 from trisect.records.parts import INNER
 from trisect.records.shapes import LayerShape
-from trisect.solve.ridge import Metric, gram, krylov, products
+from trisect.solve.ridge import Metric, gram, krylov, product, products
 from trisect.support.distributed import all_reduce
+from trisect.support.products import short, short_product
 
-DIRECTIONS = 8
+DIRECTIONS = {0: 8, 64: 16}
+"""How many, by calibration tokens for each neuron: few tokens cannot tell more of them from noise."""
 ROWS = 1 << 19  # calibration tokens kept row by row where there are more; an eighth of these costs accuracy
-TOGETHER = {"cpu": 1024, "cuda": 1 << 30}  # tokens that J sees together: caches hold what becomes of so many
+COARSE = 1 << 17  # weights: where so many are fitted, it averages out that rows are rounded to 8 bits
+TOGETHER = {"cpu": 2048, "cuda": 1 << 30}  # tokens that J sees together: caches hold what becomes of so many
 MAPS = ("up", "gate")  # input maps of an MLP, in the order of their slopes
 
 # n = tokens, D = d_model, I = MLP width, N = I, or 2 I with a gate, K = directions
@@ -29,6 +32,11 @@ def every_token(windows: Tensor) -> int:
     return every
 
 
+def directions(tokens_per_neuron: float) -> int:
+    """In how many directions an MLP's input maps are refitted."""
+    return max(count for least, count in DIRECTIONS.items() if tokens_per_neuron >= least)
+
+
 def sets_of_states(layer: LayerShape, every: int) -> int:
     """As many hidden states as the rows of a layer's MLPs take the room of, rounded up."""
     inputs = (2 if layer.gated else 1) * layer.mlp
@@ -38,8 +46,8 @@ def sets_of_states(layer: LayerShape, every: int) -> int:
 class Linearised:
     """What an MLP's output lacks, and how it answers to a change of its input maps.
 
-    What the changes are to bring, and the metric, are sums over all tokens; how changes of different weights
-    work together is read from one token in `every`.
+    What the changes are to bring, and the metric, are sums over all tokens in full precision; how changes of
+    different weights work together is read from one token in `every`, in 8 bits where there are many weights.
     """
 
     def __init__(self, *, place: str, shared: bool, every: int = 1):
@@ -56,7 +64,7 @@ class Linearised:
         # `tokens` (n,) are their places in the batch, where they are not all of it.
         self.W_down = W_down.detach().to(x.dtype)  # (I, D)
         if not held:
-            self.sums["right"] = self.pull(missing, x, slopes, self.sums.get("right"))
+            self.sums["right"] = products(x, self.pull(missing, slopes), self.sums.get("right"))
             self.sums["inputs"] = gram(x, self.sums.get("inputs"))
             self._add("slopes", slopes.double().square().sum(dim=0))
         self._add(f"energy{held}", missing.double().square().sum())
@@ -64,7 +72,8 @@ class Linearised:
         some = slice(None, None, self.every) if tokens is None else tokens % self.every == 0
         self._add(f"rows{held}", torch.tensor(float(len(x[some])), dtype=torch.float64, device=x.device))
         for states, rows in ((self.x, x), (self.slopes, slopes), (self.missing, missing)):
-            states.append(rows[some].clone() if self.every > 1 else rows)
+            kept = rows[some].clone() if self.every > 1 else rows
+            states.append(short(kept) if x.shape[-1] * slopes.shape[-1] >= COARSE else kept)
         self.held.append(held)
 
     def _add(self, name: str, value: Tensor) -> None:
@@ -72,26 +81,27 @@ class Linearised:
 
     def change(self, v: Tensor, x: Tensor, slopes: Tensor) -> Tensor:
         """J v: what the output (n, D) of these tokens gains with weights (D, N) more."""
-        answers, slopes = (y.unflatten(-1, (-1, len(self.W_down))) for y in (x @ v.to(x.dtype), slopes))
+        answers, slopes = (y.unflatten(-1, (-1, len(self.W_down))) for y in (short_product(x, v.to(x.dtype)), slopes))
         neurons = answers[:, 0] * slopes[:, 0]
         for other in range(1, answers.shape[1]):
             neurons.addcmul_(answers[:, other], slopes[:, other])
-        return neurons @ self.W_down
+        return short_product(neurons, self.W_down.to(neurons.dtype))
 
-    def pull(self, u: Tensor, x: Tensor, slopes: Tensor, total: Tensor | None = None) -> Tensor:
-        """J^T u, (D, N), added to `total`."""
-        neurons = (u @ self.W_down.mT).unsqueeze(-2)  # (n, 1, I)
-        return products(x, (slopes.unflatten(-1, (-1, len(self.W_down))) * neurons).flatten(1), total)
+    def pull(self, u: Tensor, slopes: Tensor) -> Tensor:
+        """What W_up and W_gate put out (n, N) that would change the output by u (n, D): J^T u, but for the inputs."""
+        neurons = short_product(u, self.W_down.to(u.dtype).mT).unsqueeze(-2)  # (n, 1, I)
+        return (slopes.unflatten(-1, (-1, len(self.W_down))) * neurons).flatten(1)
 
     def moments(self) -> dict[str, Tensor]:
         """Directions (K, D, N), and the regressions of what is missing on what they change."""
         sums = all_reduce(self.sums) if self.shared else self.sums
         tokens, rows = ({held: sums[f"{of}{held}"].item() for held in (False, True)} for of in ("tokens", "rows"))
         n, read = max(1.0, tokens[False]), max(1.0, rows[False])
+        count = directions((n + tokens[True]) / len(self.W_down))
         metric = self._metric(sums["inputs"] / n, sums["slopes"] / n)
         kept = torch.float32  # J sees rows, which have no more digits than that
         right = sums.pop("right").div_(n)
-        found = krylov(right, lambda v: self._product(v).div_(read), metric, DIRECTIONS, kept=kept)
+        found = krylov(right, lambda v: self._product(v).div_(read), metric, count, kept=kept)
         apart = self._sum(True, partial(self._projected, found.vectors)) / max(1.0, rows[True])
         named = {
             f"{INNER}_vectors": found.vectors,
@@ -121,7 +131,14 @@ class Linearised:
         return all_reduce({"sum": total})["sum"] if self.shared else total
 
     def _product(self, v: Tensor) -> Tensor:
-        return self._sum(False, lambda x, s, r, total: self.pull(self.change(v, x, s), x, s, total))
+        def add(x: Tensor, slopes: Tensor, missing: Tensor, total: Tensor | None) -> Tensor:
+            found = self.pull(self.change(v, x, slopes), slopes)
+            if x.is_cuda:
+                return products(x, found, total)
+            found = short_product(x.mT, found)  # exact products, rounded once for so many tokens
+            return found.double() if total is None else total.add_(found)
+
+        return self._sum(False, add)
 
     def _metric(self, inputs: Tensor, slopes: Tensor) -> Metric:
         """What J^T J would be of neurons that have nothing to do with each other, nor slopes with inputs."""
@@ -131,8 +148,8 @@ class Linearised:
     def _projected(self, vectors: Tensor, x: Tensor, slopes: Tensor, missing: Tensor, total: Tensor | None) -> Tensor:
         """Products (K, K + 1) of what directions change with each other and with what is missing, added up."""
         features = torch.stack([*(self.change(v, x, slopes) for v in vectors), missing]).flatten(1)
-        found = features[:-1].double() @ features.double().mT
-        return found if total is None else total + found
+        found = product(features[:-1], features.mT).double()
+        return found if total is None else total.add_(found)
 
 
 def lift(modules: dict[str, nn.Module], down: nn.Module, tell: Callable[..., None], columns: Any) -> list[Any]:

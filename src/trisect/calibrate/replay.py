@@ -27,7 +27,10 @@ from trisect.support.clock import stage
 
 ROOM = {"cuda": 0.35, "host": 0.4}  # shares of the memory that is free that hidden states may take
 TOKENS_PER_BATCH = 8192  # per forward pass when the caller does not say: enough to keep the matrix units busy
+CACHED_TOKENS = 2048  # the same on a CPU, whose caches hold what a layer makes of so many
 HELD_SHARE = 4  # one window in so many is held out: it chooses the ridge and takes no part in the fit
+MOST_HELD = 32
+"""Windows held out at most, or one for every process: more choose no better, and are missed where weights are fitted."""
 
 Fetch = Callable[[], Tensor]
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
@@ -110,8 +113,9 @@ _KEEPERS: dict[str, Callable[[Tensor], Fetch]] = {
 def windows_at_once(model: Any, windows: Tensor) -> int:
     """How many of the windows (n, t) go through a layer together: on a GPU more of a narrow model's."""
     device, width = next(model.parameters()).device, model.config.get_text_config().hidden_size
-    more = min(8, max(1, 4096 // width)) if device.type == "cuda" else 1  # or the GPU waits for the host
-    return max(1, more * TOKENS_PER_BATCH // windows.shape[1])
+    more = min(8, max(1, 4096 // width))  # or a GPU waits for the host
+    tokens = more * TOKENS_PER_BATCH if device.type == "cuda" else CACHED_TOKENS
+    return max(1, tokens // windows.shape[1])
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ def in_batches(ids: Tensor, *, batch_size: int | None = None, hold_out: bool = F
     # Every process has its part of the windows that fit and of those held out, so that the two sets are the
     # same for any number of processes.
     size = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
-    num_held = max(1, len(ids) // HELD_SHARE) if hold_out else 0
+    num_held = held_windows(len(ids)) if hold_out else 0
     sets = torch.arange(len(ids)).split([len(ids) - num_held, num_held])
     shared = split and distributed.world_size() > 1
     if shared:
@@ -144,6 +148,11 @@ def in_batches(ids: Tensor, *, batch_size: int | None = None, hold_out: bool = F
             raise TrisectError(f"{few}; use --samples {enough} or more.")
     fit, held = ([batch for batch in numbers.split(size) if len(batch)] for numbers in sets)
     return Windows(batches=[ids[batch] for batch in fit + held], numbers=fit + held, num_held=len(held), shared=shared)
+
+
+def held_windows(count: int) -> int:
+    """How many of so many windows are held out."""
+    return max(1, min(count // HELD_SHARE, max(MOST_HELD, distributed.world_size())))
 
 
 class LayerCall(NamedTuple):

@@ -188,9 +188,9 @@ class KeyCovariances:
         P, theta = self.rates.shape[-1], self.rates[seen.heads]  # (r, P)
         a, b = lower(P, theta.device)
         # The query heads of a key head look at the same keys: only their sum is asked for.
-        cov = seen.covariances(P)[0].sum(dim=1)  # (r, q, m)
-        frame = phases((theta[:, a] - theta[:, b]).unsqueeze(1), seen.positions.unsqueeze(-1))
-        found = (cov * frame).sum(dim=1)  # (r, m)
+        cov = seen.covariances(P)[0].sum(dim=2)  # (r, m, q)
+        frame = phases((theta[:, a] - theta[:, b]).unsqueeze(-1), seen.positions.unsqueeze(1))
+        found = (cov * frame).sum(dim=-1)  # (r, m)
         whole = found.new_zeros(len(found), P, P)
         whole[:, b, a], whole[:, a, b] = found.conj(), found
         return {"keys": whole.to(torch.complex128)}
@@ -243,21 +243,21 @@ class SlotGrams:
 def covariances(key: Tensor, weights: Tensor, stretches: Sequence[tuple[slice, int]]) -> tuple[Tensor, Tensor]:
     """Of pairs z = k1 + i k2 of keys (r, t, 2p) as every query weighs them: cov(z_a*, z_b) and cov(z_a, z_b).
 
-    Both (r, g, q, m), of the pairs a >= b: the others are the same numbers again.
+    Both (r, m, g, q), of the pairs a >= b: the others are the same numbers again.
     """
     p, shape = key.shape[-1] // 2, weights.shape[1:3]
     a, b = lower(p, key.device)
     left, right = torch.cat([a, a + p, a, a + p]), torch.cat([b, b + p, b + p, b])
     x = (key - key.mean(dim=1, keepdim=True)).mT.contiguous()  # a shift that no covariance sees, and that saves digits
-    means = weights.flatten(1, 2) @ x.mT  # (r, g q, 2p)
-    # Products of channels once per key: every query then is a row of one matrix product.
-    cov = (means.index_select(2, left) * means.index_select(2, right)).neg_().unflatten(1, shape)  # (r, g, q, 4m)
+    means = x @ weights.flatten(1, 2).mT  # (r, 2p, g q)
+    # Products of channels once per key: every query then is a column of one matrix product.
+    cov = (means.index_select(1, left) * means.index_select(1, right)).neg_().unflatten(2, shape)  # (r, 4m, g, q)
     for keys, first in stretches:
         some = x[:, :, keys]
         products = some.index_select(1, left) * some.index_select(1, right)  # (r, 4m, keys)
         some = weights[:, :, first:, keys]
-        cov[:, :, first:] += (some.flatten(1, 2) @ products.mT).unflatten(1, some.shape[1:3])
-    real, imag, one, other = cov.chunk(4, dim=-1)
+        cov[..., first:] += (products @ some.flatten(1, 2).mT).unflatten(2, some.shape[1:3])
+    real, imag, one, other = cov.chunk(4, dim=1)
     return torch.complex(real + imag, one - other), torch.complex(real - imag, one + other)
 
 
@@ -266,9 +266,10 @@ def pair_gram(query: Tensor, turning: Tensor, still: Tensor) -> Tensor:
     # For pairs as complex numbers s + i t = q* z, so that products of s and t are parts of those of q* z.
     p = query.shape[-1]
     a, b = lower(p, query.device)
-    x, y = query.index_select(3, a), query.index_select(3, b)
-    turning = (x * y.conj() * turning).sum(dim=2)  # (r, g, m)
-    still = ((x * y).conj() * still).sum(dim=2)
+    query = query.movedim(-1, 1).contiguous()  # (r, p, g, q)
+    x, y = query.index_select(1, a), query.index_select(1, b)
+    turning = (x * y.conj()).mul_(turning).sum(dim=-1).mT  # (r, g, m)
+    still = (x * y).conj().mul(still).sum(dim=-1).mT
     both, apart = (still + turning) / 2, (still - turning) / 2
     gram = both.real.new_zeros(*both.shape[:2], 2, p, 2, p)
     parts = (0, 0, both.real, both.real), (1, 1, -apart.real, -apart.real), (0, 1, both.imag, apart.imag)

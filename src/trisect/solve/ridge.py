@@ -357,12 +357,12 @@ class Metric:
 
     def lower(self, v: Tensor) -> Tensor:
         """M v."""
-        return self.inputs @ v * self.outputs
+        return self.inputs.to(v.dtype) @ v * self.outputs.to(v.dtype)
 
     def raiser(self) -> Callable[[Tensor], Tensor]:
         """w -> M^-1 w."""
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.inputs))
-        return lambda w: inverse @ (w / self.outputs)
+        return lambda w: inverse.to(w.dtype) @ (w / self.outputs.to(w.dtype))
 
 
 def _floor(energies: Tensor) -> Tensor:
@@ -387,10 +387,11 @@ def krylov(
 
     `right` (D, N) is b and `product` is v -> J^T J v. Conjugate gradients look for their answer in the same
     space; with the space at hand every ridge is a system of `count` unknowns. Directions are orthonormal in the
-    metric up to rounding, stored as `kept` (else as `right` is), and fewer where the space ends.
+    metric up to rounding, found and stored as `kept` (else as `right` is), and fewer where the space ends.
     """
-    raised, w, scale, n = metric.raiser(), right, None, 0
-    V = right.new_empty(count, *right.shape, dtype=kept)
+    b = right.to(kept or right.dtype)
+    raised, w, scale, n = metric.raiser(), b, None, 0
+    V = b.new_empty(count, *b.shape)
     gram, penalty = right.new_zeros(2, count, count)
     while n < count:
         v = raised(w)
@@ -399,7 +400,7 @@ def krylov(
         low = metric.lower(v)
         back = _dots(V[:n], low)
         v, P = _less(v, V[:n], back), penalty[:n, :n]
-        size = ((v * low).sum() - back.square().sum() + back @ P @ back).clamp(min=0).sqrt()
+        size = ((v * low).sum().double() - back.square().sum() + back @ P @ back).clamp(min=0).sqrt()
         scale = size if scale is None else scale
         if not size > 1e-7 * scale:
             break
@@ -407,19 +408,17 @@ def krylov(
         del v, low
         penalty[n, :n] = penalty[:n, n] = (back - P @ back) / size
         penalty[n, n] = 1.0
-        w = product(V[n])
+        w = product(V[n]).to(b.dtype)
         gram[n, : n + 1] = gram[: n + 1, n] = _dots(V[: n + 1], w)
         n += 1
     V = V[:n]
-    return Directions(vectors=V, gram=gram[:n, :n], cross=_dots(V, right), penalty=penalty[:n, :n])
+    return Directions(vectors=V, gram=gram[:n, :n], cross=_dots(V, b), penalty=penalty[:n, :n])
 
 
 def _dots(V: Tensor, w: Tensor) -> Tensor:
-    """Inner products (n,), one direction at a time: all at once would be a copy of all."""
-    return torch.stack([(v * w).sum() for v in V]) if len(V) else w.new_zeros(0)
+    """Inner products (n,) in float64."""
+    return (V.flatten(1) @ w.flatten()).double()
 
 
 def _less(v: Tensor, V: Tensor, steps: Tensor) -> Tensor:
-    for old, step in zip(V, steps, strict=True):
-        v = v.sub_(step * old)
-    return v
+    return v.sub_((steps.to(V.dtype) @ V.flatten(1)).view_as(v)) if len(V) else v
