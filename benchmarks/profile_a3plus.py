@@ -129,7 +129,7 @@ def measure(profile: Profile, *, device: str, samples: int, length: int) -> dict
     began = time.perf_counter()
     with clock.timing(device) as running, fast_products(torch.device(device)):
         if profile.curves:
-            loss_curves.measure_curves(model, tokens, METHODS["a3+"])
+            loss_curves.measure_curves(model, tokens, METHODS["a3+"], config)
         else:
             compress_without_clock(model, config, tokens)
     seconds = running.seconds()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from trisect.calibrate.fisher import METRIC_SHARE, METRIC_TOKENS
 from trisect.calibrate.linearised import directions
 from trisect.calibrate.replay import TOKENS_PER_BATCH, held_windows
-from trisect.calibrate.scores import QUERIES
-from trisect.calibrate.streams import FEW_QUERIES, STATES
+from trisect.calibrate.scores import shares
+from trisect.calibrate.streams import STATES
 from trisect.solve.ridge import SKETCH, STRENGTHS
 
 KEPT = 0.75  # of every width, at --ratio 0.25
@@ -65,7 +65,8 @@ def elimination(n: int, kept: int, outputs: int) -> float:
 def queries(tokens: int, length: int) -> int:
     """Queries that are sampled of a layer."""
     windows = tokens // length
-    return windows * min(-(-QUERIES // windows), max(FEW_QUERIES, length // 8))
+    each, every = shares(windows, length)
+    return windows // every * each
 
 
 def operations(shape: Shape, method: str, *, tokens: int, length: int, refit: bool) -> dict[str, float]:
@@ -91,7 +92,10 @@ def operations(shape: Shape, method: str, *, tokens: int, length: int, refit: bo
     }
     if refit:
         weights = D * kept * passed
-        held, count = length * held_windows(tokens // length), directions(tokens * passed / (solved * kept))
+        held, count = (
+            length * held_windows(tokens // length),
+            directions(tokens * passed / (solved * kept), 2 * D * kept),
+        )
         found["forward"] += tokens * (attention + KEPT * mlps) * 2
         found["grams"] += 2 * tokens * passed * kept * (kept + D)
         found["products"] = (tokens - held) * 12 * (count + 1) * weights + held * 6 * count * weights
@@ -106,7 +110,8 @@ def moments(shape: Shape, method: str, *, tokens: int, refit: bool) -> int:
         return DOUBLE * (2 * shape.head_dim**2 * (shape.heads + shape.kv_heads) + shape.experts * shape.mlp)
     attention = 2 * DOUBLE * shape.attended * (shape.attended + shape.d_model)
     kept, solved = int(KEPT * shape.mlp), shape.experts + shape.shared
-    count = directions(tokens * (shape.active + shape.shared) / (solved * kept)) if refit else 0
+    share = (shape.active + shape.shared) / (solved * kept)
+    count = directions(tokens * share, 2 * shape.d_model * kept) if refit else 0
     return max(attention, solved * max(shape.expert_sums(), count * shape.d_model * 2 * kept * SINGLE))
 
 

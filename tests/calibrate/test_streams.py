@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tiny_models import FAMILIES, tiny, tokens
 from trisect.calibrate import TwoStreams
-from trisect.calibrate.scores import AWAKE, PairGrams, QuerySampler
+from trisect.calibrate.scores import AWAKE, FEWEST, MOST_APART, QUERIES, PairGrams, QuerySampler, shares
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
 from trisect.errors import TrisectError
@@ -144,6 +146,34 @@ def test_sampled_scores_are_attention_weighted_covariances(mask: str) -> None:
                 z = z - p @ z
                 expected[head] += (z * p[:, None]).T @ z
     torch.testing.assert_close(found["scores"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 3], [3, 4, 5, 6], [5, 6, 7, 9]])
+def test_of_many_windows_some_are_sampled_the_same_in_any_batch(numbers: list[int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(4, 9, heads, 8, generator=generator) for heads in (4, 2))
+    sampler = QuerySampler([PairGrams(3)], per_window=5, seed=7, every=4)
+    sampler.numbers = numbers
+    found, count = sampler(q, k)
+    alone = QuerySampler([PairGrams(3)], per_window=5, seed=7)
+    expected = torch.zeros_like(found["scores"])  # also of a batch without any, for other processes to add theirs
+    for place, number in enumerate(numbers):
+        if number % 4 == 0:
+            alone.numbers = [number]
+            expected += alone(q[place : place + 1], k[place : place + 1])[0]["scores"]
+    assert count == 5 * sum(number % 4 == 0 for number in numbers)
+    torch.testing.assert_close(found["scores"], expected, rtol=1e-6, atol=1e-9)
+
+
+@given(windows=st.integers(1, 5000), tokens=st.integers(64, 8192))
+def test_queries_are_as_many_as_wanted_and_not_all_of_a_few_windows(windows: int, tokens: int) -> None:
+    each, every = shares(windows, tokens)
+    sampled = -(-windows // every)
+    assert every <= MOST_APART
+    assert each * sampled >= min(QUERIES, sampled * max(64, tokens // 8))
+    assert each <= max(64, tokens // 8)
+    if windows >= QUERIES // FEWEST and every < MOST_APART:
+        assert FEWEST <= each <= 2 * FEWEST
 
 
 def test_stored_moments_are_refused_for_a_method_that_repairs() -> None:

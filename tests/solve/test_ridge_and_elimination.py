@@ -5,6 +5,7 @@ perturbations, the dense normal equations.
 """
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from trisect.solve.ridge import (
     inverse_positive,
     ridge,
     steady_choice,
+    tried,
     unit_system,
 )
 
@@ -110,13 +112,23 @@ def test_many_outputs_choose_by_some_of_their_mixtures_and_lose_little(seed: int
 @settings(max_examples=30)
 @given(twins=st.sets(st.integers(0, len(STRENGTHS) - 1), min_size=2, max_size=2), dust=st.floats(-1e-9, 1e-9))
 def test_rounding_cannot_move_the_strength_where_two_are_as_good(twins: set[int], dust: float) -> None:
-    errors = torch.full((len(STRENGTHS),), 2.0, dtype=torch.float64)
-    first, second = sorted(twins)
-    errors[[first, second]] = 1.0
+    first, second = (STRENGTHS[number] for number in sorted(twins))
+    errors = dict.fromkeys(STRENGTHS, 2.0) | {first: 1.0, second: 1.0}
     between = steady_choice(errors)
-    assert STRENGTHS[first] < between < STRENGTHS[second]
+    assert first < between < second
     errors[first] += dust
     assert steady_choice(errors) == pytest.approx(between, rel=1e-4)
+
+
+@given(best=st.floats(-12, 12), steepness=st.floats(1e-4, 10), least=st.floats(0.1, 10))
+def test_strengths_that_are_not_tried_would_not_have_changed_the_choice(
+    best: float, steepness: float, least: float
+) -> None:
+    def error(strength: float) -> torch.Tensor:
+        return torch.tensor(least + steepness * (math.log(strength) - best) ** 2, dtype=torch.float64)
+
+    asked = {strength: error(strength).item() for strength in STRENGTHS}
+    assert steady_choice(tried(error)) == pytest.approx(steady_choice(asked), rel=0.05)
 
 
 @settings(max_examples=10)

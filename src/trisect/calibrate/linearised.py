@@ -14,8 +14,10 @@ from trisect.solve.ridge import Metric, gram, krylov, product, products
 from trisect.support.distributed import all_reduce
 from trisect.support.products import short, short_product
 
-DIRECTIONS = {0: 8, 64: 16}
+DIRECTIONS = {0: 4, 32: 6, 64: 16}
 """How many, by calibration tokens for each neuron: few tokens cannot tell more of them from noise."""
+FEW_DIRECTIONS = 6  # of a large MLP at most: each takes as long as a pass of the layer
+LARGE = 1 << 24  # weights of an MLP's input maps
 ROWS = 1 << 19  # calibration tokens kept row by row where there are more; an eighth of these costs accuracy
 COARSE = 1 << 17  # weights: where so many are fitted, it averages out that rows are rounded to 8 bits
 TOGETHER = {"cpu": 2048, "cuda": 1 << 30}  # tokens that J sees together: caches hold what becomes of so many
@@ -32,9 +34,10 @@ def every_token(windows: Tensor) -> int:
     return every
 
 
-def directions(tokens_per_neuron: float) -> int:
+def directions(tokens_per_neuron: float, weights: int) -> int:
     """In how many directions an MLP's input maps are refitted."""
-    return max(count for least, count in DIRECTIONS.items() if tokens_per_neuron >= least)
+    count = max(count for least, count in DIRECTIONS.items() if tokens_per_neuron >= least)
+    return min(count, FEW_DIRECTIONS) if weights >= LARGE else count
 
 
 def sets_of_states(layer: LayerShape, every: int) -> int:
@@ -66,8 +69,8 @@ class Linearised:
         if not held:
             self.sums["right"] = products(x, self.pull(missing, slopes), self.sums.get("right"))
             self.sums["inputs"] = gram(x, self.sums.get("inputs"))
-            self._add("slopes", slopes.double().square().sum(dim=0))
-        self._add(f"energy{held}", missing.double().square().sum())
+            self._add("slopes", slopes.square().sum(dim=0, dtype=torch.float64))
+        self._add(f"energy{held}", missing.square().sum(dtype=torch.float64))
         self._add(f"tokens{held}", torch.tensor(float(len(x)), dtype=torch.float64, device=x.device))
         some = slice(None, None, self.every) if tokens is None else tokens % self.every == 0
         self._add(f"rows{held}", torch.tensor(float(len(x[some])), dtype=torch.float64, device=x.device))
@@ -97,10 +100,10 @@ class Linearised:
         sums = all_reduce(self.sums) if self.shared else self.sums
         tokens, rows = ({held: sums[f"{of}{held}"].item() for held in (False, True)} for of in ("tokens", "rows"))
         n, read = max(1.0, tokens[False]), max(1.0, rows[False])
-        count = directions((n + tokens[True]) / len(self.W_down))
         metric = self._metric(sums["inputs"] / n, sums["slopes"] / n)
         kept = torch.float32  # J sees rows, which have no more digits than that
         right = sums.pop("right").div_(n)
+        count = directions((n + tokens[True]) / len(self.W_down), right.numel())
         found = krylov(right, lambda v: self._product(v).div_(read), metric, count, kept=kept)
         apart = self._sum(True, partial(self._projected, found.vectors)) / max(1.0, rows[True])
         named = {

@@ -150,7 +150,8 @@ class Accumulator:
     @stage("grams")
     def __call__(self, tap: str, *observed: Any) -> None:
         if tap == "rotated":
-            if self.sampler is not None:
+            known = f"scores_tokens{self.suffix}" in self.sums
+            if self.sampler is not None and (not known or self.sampler.sampled(len(observed[0]))):
                 found, count = self.sampler(*observed)
                 for name, total in found.items():
                     self._add(f"{name}{self.suffix}", total, count)
@@ -180,7 +181,7 @@ class Accumulator:
             key = f"{name}_{what}{self.suffix}"  # added in place: these are the widest sums
             self.sums[key] = add(x, self.sums.get(key))
             self.counts[key] = self.counts.get(key, 0) + tokens
-        self._add(f"{name}_energy{self.suffix}", y.double().square().sum(), tokens)
+        self._add(f"{name}_energy{self.suffix}", y.square().sum(dtype=torch.float64), tokens)
         self.count(tokens, f"{name}_tokens{self.suffix}")
 
     def goal_of(self, tokens: Any, target: Tensor, weight: str | None = None) -> Goal:
@@ -202,7 +203,8 @@ class Accumulator:
         each = torch.cat([rows(slopes[name]) for name in MAPS if name in slopes], dim=-1) * root  # (n, N)
         if self.goal.metric is not None:
             metric = self.goal.metric.to(missing)
-            missing, W_down = product(missing, metric), product(W_down.to(metric), metric)
+            # On a GPU in the 16 bits of the inputs: that is how rows are kept.
+            missing, W_down = product(missing.to(x.dtype), metric.to(x.dtype)), product(W_down.to(metric), metric)
         self.linearised.append(rows(x), each.to(x.dtype), missing.to(x.dtype), W_down, held=self.held, tokens=tokens)
 
     def count(self, tokens: int, name: str = OBSERVED) -> None:

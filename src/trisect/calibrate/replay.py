@@ -30,7 +30,7 @@ TOKENS_PER_BATCH = 8192  # per forward pass when the caller does not say: enough
 CACHED_TOKENS = 2048  # the same on a CPU, whose caches hold what a layer makes of so many
 HELD_SHARE = 4  # one window in so many is held out: it chooses the ridge and takes no part in the fit
 MOST_HELD = 32
-"""Windows held out at most, or one for every process: more choose no better, and are missed where weights are fitted."""
+"""Windows held out at most, or one for every process: more choose no better and are missed in the fit."""
 
 Fetch = Callable[[], Tensor]
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
@@ -113,7 +113,7 @@ _KEEPERS: dict[str, Callable[[Tensor], Fetch]] = {
 def windows_at_once(model: Any, windows: Tensor) -> int:
     """How many of the windows (n, t) go through a layer together: on a GPU more of a narrow model's."""
     device, width = next(model.parameters()).device, model.config.get_text_config().hidden_size
-    more = min(8, max(1, 4096 // width))  # or a GPU waits for the host
+    more = min(8, max(2, 4096 // width))  # or a GPU waits for the host
     tokens = more * TOKENS_PER_BATCH if device.type == "cuda" else CACHED_TOKENS
     return max(1, tokens // windows.shape[1])
 

@@ -16,7 +16,11 @@ from torch import Tensor, nn
 from trisect.models.heads import softcapped
 from trisect.records.parts import Slots
 
-QUERIES = 2048  # sampled per layer over all windows; more settle the Gram, fewer save time
+QUERIES = 1024  # sampled per layer over all windows; more settle the Gram, fewer save time
+FEWEST = 16
+"""Of a window, where there are many: what costs is looking at its keys, not at how a query weighs them."""
+FEW_QUERIES = 64  # of a short window, at most
+MOST_APART = 8  # windows from one that is sampled to the next: some of those held out must be among them
 MOST_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Of the largest tensor that one step makes: windows, or else heads, are taken together as long as they stay
 below. A CPU is faster on what its caches hold; a GPU waits for every operation, and gets few and large ones."""
@@ -52,13 +56,22 @@ Reading = Callable[[SampledQueries], dict[str, Tensor]]
 """Gives name -> sum over a row's queries, leading dimension the rows, or the query heads of all rows."""
 
 
-class QuerySampler:
-    """Random queries of every window: the same for the same seed, whoever runs it, in whatever batch."""
+def shares(windows: int, tokens: int) -> tuple[int, int]:
+    """Queries per window, and how many windows there are to one that is sampled."""
+    every = min(MOST_APART, -(-windows * FEWEST // QUERIES))
+    # Queries of one window see much the same keys: many of them in a short window teach little more.
+    return min(-(-QUERIES * every // windows), max(FEW_QUERIES, tokens // 8)), every
 
-    def __init__(self, readings: Sequence[Reading], *, per_window: int, seed: int, softcap: float | None = None):
+
+class QuerySampler:
+    """Random queries of one window in `every`: the same for the same seed, whoever runs it, in whatever batch."""
+
+    def __init__(
+        self, readings: Sequence[Reading], *, per_window: int, seed: int, every: int = 1, softcap: float | None = None
+    ):
         self.readings = readings
         self.softcap = softcap
-        self.per_window = per_window
+        self.per_window, self.every = per_window, every
         self.seed = seed
         self.numbers: Sequence[int] | None = None  # which windows the batch at hand holds; None means the first ones
 
@@ -67,15 +80,19 @@ class QuerySampler:
     ) -> tuple[dict[str, Tensor], int]:
         """Scaled and rotated queries (b, t, h, d) and keys (b, t, k, d) -> sums and the queries in them."""
         # `sinks` (h,) are logits that join the softmax.
+        numbers = range(len(q)) if self.numbers is None else self.numbers
+        sampled = self.sampled(len(q))
+        if len(places := sampled or [0]) < len(q):
+            q, k, mask = q[places], k[places], mask[places] if mask is not None and len(mask) > 1 else mask
+            numbers = [numbers[place] for place in places]
         b, t = q.shape[:2]
-        numbers = range(b) if self.numbers is None else self.numbers
         drawn = torch.stack([self.positions(number, t) for number in numbers])  # (b, q), on the host
         positions = drawn.to(q.device)
-        sampled = q[torch.arange(b, device=q.device).unsqueeze(-1), positions]  # (b, q, h, d)
+        queries = q[torch.arange(b, device=q.device).unsqueeze(-1), positions]  # (b, q, h, d)
         hidden = _hidden(positions, t, mask)
         # A row is one key head of one window; of each of its queries there are products of all channels.
-        row, most = sampled[0].numel() // k.shape[2] * max(t // k.shape[3], k.shape[3]), MOST_NUMBERS[q.device.type]
-        rows = max(1, most // row)
+        row, most = queries[0].numel() // k.shape[2] * max(t // k.shape[3], k.shape[3]), MOST_NUMBERS[q.device.type]
+        rows = min(b * k.shape[2], max(1, most // row))
         at_once = max(1, rows // k.shape[2])  # windows
         total: dict[str, Tensor] = {}
         for start in range(0, b, at_once):
@@ -83,11 +100,18 @@ class QuerySampler:
             step = min(-(-t // STRETCHES), max(1, most // (rows * k.shape[3] ** 2)))
             stretches = _stretches(drawn[some], t, step=step, sinks=sinks is not None)
             found = self._windows(
-                sampled[some], k[some], positions[some], hidden[some], sinks, stretches, heads_at_once=rows
+                queries[some], k[some], positions[some], hidden[some], sinks, stretches, heads_at_once=rows
             )
             for name, value in found.items():
                 total[name] = total[name] + value if name in total else value
+        if not sampled:  # the sums of no queries: those of other processes are added to them by their names
+            return {name: torch.zeros_like(value) for name, value in total.items()}, 0
         return total, positions.numel()
+
+    def sampled(self, windows: int) -> list[int]:
+        """Which windows of the batch at hand are sampled, by place."""
+        numbers = range(windows) if self.numbers is None else self.numbers
+        return [place for place, number in enumerate(numbers) if number % self.every == 0]
 
     def positions(self, number: int, tokens: int) -> Tensor:
         """The queries (q,) of a window; the first tokens have nothing to choose between."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trisect.calibrate.linearised import every_token
 from trisect.calibrate.moments import Accumulator, Goal, recording
 from trisect.calibrate.replay import Progress, States, Stream, in_batches
-from trisect.calibrate.scores import QUERIES, KeyCovariances, PairGrams, QuerySampler, Reading, SlotGrams
+from trisect.calibrate.scores import KeyCovariances, PairGrams, QuerySampler, Reading, SlotGrams, shares
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.families import Family
 from trisect.models.heads import QUIET, gain, post_norm, rotation_of
@@ -22,8 +22,6 @@ from trisect.models.view import LayerView
 from trisect.records.parts import QK, Slots
 from trisect.support.clock import stage
 from trisect.support.distributed import all_reduce
-
-FEW_QUERIES = 64
 
 STATES = 6
 """Sets of hidden states at a time: both streams, the dense one before the layer, two outputs of it, and what the
@@ -110,8 +108,7 @@ class TwoStreams:
         self.rotation = rotation_of(model.get_submodule(decoder))
         self.dense = Stream.embed(model, views, self.windows.batches, place=place, copies=STATES + more)
         self.narrow = self.dense.copy()
-        # Queries of one window see much the same keys: many of them in a short window teach little more.
-        self.per_window = min(-(-QUERIES // len(ids)), max(FEW_QUERIES, ids.shape[1] // 8))
+        self.per_window, self.sampled = shares(len(ids), ids.shape[1])
 
     def begin(
         self, view: LayerView, names: frozenset[str] = frozenset(), *, progress: Progress | None = None
@@ -190,7 +187,8 @@ class TwoStreams:
         if rates is not None and slots:
             readings.append(SlotGrams(slots, rates))
         seed, softcap = self.seed + view.index, view.attention.softcap if readings else None
-        sampled = QuerySampler(readings, per_window=self.per_window, seed=seed, softcap=softcap)
+        how: Any = {"per_window": self.per_window, "every": self.sampled, "seed": seed, "softcap": softcap}
+        sampled = QuerySampler(readings, **how)
         sampler = sampled if readings else None
         return Accumulator(
             names, sampler=sampler, shared=self.windows.shared, place=self.before.place, every=self.every

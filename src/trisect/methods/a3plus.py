@@ -57,7 +57,7 @@ def projected(penalty: Tensor, features: Tensor, W: Tensor) -> Tensor:
 PAIR_RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 SLOT_RIDGES = (*PAIR_RIDGES, 1e2)
 ROW_RIDGE = 0.1
-VALUE_ROUNDS = 8
+VALUE_ROUNDS = 4
 AWAKE = 0.01  # share of tokens at which a head is taken to attend to any one token, when value bases are chosen
 CHOICE_STRENGTH = 0.3
 """Ridge of the full-width weights that a choice is made against; what stays is fitted again afterwards."""

@@ -14,7 +14,7 @@ from torch import Tensor
 SOLVE_DTYPE = torch.float64  # roots of ill-conditioned moments lose half their digits, which float32 cannot spare
 FLOOR = 1e-13  # directions whose energy is below this share of the mean are silence plus rounding, not signal
 BALANCE_FLOOR = 1e-12  # balancing divides by roots of singular values; below this share of the largest is nothing
-CONJUGATE_STEPS = 20
+CONJUGATE_STEPS = 8
 LARGE = 256  # matrices with both sides at least this long are solved through their square
 
 

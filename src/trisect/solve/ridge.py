@@ -15,6 +15,7 @@ STRENGTHS = (1e-4, 1e-2, 1e-1, 3e-1, 1.0, 10.0, 1e4)
 SILENCE = 1e-14  # features this much quieter than the mean are silent: their weights stay at the prior
 DEPENDENCE = 1e-10  # added to the unit diagonal: exactly dependent features would make the system singular
 TIE = 1e-3  # strengths whose held-out errors differ by less than this share are as good as each other
+BEYOND = 6  # ties worse than the best: such a strength counts for next to nothing, and so do those behind it
 STRIPS = 8  # of a Gram, at most: with so many, little more than half of it is computed
 LEAST_STRIP = 256  # columns: narrower products are slower
 ROUNDS = 64  # in which neurons go, at most; each pays one rank-m update of the inverse
@@ -34,15 +35,10 @@ def product(x: Tensor, y: Tensor) -> Tensor:
 
 def products(x: Tensor, y: Tensor, total: Tensor | None = None) -> Tensor:
     """x^T y of rows (n, I) and (n, D), in float64; added to `total`, where there is one."""
-    parts = [y]
     if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and y.dtype == torch.float32:
-        coarse = y.to(x.dtype)
-        parts = [coarse, (y - coarse.to(y.dtype)).to(x.dtype)]  # more bits than x has, as two
-    for part in parts:
-        found = product(x.mT, part)
-        total = found.double() if total is None else total.add_(found)
-    assert total is not None
-    return total
+        y = y.to(x.dtype)  # what that takes off single numbers has the mean zero, and averages out over tokens
+    found = product(x.mT, y)
+    return found.double() if total is None else total.add_(found)
 
 
 def gram(x: Tensor, total: Tensor | None = None) -> Tensor:
@@ -189,7 +185,7 @@ def held_out_ridge(
         change = _change(fit, few.clone(), strength)
         return start + ((held.gram @ change).sub_(held_few, alpha=2) * change).sum()
 
-    best = steady_choice(torch.stack([error(strength) for strength in STRENGTHS]))
+    best = steady_choice(tried(error))
     if not all_tokens:
         return _change(fit, gap, best).add_(prior), best
     del gap
@@ -204,12 +200,27 @@ def _mixtures(W: Tensor) -> Tensor | None:
     return torch.randn(W.shape[-1], SKETCH, generator=generator, dtype=W.dtype).to(W.device) / SKETCH**0.5
 
 
-def steady_choice(errors: Tensor) -> float:
+def tried(error: Callable[[float], Tensor]) -> dict[float, float]:
+    """Errors by strength, from the middle of the list outwards: each side ends where errors have grown for good."""
+    # Held-out errors fall and rise once, so most strengths far from the best one need no Cholesky factor.
+    middle = len(STRENGTHS) // 2
+    found = {STRENGTHS[middle]: error(STRENGTHS[middle]).item()}
+    for side in (STRENGTHS[middle + 1 :], STRENGTHS[:middle][::-1]):
+        for strength in side:
+            found[strength] = error(strength).item()
+            least = min(found.values())
+            if found[strength] > least + BEYOND * TIE * abs(least):
+                break
+    return found
+
+
+def steady_choice(errors: dict[float, float]) -> float:
     """The best strength; of several that are as good, their mean in logarithms."""
     # A mere minimum would jump between them by rounding, and the weights with it.
-    least = errors.min()
-    shares = ((least - errors) / (TIE * least.abs().clamp(min=torch.finfo(errors.dtype).tiny))).softmax(dim=0)
-    strengths = torch.tensor(STRENGTHS, dtype=errors.dtype, device=errors.device)
+    found = torch.tensor(list(errors.values()), dtype=torch.float64)
+    least = found.min()
+    shares = ((least - found) / (TIE * least.abs().clamp(min=torch.finfo(found.dtype).tiny))).softmax(dim=0)
+    strengths = torch.tensor(list(errors), dtype=torch.float64)
     return (shares * strengths.log()).sum().exp().item()
 
 
