@@ -51,7 +51,7 @@ def outputs(streams: TwoStreams, view: LayerView) -> Tensor:
     with torch.no_grad():
         for number, states in enumerate(streams.narrow.hidden):
             if not streams.windows.held(number):
-                call = streams.narrow.calls[len(states)][view.index]
+                call = streams.narrow.call(number, view.index)
                 view.layer(states, *call.args, **call.kwargs)
     handle.remove()
     return torch.cat([out.flatten(0, -2) for out in kept])

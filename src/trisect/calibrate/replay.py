@@ -11,7 +11,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,9 @@ CACHED_TOKENS = 2048  # the same on a CPU, whose caches hold what a layer makes 
 HELD_SHARE = 4  # one window in so many is held out: it chooses the ridge and takes no part in the fit
 MOST_HELD = 32
 """Windows held out at most, or one for every process: more choose no better and are missed in the fit."""
+BEGINNING = 4  # tokens of a beginning
+BEGINNING_SHARE = 16  # one of so many calibration tokens again in a beginning,
+BEGINNINGS = (16, 2048)  # as long as they come to so many; fewer are left out
 
 Fetch = Callable[[], Tensor]
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
@@ -126,13 +129,26 @@ class Windows:
     numbers: list[Tensor]  # (b,) which windows of the whole set they are
     num_held: int  # batches at the end that are held out
     shared: bool  # whether other processes have the rest, so that sums have to be added up
+    whole: int  # windows of the whole set; numbers from there on are those of beginnings,
+    share: float = 1.0  # whose tokens count so much less than others
 
     def held(self, batch: int) -> bool:
         return batch >= len(self.batches) - self.num_held
 
+    def weight(self, batch: int) -> float:
+        """How much a token of a batch counts."""
+        return self.share if self.numbers[batch][0] >= self.whole else 1.0
 
-def in_batches(ids: Tensor, *, batch_size: int | None = None, hold_out: bool = False, split: bool = False) -> Windows:
-    """Windows (n, t) in batches; with `split`, this process's share of them."""
+
+def in_batches(
+    ids: Tensor,
+    *,
+    batch_size: int | None = None,
+    hold_out: bool = False,
+    split: bool = False,
+    beginnings: Tensor | None = None,
+) -> Windows:
+    """Windows (n, t), and short ones behind them, in batches; with `split`, this process's share of them."""
     # Every process has its part of the windows that fit and of those held out, so that the two sets are the
     # same for any number of processes.
     size = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
@@ -140,14 +156,62 @@ def in_batches(ids: Tensor, *, batch_size: int | None = None, hold_out: bool = F
     sets = torch.arange(len(ids)).split([len(ids) - num_held, num_held])
     shared = split and distributed.world_size() > 1
     if shared:
-        processes = distributed.world_size()
-        sets = tuple(numbers.tensor_split(processes)[distributed.rank()] for numbers in sets)
+        sets = _mine(sets)
         if not len(sets[0]) or (hold_out and not len(sets[1])):
+            processes = distributed.world_size()
             enough = processes * (HELD_SHARE if hold_out else 1)
             few = f"{len(ids)} calibration windows are too few for {processes} processes"
             raise TrisectError(f"{few}; use --samples {enough} or more.")
-    fit, held = ([batch for batch in numbers.split(size) if len(batch)] for numbers in sets)
-    return Windows(batches=[ids[batch] for batch in fit + held], numbers=fit + held, num_held=len(held), shared=shared)
+    fit, held = (_batched(numbers, size) for numbers in sets)
+    found = Windows(
+        batches=[ids[batch] for batch in fit + held],
+        numbers=fit + held,
+        num_held=len(held),
+        shared=shared,
+        whole=len(ids),
+    )
+    return found if beginnings is None else _with_beginnings(found, beginnings, size=size * ids.shape[1] // BEGINNING)
+
+
+def _with_beginnings(windows: Windows, ids: Tensor, *, size: int) -> Windows:
+    num_held = max(1, len(ids) // HELD_SHARE) if windows.num_held else 0
+    sets = torch.arange(len(ids)).split([len(ids) - num_held, num_held])
+    fit, held = (_batched(numbers, size) for numbers in (_mine(sets) if windows.shared else sets))
+    edge = len(windows.batches) - windows.num_held
+
+    def among(those: list[Tensor], fitting: list[Tensor], apart: list[Tensor]) -> list[Tensor]:
+        return [*those[:edge], *fitting, *those[edge:], *apart]
+
+    return replace(
+        windows,
+        batches=among(windows.batches, [ids[batch] for batch in fit], [ids[batch] for batch in held]),
+        numbers=among(windows.numbers, [windows.whole + n for n in fit], [windows.whole + n for n in held]),
+        num_held=windows.num_held + len(held),
+        share=min(1.0, windows.whole / len(ids)),
+    )
+
+
+def _batched(numbers: Tensor, size: int) -> list[Tensor]:
+    return [batch for batch in numbers.split(size) if len(batch)]
+
+
+def _mine(sets: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(numbers.tensor_split(distributed.world_size())[distributed.rank()] for numbers in sets)
+
+
+def beginnings_of(ids: Tensor, *, seed: int) -> Tensor | None:
+    """Short windows (m, BEGINNING) from anywhere in the others; None where all begin alike, or there are too few."""
+    # Attention of most heads rests on the first token, and a few layers make that token massive. A window has one first
+    # token, so a few hundred windows leave most of the vocabulary to chance: where a word that was not among them
+    # begins a text, nothing becomes massive, and nothing is there to rest on.
+    least, most = BEGINNINGS
+    count, (n, t) = min(most, ids.numel() // (BEGINNING_SHARE * BEGINNING)), ids.shape
+    if count < least or t < 2 * BEGINNING or bool((ids[:, 0] == ids[0, 0]).all()):
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(n, (count, 1), generator=generator)
+    starts = torch.randint(t - BEGINNING + 1, (count, 1), generator=generator)
+    return ids[rows, starts + torch.arange(BEGINNING)]
 
 
 def held_windows(count: int) -> int:
@@ -169,10 +233,10 @@ class _AllRecorded(Exception):
 class Stream:
     """Hidden states of the calibration tokens, in front of some layer."""
 
-    def __init__(self, hidden: States, calls: dict[int, list[LayerCall]]):
+    def __init__(self, hidden: States, calls: dict[Any, list[LayerCall]]):
         self.hidden = hidden
         self.calls = calls
-        """Batch size -> one call per layer; the batch's number instead, where a call is good for one batch only."""
+        """Shape of a batch -> one call per layer; its number instead, where a call is good for one batch only."""
 
     @classmethod
     def embed(
@@ -187,10 +251,10 @@ class Stream:
         """Hidden states of batches (b, t) in front of the first layer."""
         # `copies` is how many such sets the caller will keep at a time, for the choice of a place.
         hidden: States | None = None
-        calls: dict[int, list[LayerCall]] = {}
+        calls: dict[Any, list[LayerCall]] = {}
         differ = views[0].family.calls_differ
         for number, batch in enumerate(batches):
-            key = -1 - number if differ else len(batch)
+            key = number if differ else tuple(batch.shape)
             with stage("forward"):
                 states, recorded = _record_calls(model, views, batch, all_layers=key not in calls)
             if hidden is None:
@@ -208,7 +272,7 @@ class Stream:
 
     def call(self, number: int, layer: int) -> LayerCall:
         """What a layer is called with for a batch."""
-        return (self.calls.get(-1 - number) or self.calls[len(self.hidden[number])])[layer]
+        return (self.calls.get(number) or self.calls[tuple(self.hidden[number].shape[:2])])[layer]
 
     def through(self, view: LayerView, number: int, states: Tensor) -> Tensor:
         """What a layer makes of the states of a batch."""

@@ -73,20 +73,19 @@ class QuerySampler:
         self.softcap = softcap
         self.per_window, self.every = per_window, every
         self.seed = seed
-        self.numbers: Sequence[int] | None = None  # which windows the batch at hand holds; None means the first ones
+        self.numbers: Sequence[int | None] | None = None
+        """Which windows the batch at hand holds; None means the first ones, and in a batch one that is left out."""
 
     def __call__(
         self, q: Tensor, k: Tensor, mask: Tensor | None = None, sinks: Tensor | None = None
     ) -> tuple[dict[str, Tensor], int]:
         """Scaled and rotated queries (b, t, h, d) and keys (b, t, k, d) -> sums and the queries in them."""
         # `sinks` (h,) are logits that join the softmax.
-        numbers = range(len(q)) if self.numbers is None else self.numbers
         sampled = self.sampled(len(q))
-        if len(places := sampled or [0]) < len(q):
+        if len(places := list(sampled) or [0]) < len(q):
             q, k, mask = q[places], k[places], mask[places] if mask is not None and len(mask) > 1 else mask
-            numbers = [numbers[place] for place in places]
         b, t = q.shape[:2]
-        drawn = torch.stack([self.positions(number, t) for number in numbers])  # (b, q), on the host
+        drawn = torch.stack([self.positions(sampled.get(place, 0), t) for place in places])  # (b, q), on the host
         positions = drawn.to(q.device)
         queries = q[torch.arange(b, device=q.device).unsqueeze(-1), positions]  # (b, q, h, d)
         hidden = _hidden(positions, t, mask)
@@ -108,10 +107,10 @@ class QuerySampler:
             return {name: torch.zeros_like(value) for name, value in total.items()}, 0
         return total, positions.numel()
 
-    def sampled(self, windows: int) -> list[int]:
-        """Which windows of the batch at hand are sampled, by place."""
+    def sampled(self, windows: int) -> dict[int, int]:
+        """Windows of the batch at hand that are sampled, by place."""
         numbers = range(windows) if self.numbers is None else self.numbers
-        return [place for place, number in enumerate(numbers) if number % self.every == 0]
+        return {at: number for at, number in enumerate(numbers) if number is not None and number % self.every == 0}
 
     def positions(self, number: int, tokens: int) -> Tensor:
         """The queries (q,) of a window; the first tokens have nothing to choose between."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trisect.calibrate.linearised import every_token
 from trisect.calibrate.moments import Accumulator, Goal, recording
-from trisect.calibrate.replay import Progress, States, Stream, in_batches
+from trisect.calibrate.replay import Progress, States, Stream, beginnings_of, in_batches
 from trisect.calibrate.scores import KeyCovariances, PairGrams, QuerySampler, Reading, SlotGrams, shares
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.families import Family
@@ -102,7 +102,8 @@ class TwoStreams:
         """`more` sets of states will be kept beside the usual ones, by whoever gathers statistics."""
         if len(ids) < 2:
             raise TrisectError("a3+ needs at least two calibration windows, one of them held out; raise --samples.")
-        self.windows = in_batches(ids, batch_size=batch_size, hold_out=True, split=split)
+        how: Any = {"batch_size": batch_size, "hold_out": True, "split": split}
+        self.windows = in_batches(ids, **how, beginnings=beginnings_of(ids, seed=seed))
         self.views, self.seed, self.every = views, seed, every_token(ids)
         decoder = views[0].family.layers.rpartition(".")[0]
         self.rotation = rotation_of(model.get_submodule(decoder))
@@ -199,7 +200,8 @@ class TwoStreams:
         self._at(batch)
         accumulator.held = self.windows.held(batch)
         if accumulator.sampler is not None:
-            accumulator.sampler.numbers = self.windows.numbers[batch].tolist()
+            numbers = self.windows.numbers[batch].tolist()
+            accumulator.sampler.numbers = [number if number < self.windows.whole else None for number in numbers]
 
     def _rates(self, view: LayerView) -> Tensor | None:
         """Radians per token (k, P) of the layer's pairs, where they are the same for every length."""
@@ -253,7 +255,7 @@ class TwoStreams:
         else:
             stream = stream + ov.added(attention)
             share = mlp.weight(_kept(self.shared_out if tap == "shared" else self.mlp_out, number, stream))
-        energy = stream.square().sum(dim=-1)
+        energy = stream.square().sum(dim=-1) / self.windows.weight(number)
         return share / energy.clamp(min=torch.finfo(energy.dtype).tiny ** 0.5)
 
     def _target(self, view: LayerView, number: int, states: Tensor, attended: States, beside: Any = ()) -> Any:
