@@ -4,6 +4,7 @@
     python experiments/collect.py --bench OUT      # rows of benchmarks/h200.py -> bench-h200.json
     python experiments/collect.py --tasks OUT --calibration wikitext-2   # OUT/METHOD.json of device_tasks.py
     python experiments/collect.py --demo FILE      # what `trisect demo --json FILE` wrote -> demo.json
+    python experiments/collect.py --profile FILE   # cases of benchmarks/profile_a3plus.py -> profile-a3plus.json
 
 Folders below experiments/results are not committed, the files beside them are; the documents read only those.
 """
@@ -34,8 +35,12 @@ def main() -> None:
     parser.add_argument("--tasks", type=Path, metavar="OUT", help="folder with scores")
     parser.add_argument("--calibration", help="what the models with scores were calibrated on")
     parser.add_argument("--demo", type=Path, metavar="FILE", help="the demo's measurement")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="seconds of a3+ by stage")
     given = parser.parse_args()
-    if given.demo:
+    if given.profile:
+        for name, case in read_json(given.profile).items():
+            keep_row("profile-a3plus.json", {"name": name, **case})
+    elif given.demo:
         kept = {key: value for key, value in read_json(given.demo).items() if key not in ("plan", "losses")}
         write_json(RESULTS / "demo.json", kept)
     elif given.bench:

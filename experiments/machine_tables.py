@@ -4,6 +4,7 @@ from figures import Plot
 from tables import Entry, read, rows_of, sourced, table
 
 SIZES = ("layers", "d_model", "MLP width", "experts", "tokens")
+PROFILED = ("passes", "sampled scores", "sums", "directions of F-8", "solvers", "rest")
 STAGES = ("read", "forward", "grams", "qk", "ov", "mlp", "write", "share", "plan", "other")
 
 
@@ -76,6 +77,36 @@ def shapes() -> str:
     return sourced(table(header, lines), rows, "python experiments/scale_shapes.py --device cuda")
 
 
+def stages() -> str:
+    """Seconds of a layer that a3+, and its loss curves, spend on what."""
+    rows = rows_of("profile-a3plus.json")
+    lines = []
+    for row in rows:
+        sums = dict.fromkeys(PROFILED, 0.0)
+        for path, seconds in row["stages"].items():
+            sums[_profiled(path)] += seconds
+        per_layer = [f"{seconds:.2f}" for seconds in (row["seconds_per_layer"], *sums.values())]
+        lines.append([row["name"], f"{row['tokens']:,}", *per_layer, f"{row['peak_device_bytes'] / 1e9:.1f} GB"])
+    made = table(["case", "tokens", "seconds per layer", *PROFILED, "peak on the device"], lines)
+    return sourced(made, rows, "PYTHONPATH=src python3 benchmarks/profile_a3plus.py smollm2 8b 8b-curves")
+
+
+def _profiled(path: str) -> str:
+    """Which column a stage inside stages belongs to."""
+    inner = path.rpartition(" > ")[2]
+    if "linearised" in path:
+        return "directions of F-8"
+    if inner in ("scores", "forward"):
+        return {"scores": "sampled scores", "forward": "passes"}[inner]
+    if inner in ("regression", "keep rows", "grams", "means"):
+        return "sums"
+    return (
+        "solvers"
+        if path.split(" > ")[0].split()[0] in ("qk", "ov", "mlp", "refit-up", "refit-down", "solve")
+        else "rest"
+    )
+
+
 def _case(row: Entry) -> str:
     return f"{row['shape']}, {row['method']}"
 
@@ -108,5 +139,13 @@ def shapes_figure(plot: Plot) -> None:
     plot.axes.legend(frameon=False, fontsize=7, ncols=5, loc="lower center", bbox_to_anchor=(0.4, 1.0))
 
 
-TABLES = {"stream": stream, "ranks": ranks, "kills": kills, "fuzz": fuzz, "shapes": shapes, "growth": growth}
+TABLES = {
+    "stream": stream,
+    "ranks": ranks,
+    "kills": kills,
+    "fuzz": fuzz,
+    "shapes": shapes,
+    "growth": growth,
+    "stages": stages,
+}
 FIGURES = {"scale-shapes": shapes_figure}
