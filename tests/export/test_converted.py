@@ -11,7 +11,7 @@ from exports import bytewise, pieces
 from tiny_models import tiny
 from trisect.export import export_gguf
 from trisect.models import load_model, source
-from trisect.models.checkpoint import SWITCH
+from trisect.models.checkpoint import SWITCH, keep
 
 
 @pytest.fixture
@@ -80,3 +80,13 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(
         loaded = load_model(str(file))
     assert "not kept for next time" in caplog.text
     assert loaded.model.config.model_type == "llama"
+
+
+def test_what_another_process_has_kept_meanwhile_is_left_as_it_is(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load_model(str(file))
+    (kept,) = entries(file)
+    before = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
+    with caplog.at_level(logging.WARNING):
+        keep(kept, loaded.model, loaded.tokenizer)
+    assert not caplog.text
+    assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == before

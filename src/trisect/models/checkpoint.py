@@ -170,7 +170,8 @@ def keep(folder: Path, model: Any, tokenizer: Any) -> None:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
     except (OSError, TrisectError) as error:
-        log.warning("the converted model is not kept for next time: %s", error)
+        if not folder.exists():  # or else another process has kept it meanwhile
+            log.warning("the converted model is not kept for next time: %s", error)
 
 
 def fetched(name: str) -> str:

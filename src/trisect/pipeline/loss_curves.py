@@ -94,7 +94,7 @@ def _curve(
 ) -> dict[int, float]:
     """Width -> rise, with one component that narrow; it is put back every time."""
     full = view.shape().width(part)
-    step = 8 if part != "mlp" and full >= 32 else 2
+    step = 64 if full >= 1024 else 8 if part != "mlp" and full >= 32 else 2  # products of odd widths are slow
     widths = {max(MINIMUM_HEAD, round(full * share) // step * step) for share in SHARES[part]}
     curve = {full: 0.0}
     for width in sorted((width for width in widths if width < full), reverse=True):
