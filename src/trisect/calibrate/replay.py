@@ -11,7 +11,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,54 +149,34 @@ def in_batches(
     beginnings: Tensor | None = None,
 ) -> Windows:
     """Windows (n, t), and short ones behind them, in batches; with `split`, this process's share of them."""
-    # Every process has its part of the windows that fit and of those held out, so that the two sets are the
-    # same for any number of processes.
-    size = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1])
-    num_held = held_windows(len(ids)) if hold_out else 0
-    sets = torch.arange(len(ids)).split([len(ids) - num_held, num_held])
-    shared = split and distributed.world_size() > 1
+    size, shared = batch_size or max(1, TOKENS_PER_BATCH // ids.shape[1]), split and distributed.world_size() > 1
+    fit, held = _numbers(len(ids), held_windows(len(ids)) if hold_out else 0, size=size, shared=shared)
+    if shared and not (fit and (held or not hold_out)):
+        processes = distributed.world_size()
+        enough = processes * (HELD_SHARE if hold_out else 1)
+        few = f"{len(ids)} calibration windows are too few for {processes} processes"
+        raise TrisectError(f"{few}; use --samples {enough} or more.")
+    numbers, num_held, share = fit + held, len(held), 1.0
+    batches = [ids[batch] for batch in numbers]
+    if beginnings is not None:
+        apart = len(beginnings) // HELD_SHARE if hold_out else 0
+        more, more_held = _numbers(len(beginnings), apart, size=size * ids.shape[1] // BEGINNING, shared=shared)
+        share, edge = min(1.0, len(ids) / len(beginnings)), len(fit)
+        batches[edge:edge], numbers[edge:edge] = [beginnings[n] for n in more], [len(ids) + n for n in more]
+        batches += [beginnings[n] for n in more_held]
+        numbers += [len(ids) + n for n in more_held]
+        num_held += len(more_held)
+    return Windows(batches=batches, numbers=numbers, num_held=num_held, shared=shared, whole=len(ids), share=share)
+
+
+def _numbers(count: int, num_held: int, *, size: int, shared: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Which of so many windows are in each batch, those that fit and those held out; a process's share of both."""
+    # The two sets are the same for any number of processes.
+    sets = torch.arange(count).split([count - num_held, num_held])
     if shared:
-        sets = _mine(sets)
-        if not len(sets[0]) or (hold_out and not len(sets[1])):
-            processes = distributed.world_size()
-            enough = processes * (HELD_SHARE if hold_out else 1)
-            few = f"{len(ids)} calibration windows are too few for {processes} processes"
-            raise TrisectError(f"{few}; use --samples {enough} or more.")
-    fit, held = (_batched(numbers, size) for numbers in sets)
-    found = Windows(
-        batches=[ids[batch] for batch in fit + held],
-        numbers=fit + held,
-        num_held=len(held),
-        shared=shared,
-        whole=len(ids),
-    )
-    return found if beginnings is None else _with_beginnings(found, beginnings, size=size * ids.shape[1] // BEGINNING)
-
-
-def _with_beginnings(windows: Windows, ids: Tensor, *, size: int) -> Windows:
-    num_held = max(1, len(ids) // HELD_SHARE) if windows.num_held else 0
-    sets = torch.arange(len(ids)).split([len(ids) - num_held, num_held])
-    fit, held = (_batched(numbers, size) for numbers in (_mine(sets) if windows.shared else sets))
-    edge = len(windows.batches) - windows.num_held
-
-    def among(those: list[Tensor], fitting: list[Tensor], apart: list[Tensor]) -> list[Tensor]:
-        return [*those[:edge], *fitting, *those[edge:], *apart]
-
-    return replace(
-        windows,
-        batches=among(windows.batches, [ids[batch] for batch in fit], [ids[batch] for batch in held]),
-        numbers=among(windows.numbers, [windows.whole + n for n in fit], [windows.whole + n for n in held]),
-        num_held=windows.num_held + len(held),
-        share=min(1.0, windows.whole / len(ids)),
-    )
-
-
-def _batched(numbers: Tensor, size: int) -> list[Tensor]:
-    return [batch for batch in numbers.split(size) if len(batch)]
-
-
-def _mine(sets: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(numbers.tensor_split(distributed.world_size())[distributed.rank()] for numbers in sets)
+        sets = tuple(numbers.tensor_split(distributed.world_size())[distributed.rank()] for numbers in sets)
+    fit, held = ([batch for batch in numbers.split(size) if len(batch)] for numbers in sets)
+    return fit, held
 
 
 def beginnings_of(ids: Tensor, *, seed: int) -> Tensor | None:
