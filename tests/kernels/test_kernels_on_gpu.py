@@ -169,6 +169,20 @@ def test_graphs_decode_what_single_calls_decode(mode: Any, choice: Any, make: An
             assert fast.generate(ids, 30, attention_mask=given).equal(expected)
 
 
+@pytest.mark.parametrize("make", [stock, folded])
+@pytest.mark.parametrize("choice", ["plain", "kernel"])
+def test_replayed_prompts_decode_what_single_calls_decode(choice: Any, make: Any) -> None:
+    """Of the recorded length and shorter by one, after longer texts and padded ones."""
+    ids = tokens(3, 18).cuda()
+    with using(decode=choice, rotary=choice):
+        eager = Decoder(make(), batch=3, max_length=60, mode="eager", bucket=16)
+        fast = Decoder(make(), batch=3, max_length=60, mode="graphs", bucket=16)
+        for prompt in (ids, ids.flip(dims=[0]), ids[:, :17], ids.roll(5, dims=1)):
+            assert fast.generate(prompt, 30).equal(eager.generate(prompt, 30))
+            fast.generate(ids, 3, attention_mask=left_padded(ids))
+    assert fast._prompts[18] is not None
+
+
 MIXTURES = ["qwen3_moe-all", "qwen2_moe", "mixtral", "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe"]
 
 

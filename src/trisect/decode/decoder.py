@@ -7,6 +7,8 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -130,6 +132,33 @@ MODES = get_args(Mode)
 BUCKET = 256
 WARM_UP = 3
 LOOK_EVERY = 16  # steps between two looks at whether all texts have ended: each look waits for the device
+SHORT = 8192  # tokens of all prompts: with more of them a GPU is busy for longer than the host needs to launch
+LENGTHS = 8  # at which prompts are recorded, in each octave
+
+
+def recorded_length(tokens: int) -> int:
+    """The length at which prompts of so many tokens are recorded: the same or longer, by less than an eighth."""
+    step = max(1, (1 << tokens.bit_length() - 1) // LENGTHS)
+    return -(-tokens // step) * step
+
+
+@dataclass(kw_only=True)
+class RecordedPrompt:
+    """A graph that reads prompts of one length, and of fewer tokens."""
+
+    ids: Tensor  # (b, t)
+    last: Tensor  # (1,) the place of the last token
+    logits: Tensor | None = None  # (b, v) behind that token
+    graph: Any = None
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Logits (b, v) behind prompts (b, up to t)."""
+        # No token of a prompt sees what is left behind it, and the cache writes over that before it is read.
+        assert self.logits is not None
+        self.ids[:, : ids.shape[1]].copy_(ids)
+        self.last.fill_(ids.shape[1] - 1)
+        self.graph.replay()
+        return self.logits
 
 
 class Decoder:
@@ -140,9 +169,9 @@ class Decoder:
         decoder.step()                      # the next one, (b,), on the device, without waiting for it
         decoder.generate(ids, 100)          # all at once: (b, t + 100)
 
-    Modes: "eager" calls the model for every token; "graphs" replays a CUDA graph of that call; "compile"
-    compiles the decoder layers first (once for all layers of equal widths); "auto" is "graphs" on a GPU and
-    "eager" elsewhere.
+    Modes: "eager" calls the model for every token; "graphs" replays a CUDA graph of that call, and of short
+    prompts whose length comes again; "compile" compiles the decoder layers first (once for all layers of equal
+    widths); "auto" is "graphs" on a GPU and "eager" elsewhere.
 
     Our own attention kernel reads the live part of the cache only. Where torch's attention is used instead,
     it looks at the cache in steps of `bucket` slots, with one graph for each; without graphs, at what is
@@ -167,7 +196,7 @@ class Decoder:
         self.model, self.batch, self.max_length = model.eval(), batch, max_length
         self.device = next(model.parameters()).device
         self.mode = resolved_mode(mode, model, self.device)
-        self._asked, self._records = mode, self.mode != "eager"
+        self._asked, self._records = mode, self.mode != "eager"  # steps
         self._views = layer_views(model, own=True)
         for view in self._views:
             if view.why_no_decoder is not None:
@@ -175,6 +204,9 @@ class Decoder:
                 raise TrisectError(f"{other}; use model.generate of transformers, and calibrate on a text file.")
         prepare_for_inference(model)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        # Experts of many tokens are found by asking the device; a compiler has its own way with lengths.
+        plain = self._takes_positions and all(view.experts is None for view in self._views)
+        self._records_prompts = self.mode == "graphs" and plain
         self.cache = LiveCache(len(self._views), max_length, self.device)
         for view, layer in zip(self._views, self.cache.layers, strict=True):
             view.attention.live = layer
@@ -190,6 +222,7 @@ class Decoder:
         self._switch = switch_of(model)
         self._text: list[Tensor] = []
         self._graphs: dict[tuple[int, bool], Any] = {}
+        self._prompts: dict[int, RecordedPrompt | None] = {}
         self._pool: Any = None
         self._pick = pick
 
@@ -290,10 +323,15 @@ class Decoder:
     def _read(self, ids: Tensor) -> Tensor:
         """Put a whole text (b, t) into the cache; the first token behind it."""
         length, clock = ids.shape[1], self.cache.clock
+        recorded = self._recorded_prompt(length)
         clock.prompt = clock.live = length
-        mask = self._mask[:, :length] if self._masked else None
-        positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
-        self.tokens.copy_(self._next(ids, mask, positions))
+        if recorded is None:
+            mask = self._mask[:, :length] if self._masked else None
+            positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+            logits = self._logits(ids, mask, positions)
+        else:
+            logits = recorded.read(ids)
+        self.tokens.copy_(self._pick(logits))
         clock.prompt = 0
         clock.slot.fill_(length)
         self._positions.add_(length - self._seen)
@@ -306,23 +344,23 @@ class Decoder:
             self._text.append(token[:, None])
         return token
 
-    def _next(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> Tensor:
+    def _logits(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, keep: int | Tensor = 1) -> Tensor:
+        """Logits (b, v) of the last token, or of the one that `keep` (1,) names."""
         extra = {"position_ids": positions} if self._takes_positions and positions is not None else {}
-        given: Any = {"attention_mask": mask, "past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
-        output = self.model(ids, **given, **extra)
-        return self._pick(output.logits[:, -1])
+        given: Any = {"attention_mask": mask, "past_key_values": self.cache, "use_cache": True, "logits_to_keep": keep}
+        logits: Tensor = self.model(ids, **given, **extra).logits
+        return logits[:, -1]
 
     def _advance(self) -> None:
         """One token for every text; all that changes from call to call is on the device."""
         # MPT makes up its own mask, of a size it would have to ask the device for.
         mask = self._mask[:, : self.cache.clock.live] if self._masked or not self._takes_positions else None
-        self.tokens.copy_(self._next(self.tokens[:, None], mask, self._positions))
+        self.tokens.copy_(self._pick(self._logits(self.tokens[:, None], mask, self._positions)))
         self._positions.add_(1)
         self.cache.clock.slot.add_(1)
 
     def _graph(self, live: int) -> Any:
-        """The graph for a stretch of the cache, recorded when it is first needed."""
-        # None where a model cannot be recorded (some stock code makes tensors on the host) and nobody asked for it.
+        """The graph for a stretch of the cache, recorded when it is first needed; None where none can be."""
         key = live, self._masked
         if key not in self._graphs:
             if self.mode == "compile" and not self._graphs:  # the prompt was read by now, and the cache has its place
@@ -334,18 +372,47 @@ class Decoder:
                 for x, value in zip(state, before, strict=True):
                     x.copy_(value)
 
-            try:
-                with recordable_experts(self._views, batch=self.batch):
-                    self._graphs[key] = record_graph(self._advance, rewind=rewind, pool=self._pool)
-            except RuntimeError as error:
-                if self._asked != "auto":
-                    raise
-                self._records = False
-                rewind()
-                log.warning("decoding without CUDA graphs, more slowly: %s", str(error).splitlines()[0])
+            graph = self._recorded(self._advance, rewind, "decoding")
+            self._records = graph is not None
+            if graph is None:
                 return None
-            self._pool = self._graphs[key].pool()
+            self._graphs[key] = graph
         return self._graphs[key]
+
+    def _recorded_prompt(self, length: int) -> RecordedPrompt | None:
+        """The graph for prompts of so many tokens, recorded when the second of them comes; None where none can be."""
+        padded = recorded_length(length)
+        short = padded <= min(self.max_length, SHORT // self.batch)
+        if not (self._records_prompts and short) or self._masked:
+            return None
+        if padded not in self._prompts:
+            self._prompts[padded] = None
+        elif self._prompts[padded] is None:
+            made = [torch.zeros(*size, dtype=torch.int64, device=self.device) for size in ((self.batch, padded), (1,))]
+            found = RecordedPrompt(ids=made[0], last=made[1])
+            self.cache.clock.prompt = self.cache.clock.live = padded
+
+            def read() -> None:
+                found.logits = self._logits(found.ids, None, None, found.last)
+
+            found.graph = self._recorded(read, lambda: None, "reading prompts")
+            self._records_prompts = found.graph is not None
+            self._prompts[padded] = found if self._records_prompts else None
+        return self._prompts[padded]
+
+    def _recorded(self, step: Callable[[], None], rewind: Callable[[], None], what: str) -> Any:
+        """A graph; None where a model cannot be recorded (some make tensors on the host) and nobody asked for one."""
+        try:
+            with recordable_experts(self._views, batch=self.batch):
+                graph = record_graph(step, rewind=rewind, pool=self._pool)
+        except RuntimeError as error:
+            if self._asked != "auto":
+                raise
+            rewind()
+            log.warning("%s without CUDA graphs, more slowly: %s", what, str(error).splitlines()[0])
+            return None
+        self._pool = graph.pool()
+        return graph
 
     def _default_bucket(self) -> int:
         """All slots where every layer reads the live ones only; MPT's bias is no business of our kernel."""
@@ -368,9 +435,15 @@ def recordable_experts(views: Sequence[LayerView], *, batch: int) -> AbstractCon
     return replaced(*((config, "_experts_implementation", way) for config in configs))
 
 
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """The one that steps warm up on: each stream keeps 64 MiB of working space of cuBLAS for good."""
+    return torch.cuda.Stream(device)
+
+
 def record_graph(step: Callable[[], None], *, rewind: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
     """A CUDA graph of one step; `rewind` undoes the steps before it, which allocate and compile."""
-    side = torch.cuda.Stream()
+    side = _side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):
