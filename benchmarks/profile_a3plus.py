@@ -4,7 +4,7 @@
     PYTHONPATH=src python3 benchmarks/profile_a3plus.py 8b --samples 512
     PYTHONPATH=src python3 benchmarks/profile_a3plus.py --device cpu --tiny
 
-Random weights, layers in main memory and streamed to the device. The first layer of a case warms up and is left
+Random weights (bfloat16, on a CPU float32), layers in main memory and streamed to the device. The first layer of a case warms up and is left
 out where there are others. Figures go to $OUT/profile-a3plus.json (without OUT, to the folder at hand), case by case.
 """
 
@@ -120,11 +120,12 @@ def instrument() -> None:
 def measure(profile: Profile, *, device: str, samples: int, length: int) -> dict[str, Any]:
     """Seconds by stage of the layers behind the first, per layer, and the peaks of memory."""
     case = scale_shapes.Case(shape=profile.shape, method="a3+", layers=profile.layers, states=profile.states)
-    model = scale_shapes.build(case, device=device)
+    cuda = torch.device(device).type == "cuda"
+    model = scale_shapes.build(case, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
     ids = torch.randint(0, model.config.vocab_size, (samples, length), generator=torch.Generator().manual_seed(0))
     config = CompressConfig(ratio=0.25, method="a3+", calibration=CalibrationConfig(states=profile.states))
     tokens = tokens_from_tensor(ids, "random ids")
-    if cuda := torch.device(device).type == "cuda":
+    if cuda:
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     with clock.timing(device) as running, fast_products(torch.device(device)):

@@ -47,6 +47,15 @@ def test_a_length_that_was_asked_for_is_taken(folder: Path, text: Path, tmp_path
     assert read(tmp_path / "e.json")["length"] == 2 * CONTEXT
 
 
+@pytest.mark.parametrize(("words", "named"), [(["--length", 0], "--length is 0"), (["--windows", 0], "--windows) 1")])
+def test_a_length_or_number_of_zero_is_refused(
+    words: list[object], named: str, folder: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Zero is a number that was given, not an option that was left out."""
+    assert run("eval", folder, "--data", text, *words) == 2
+    assert named in capsys.readouterr().err
+
+
 def test_long_contexts_and_unknown_ones_leave_it_at_the_usual_length() -> None:
     model = tiny("llama-gqa")
     assert usual_length(model) == CONTEXT

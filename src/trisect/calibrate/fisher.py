@@ -22,6 +22,32 @@ METRIC_TOKENS = 1 << 15  # most tokens whose gradients a metric is made of,
 METRIC_SHARE = 2  # and one window in so many: more would gain little for its time
 DAMPING = 0.5
 LARGEST = 10.0  # times the median: no token's gradient counts more than that
+NOISE = 1 << 20  # numbers, of which every answer takes a stretch as long as the vocabulary
+TOGETHER = 256  # rows of logits that answers are drawn of at a time
+
+
+class Draws:
+    """Tokens drawn from softmax(logits): the same on every machine, but where two are as good as equal."""
+
+    # The largest of logits and Gumbel noise. Numbers that are compared with sums of chances would not do: a vocabulary
+    # has thousands of tokens so unlikely that rounding decides between neighbours, once in some hundred answers.
+    def __init__(self, seed: int):
+        self._generator = torch.Generator().manual_seed(seed)  # on the host, so that devices draw alike
+        self._noise: Tensor | None = None
+
+    def __call__(self, logits: Tensor, count: int) -> Tensor:
+        """So many for each row of logits (n, vocabulary): (n, count)."""
+        n, vocabulary = logits.shape
+        if self._noise is None:
+            uniform = torch.rand(NOISE + vocabulary, dtype=torch.float64, generator=self._generator)
+            self._noise = uniform.log_().neg_().log_().neg_().float().to(logits.device)
+        rows = self._noise.unfold(0, vocabulary, 1)
+        starts = torch.randint(NOISE, (n, count), generator=self._generator).to(logits.device)
+        found = [
+            torch.stack([(some + rows[at]).argmax(dim=-1) for at in some_starts.T], dim=1)
+            for some, some_starts in zip(logits.float().split(TOGETHER), starts.split(TOGETHER), strict=True)
+        ]
+        return torch.cat(found)
 
 
 class OutputGradients:
@@ -38,7 +64,7 @@ class OutputGradients:
         batches = in_batches(ids, batch_size=batch_size).batches
         self.stream = Stream.embed(model, views, batches, copies=len(views) * draws)
         """The dense model's states in front of the layer whose turn it is."""
-        self._generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+        self._drawn = Draws(seed)
         self._onward, self._inputs = self.stream.copy(), list[States]()
         for view in streamed.walk(model):
             self._inputs.append(self._onward.hidden.copy())
@@ -70,7 +96,7 @@ class OutputGradients:
                 chances = logits.detach().float().log_softmax(dim=-1)
                 total -= chances[:, :-1].gather(-1, text[:, 1:, None]).double().sum().item()
                 chances = chances.exp_()
-                answers = drawn(chances[0], self.draws, self._generator)
+                answers = self._drawn(logits.detach()[0], self.draws)
                 for number, answer in enumerate(answers.T):
                     slope = chances.neg().to(logits.dtype)
                     slope[0, torch.arange(len(answer), device=answer.device), answer] += 1
@@ -93,14 +119,6 @@ class OutputGradients:
         return found
 
 
-def drawn(chances: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """So many tokens for each row of chances (n, vocabulary): (n, count)."""
-    # torch.multinomial draws a number for every token of the vocabulary, which takes longer than the logits.
-    levels = chances.cumsum(dim=-1)
-    at = torch.rand(len(levels), count, generator=generator, device=levels.device) * levels[:, -1:]
-    return torch.searchsorted(levels, at.to(levels), right=True).clamp(max=levels.shape[-1] - 1)
-
-
 class DrawnAnswers(OutputGradients):
     """What a change of one layer's output costs, from gradients that are kept of all layers."""
 
@@ -118,7 +136,7 @@ class DrawnAnswers(OutputGradients):
         """Nats per token that the model loses by what was changed in a layer since `begin`."""
         # Products are added up over BLOCK tokens before they are squared: what neighbours do to the same answers
         # adds up, and between distant tokens there is next to nothing but noise.
-        total = torch.zeros((), dtype=torch.float64, device=self._generator.device)
+        total = torch.zeros((), dtype=torch.float64, device=next(self.model.parameters()).device)
         for number, states in enumerate(self.stream.hidden):
             with stage("forward"):
                 change = wide(self.stream.through(view, number, states)) - wide(self.after.hidden[number])
@@ -148,10 +166,15 @@ def output_metrics(
     answers = OutputGradients(model, views, few, draws=1, batch_size=batch_size, seed=seed)
     roots = {}
     for view, inputs, (gradients,) in answers.backward():
+        lengths = [wide(states).norm(dim=-1, keepdim=True) for states in inputs]
+        sizes = [wide(slopes).norm(dim=-1, keepdim=True) * h for slopes, h in zip(gradients, lengths, strict=True)]
+        limit = (
+            LARGEST * torch.cat([size.flatten() for size in sizes]).median()
+        )  # of all batches: any batch size is good
         total = None
-        for states, slopes in zip(inputs, gradients, strict=True):
-            rows = (wide(slopes) * wide(states).norm(dim=-1, keepdim=True)).reshape(-1, slopes.shape[-1])
-            total = gram(cut(rows), total)
+        for slopes, h, size in zip(gradients, lengths, sizes, strict=True):
+            scale = h * (limit / size.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1.0)
+            total = gram((wide(slopes) * scale).reshape(-1, slopes.shape[-1]), total)
         assert total is not None
         if world_size() > 1:  # the same in all processes, to the last bit
             total = all_reduce({"sum": total})["sum"].div_(world_size())
@@ -159,12 +182,6 @@ def output_metrics(
         if progress is not None:
             progress("gradients", len(roots), len(views))
     return roots
-
-
-def cut(rows: Tensor) -> Tensor:
-    """Rows (n, D) of which none is longer than ten times the median: a handful would be all of a second moment."""
-    sizes = rows.norm(dim=-1, keepdim=True)
-    return rows * (LARGEST * sizes.median() / sizes.clamp(min=torch.finfo(sizes.dtype).tiny)).clamp(max=1.0)
 
 
 def _damped_root(total: Tensor, layer: int) -> Tensor:

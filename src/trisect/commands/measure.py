@@ -55,14 +55,14 @@ def eval_(
 
         with screen.quiet_libraries():
             loaded = look_at(model, trust_remote_code=loading.trust_remote_code)
-        room = length or usual_length(loaded.model)
+        room = usual_length(loaded.model) if length is None else length
         engine = Engine(loaded.name, length=room, dtype=loading.dtype, tasks=bool(requests))
         by_engine: tuple[dict[str, Any], dict[str, Any]] = {"losses_of": engine.losses}, {"lm": engine.lm}
     else:
         loaded, by_engine = screen.load(model, loading), ({}, {})
     measured: dict[str, Any] = {"model": model, **({} if backend == "transformers" else {"backend": backend})}
     if data is not None or not requests:
-        room = length or usual_length(loaded.model)
+        room = usual_length(loaded.model) if length is None else length
         tokens = evaluation_tokens(data or "builtin", loaded.tokenizer, windows=windows, length=room)
         with screen.progress() as report:
             how: Any = {"batch_size": batch_size, "progress": partial(report, "perplexity")}

@@ -108,7 +108,7 @@ def quantize(
 
     require(settings.backend)
     loaded = screen.load(model, loading, own_dtype=True)  # scales and zeros are saved in what weights are loaded in
-    room = length or usual_length(loaded.model)
+    room = usual_length(loaded.model) if length is None else length
     tokens = None if data is None else evaluation_tokens(data, loaded.tokenizer, windows=windows, length=room)
     was, bits = models.fingerprint(loaded.model), [count_bits(loaded.model)]
     # Without scales and zeros, which are not known yet: saving counts them too.
