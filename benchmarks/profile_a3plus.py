@@ -4,8 +4,9 @@
     PYTHONPATH=src python3 benchmarks/profile_a3plus.py 8b --samples 512
     PYTHONPATH=src python3 benchmarks/profile_a3plus.py --device cpu --tiny
 
-Random weights (bfloat16, on a CPU float32), layers in main memory and streamed to the device. The first layer of a case warms up and is left
-out where there are others. Figures go to $OUT/profile-a3plus.json (without OUT, to the folder at hand), case by case.
+Random weights (bfloat16, on a CPU float32), layers in main memory and streamed to the device. The first layer of a
+case warms up and is left out where there are others. Figures go to $OUT/profile-a3plus.json (without OUT, to the folder
+at hand), case by case.
 """
 
 import argparse

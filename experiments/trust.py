@@ -11,8 +11,9 @@
 Rows go to experiments/results/spread.json, calibration-texts.json, few-tokens.json and accuracy.json; what is
 there is not run again. Each row is a process of its own, because instruction sets and threads are settled when
 torch starts.
-Synthetic text is runs/synthetic-MODEL.jsonl, written once on a GPU: `trisect sample smollm2-135m -o
-runs/synthetic-smollm2-135m.jsonl --samples 320 --batch-size 160`, for story models `--samples 480 --batch-size 480 --length 256`.
+Synthetic text is runs/synthetic-MODEL.jsonl, written once: `trisect sample smollm2-135m -o
+runs/synthetic-smollm2-135m.jsonl --samples 320 --batch-size 160` on a GPU, for story models `trisect sample
+../shared/models/MODEL -o runs/synthetic-MODEL.jsonl --samples 480 --batch-size 480 --length 256`.
 SmolLM2-135M is dequantised from 4 bits. A quarter is removed unless a row says otherwise, widths exact.
 Options of a3+ are chosen on Alpaca, held-out windows and stories of the calibration half, never on what is judged.
 """

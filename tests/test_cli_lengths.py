@@ -47,7 +47,9 @@ def test_a_length_that_was_asked_for_is_taken(folder: Path, text: Path, tmp_path
     assert read(tmp_path / "e.json")["length"] == 2 * CONTEXT
 
 
-@pytest.mark.parametrize(("words", "named"), [(["--length", 0], "--length is 0"), (["--windows", 0], "--windows) 1")])
+@pytest.mark.parametrize(
+    ("words", "named"), [(["--length", 0], "--length is 0"), (["--windows", 0], "(to evaluate: --windows)")]
+)
 def test_a_length_or_number_of_zero_is_refused(
     words: list[object], named: str, folder: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,7 +102,7 @@ def check_request(*, samples: int | None, length: int, sampling: str) -> None:
     if length < 1:
         raise TrisectError(f"--length is {length}; a window needs at least 1 token.")
     if samples is not None and samples < 1:
-        raise TrisectError(f"{samples} windows were asked for; give --samples (to evaluate: --windows) 1 or more.")
+        raise TrisectError(f"{samples} windows were asked for; give --samples 1 or more (to evaluate: --windows).")
     if samples is None and sampling == "random":
         instead = "give --samples N (eval: --windows N), or --sampling first for all consecutive windows"
         raise TrisectError(f"Random sampling needs a number of windows: {instead}.")
