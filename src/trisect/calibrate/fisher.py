@@ -41,12 +41,11 @@ class Draws:
         if self._noise is None:
             uniform = torch.rand(NOISE + vocabulary, dtype=torch.float64, generator=self._generator)
             self._noise = uniform.log_().neg_().log_().neg_().float().to(logits.device)
-        rows = self._noise.unfold(0, vocabulary, 1)
-        starts = torch.randint(NOISE, (n, count), generator=self._generator).to(logits.device)
-        found = [
-            torch.stack([(some + rows[at]).argmax(dim=-1) for at in some_starts.T], dim=1)
-            for some, some_starts in zip(logits.float().split(TOGETHER), starts.split(TOGETHER), strict=True)
-        ]
+        starts = torch.randint(NOISE, (n, count), generator=self._generator).split(TOGETHER)
+        found = []
+        for some, some_starts in zip(logits.float().split(TOGETHER), starts, strict=True):
+            noise = (torch.stack([self._noise[at : at + vocabulary] for at in one]) for one in some_starts.T.tolist())
+            found.append(torch.stack([(some + each).argmax(dim=-1) for each in noise], dim=1))
         return torch.cat(found)
 
 
@@ -168,9 +167,8 @@ def output_metrics(
     for view, inputs, (gradients,) in answers.backward():
         lengths = [wide(states).norm(dim=-1, keepdim=True) for states in inputs]
         sizes = [wide(slopes).norm(dim=-1, keepdim=True) * h for slopes, h in zip(gradients, lengths, strict=True)]
-        limit = (
-            LARGEST * torch.cat([size.flatten() for size in sizes]).median()
-        )  # of all batches: any batch size is good
+        # Of all batches, or results would hang on how many windows go together.
+        limit = LARGEST * torch.cat([size.flatten() for size in sizes]).median()
         total = None
         for slopes, h, size in zip(gradients, lengths, sizes, strict=True):
             scale = h * (limit / size.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1.0)
