@@ -1,11 +1,11 @@
-"""SmolLM2-135M, 64 windows of 2048 tokens: shared rotation frequencies, synthetic calibration text, tasks.
+"""SmolLM2-135M, 64 windows of 2048 tokens: shared rotation frequencies, synthetic calibration text.
 
     .venv/bin/python experiments/a3plus_protocol.py SECTION [--device cuda] [--out DIR]
 
 Sections: uniform (a3 alone), scopes (who shares rotation frequencies), synthetic (a3 calibrated on half WikiText-2,
-half text that the model generates), synthetic-alone (on that only), tasks, tasks-mixed (calibrated on both domains),
-tasks-synthetic. Perplexity of all methods is experiments/trust.py accuracy, what each piece of a3+ brings the recipe
-experiments/recipes/pieces.yaml. On one H200 a row takes about half a minute; on a CPU, hours.
+half text that the model generates), synthetic-alone (on that only). Perplexity of all methods is experiments/trust.py
+accuracy, tasks are experiments/zero_shot.py, what each piece of a3+ brings the recipe experiments/recipes/pieces.yaml.
+On one H200 a row takes about half a minute; on a CPU, hours.
 
 Calibration: random windows of WikiText-2 valid (seed 0). Evaluation: first windows of WikiText-2 test and of
 texts of other domains. The model is dequantised from 4 bits. Every finished row is written at once, and rows
@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import device_tasks
 from positions import perplexity_by_position
 
 from trisect.calibrate.texts import SampleConfig, write_synthetic
@@ -46,7 +45,6 @@ TEXTS = {
     "tinystories": ("tinystories/tinystories.txt", 8),
 }
 EXACT: dict[str, Any] = {"align": None}
-BASELINES = ("svd-llm", "svd-llm-v2", "asvd", "fwsvd", "svd")
 
 SECTIONS: dict[str, list[dict[str, Any]]] = {
     "uniform": [{"method": "a3", "ratio": ratio, **EXACT} for ratio in RATIOS],
@@ -56,36 +54,20 @@ SECTIONS: dict[str, list[dict[str, Any]]] = {
         for scope in ("head", "layer", "model")
     ]
     + [{"method": "a3", "ratio": ratio, "parts": ("qk",), **EXACT} for ratio in RATIOS],
-    "tasks": [{"method": m, "ratio": 0.25, **EXACT} for m in ("a3", "a3+", *BASELINES)]
-    + [{"method": "a3+", "ratio": 0.25, "align": 8, "allocate": "balanced"}],
 }
-
-
 SECTIONS["synthetic"] = SECTIONS["synthetic-alone"] = SECTIONS["uniform"]
-SECTIONS["tasks-mixed"] = SECTIONS["tasks-synthetic"] = SECTIONS["tasks"]
-TASKS = ("tasks", "tasks-mixed", "tasks-synthetic")
-"""Sections whose rows answer questions as well."""
-WIKITEXT, C4 = DATA / "wikitext-2/valid.txt", DATA / "c4/c4_demo.jsonl"
+WIKITEXT = DATA / "wikitext-2/valid.txt"
 GENERATED = ROOT / "runs" / "synthetic.jsonl"
 HALF_GENERATED = f"{WIKITEXT}:0.5+{GENERATED}:0.5"
-CALIBRATION: dict[str, str | Path] = {
-    "synthetic": HALF_GENERATED,
-    "synthetic-alone": GENERATED,
-    "tasks-mixed": f"{WIKITEXT}:0.5+{C4}:0.5",
-    "tasks-synthetic": HALF_GENERATED,
-}
+CALIBRATION: dict[str, str | Path] = {"synthetic": HALF_GENERATED, "synthetic-alone": GENERATED}
 """Of sections that are not calibrated on WikiText-2 alone."""
 
 
 class Protocol:
     """The model, the texts, and one file of rows."""
 
-    def __init__(self, section: str, *, device: str, out: Path, requests: Path | None):
-        self.section, self.path, self.curves = (
-            section,
-            out / f"a3plus-{section}.json",
-            ROOT / "runs" / "a3plus-curves.json",
-        )
+    def __init__(self, section: str, *, device: str, out: Path):
+        self.section, self.path = section, out / f"a3plus-{section}.json"
         self.loaded = load_model(MODEL, device=device)
         self.locks = Folder(path=ROOT / "runs" / "a3plus-protocol")
         self.locks.prepare()
@@ -93,7 +75,6 @@ class Protocol:
             self._generate(out / "synthetic-text.json")
         self.tokens = self._tokens(CALIBRATION.get(section, WIKITEXT), 64, sampling="random")
         self.texts = {name: self._tokens(DATA / file, n) for name, (file, n) in TEXTS.items()}
-        self.requests = device_tasks.read_requests(requests) if requests else None
         self.before = budget_of(shape_of(self.loaded.model))
         self.dense = {name: perplexity(self.loaded.model, ids).perplexity for name, ids in self.texts.items()}
 
@@ -111,7 +92,7 @@ class Protocol:
     def run(self, *, seconds: float) -> None:
         """Every row that is not there yet, as long as there is time to start one."""
         started = time.perf_counter()
-        dense = [{"method": "dense"}] if self.section in (*TASKS, "scopes") else []
+        dense = [{"method": "dense"}] if self.section == "scopes" else []
         for settings in dense + SECTIONS[self.section]:
             if time.perf_counter() - started > seconds:
                 print("out of time; run again for the rest", flush=True)
@@ -123,8 +104,7 @@ class Protocol:
     def measure(self, settings: dict[str, Any]) -> None:
         model, begun = copy.deepcopy(self.loaded.model), time.perf_counter()
         if settings["method"] != "dense":
-            curves = self.curves if settings.get("allocate") == "balanced" else None
-            compress(model, CompressConfig(**settings), tokens=self.tokens, curves=curves)
+            compress(model, CompressConfig(**settings), tokens=self.tokens)
         self.add(settings, model, seconds=time.perf_counter() - begun)
 
     @property
@@ -149,12 +129,6 @@ class Protocol:
             text = self.texts["wikitext-2 test"]
             found = perplexity_by_position(model, text, buckets=8)
             row["by_position"] = found | {"data": TEXTS["wikitext-2 test"][0]}
-        if self.section in TASKS and self.requests is not None:
-            answers = device_tasks.answer_calls(model, self.requests, batch_size=64)
-            name = settings["method"].replace("+", "plus") + settings.get("allocate", "")
-            path = self.path.parent / "answers" / f"{self.section}-{name}.json"
-            path.parent.mkdir(exist_ok=True)
-            device_tasks.write_answers(path, self.requests, answers, row)
         rise = {name: round(value - self.dense[name], 3) for name, value in row["perplexity"].items()}
         print(row["settings"], rise, row["seconds"], flush=True)
         receipt = build_receipt(
@@ -177,11 +151,10 @@ def main() -> None:
     parser.add_argument("section", choices=SECTIONS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=ROOT / "experiments" / "results")
-    parser.add_argument("--requests", type=Path, help="for tasks: what device_tasks.py recorded")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row after this long")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    protocol = Protocol(given.section, device=given.device, out=given.out, requests=given.requests)
+    protocol = Protocol(given.section, device=given.device, out=given.out)
     protocol.run(seconds=given.seconds)
 
 

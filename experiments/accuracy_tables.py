@@ -92,50 +92,6 @@ def synthetic() -> str:
     return sourced(table(header, lines), entries, command)
 
 
-TASK_CALIBRATIONS = {"wikitext-2": "tasks", "wikitext-2, c4": "tasks-mixed", "wikitext-2, synthetic": "tasks-synthetic"}
-"""Calibration text of the task rows -> section of experiments/a3plus_protocol.py."""
-
-
-def tasks() -> str:
-    """Average accuracy on six zero-shot tasks, by method and calibration text."""
-    rows = rows_of("tasks.json")
-    averages = {(row["method"], row["calibration"]): row for row in rows}
-    methods = sorted({row["method"] for row in rows}, key=lambda m: -averages[m, "wikitext-2, c4"]["average"])
-    lines = [
-        [m, *(_percent(averages[m, c]["average"], averages[m, c]["average_stderr"]) for c in TASK_CALIBRATIONS)]
-        for m in methods
-    ]
-    made = table(["average accuracy, %; calibrated on", *TASK_CALIBRATIONS], lines)
-    return sourced(made, _task_files(), f"{PROTOCOL} tasks|tasks-mixed|tasks-synthetic --device cuda")
-
-
-def all_tasks() -> str:
-    """Accuracy on every task, one table per calibration text."""
-    pieces = []
-    for calibration in TASK_CALIBRATIONS:
-        rows = [row for row in rows_of("tasks.json") if row["calibration"] == calibration]
-        names = list(rows[0]["scores"])
-        lines = [
-            [
-                row["method"],
-                *(_percent(row["scores"][name]["value"], row["scores"][name]["stderr"]) for name in names),
-                _percent(row["average"], row["average_stderr"]),
-            ]
-            for row in sorted(rows, key=lambda row: -row["average"])
-        ]
-        pieces.append(f"Calibrated on {calibration}:\n\n" + table(["accuracy, %", *names, "average"], lines))
-    command = f"{PROTOCOL} tasks --device cuda --requests FILE; python experiments/device_tasks.py score"
-    return sourced("\n\n".join(pieces), _task_files(), command)
-
-
-def _task_files() -> list[Entry]:
-    return [read(f"a3plus-{section}.json") for section in TASK_CALIBRATIONS.values()]
-
-
-def _percent(value: float, error: float) -> str:
-    return f"{100 * value:.1f} +- {100 * error:.1f}"
-
-
 def finetune(rows: list[Entry]) -> str:
     """One line per run and held-out text."""
     lines = []
@@ -202,14 +158,6 @@ def core_figure(plot: Plot) -> None:
     plot.label("SmolLM2-135M, method a3, WikiText-2", "removed from the decoder (%)", "perplexity")
 
 
-def tasks_figure(plot: Plot) -> None:
-    """Average accuracy by method, calibrated on WikiText-2 and C4."""
-    rows = [row for row in rows_of("tasks.json") if row["calibration"] == "wikitext-2, c4"]
-    averages = {row["method"]: 100 * row["average"] for row in sorted(rows, key=lambda row: -row["average"])}
-    plot.bars(averages)
-    plot.label("SmolLM2-135M, 25% removed", "average accuracy of six tasks (%)", "", legend=False)
-
-
 def finetune_figure(plot: Plot) -> None:
     """How far perplexity falls by tuning on C4, dense and narrow."""
     falls = {}
@@ -229,10 +177,8 @@ TABLES = {
     "scopes": scopes,
     "positions": positions,
     "synthetic": synthetic,
-    "tasks": tasks,
-    "all-tasks": all_tasks,
     "finetune": all_finetune,
     "finetune-summary": finetune_summary,
     "export": export,
 }
-FIGURES = {"core": core_figure, "tasks": tasks_figure, "finetune": finetune_figure}
+FIGURES = {"core": core_figure, "finetune": finetune_figure}

@@ -2,7 +2,6 @@
 
     python experiments/collect.py                  # every recipe that has cells in experiments/results/NAME
     python experiments/collect.py --bench OUT      # rows of benchmarks/h200.py -> bench-h200.json
-    python experiments/collect.py --tasks OUT --calibration wikitext-2   # OUT/METHOD.json of device_tasks.py
     python experiments/collect.py --demo FILE      # what `trisect demo --json FILE` wrote -> demo.json
     python experiments/collect.py --profile FILE   # cases of benchmarks/profile_a3plus.py -> profile-a3plus.json
 
@@ -32,8 +31,6 @@ KEPT = ("seed", "token_hash", "date", "commit", "versions", "hardware")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", type=Path, metavar="OUT", help="folder with rows.json")
-    parser.add_argument("--tasks", type=Path, metavar="OUT", help="folder with scores")
-    parser.add_argument("--calibration", help="what the models with scores were calibrated on")
     parser.add_argument("--demo", type=Path, metavar="FILE", help="the demo's measurement")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="seconds of a3+ by stage")
     given = parser.parse_args()
@@ -46,9 +43,6 @@ def main() -> None:
     elif given.bench:
         common = read_json(given.bench / "rows.json")
         write_rows("bench-h200.json", related(common.pop("rows")), **common)
-    elif given.tasks:
-        for path in sorted(given.tasks.glob("*.json")):
-            keep_row("tasks.json", _scores(path, given.calibration))
     else:
         collect_recipes()
 
@@ -108,16 +102,6 @@ def objective_lost(losses: Mapping[str, Mapping[str, float]], part: str) -> floa
     entries = [losses[name] for name in (part, *LINEARS[part]) if name in losses]
     total = sum(entry["total"] for entry in entries)
     return sum(entry["loss"] for entry in entries) / total if total else None
-
-
-def _scores(path: Path, calibration: str) -> dict[str, Any]:
-    file = read_json(path)
-    method = path.stem.replace("plusbalanced", "+ balanced").replace("plus", "+")
-    about = {"name": f"{method}, {calibration}", "method": method, "calibration": calibration}
-    kept = ("limit", "seed", "lm_eval", "average", "average_stderr", "answered")
-    score = ("shots", "metric", "value", "stderr", "questions", "sha256")
-    scores = {task: {key: entry[key] for key in score} for task, entry in file["scores"].items()}
-    return {**about, **{key: file[key] for key in kept}, "scores": scores, "requests": file["requests"]["sha256"]}
 
 
 def _comment(recipe: Path) -> tuple[str, str]:

@@ -302,14 +302,19 @@ def _between(text: str, start: str, end: str) -> str:
     return text[len(start) : len(text) - len(end)]
 
 
-TASKS = {
-    "arc_challenge": LocalTask(
-        questions=(Source("requests", "arc_challenge/test_rc_5shot", arc_from_requests),),
+def _arc(name: str, folder: str) -> LocalTask:
+    return LocalTask(
+        questions=(Source("requests", f"{name}/test_rc_5shot", arc_from_requests),),
         split="test",
         examples_split="train",
-        examples=Source("arrow", "ai2_arc/ARC-Challenge/validation", _only("question", "choices", "answerKey")),
+        examples=Source("arrow", f"ai2_arc/{folder}/validation", _only("question", "choices", "answerKey")),
         distinct_by="question",
-    ),
+    )
+
+
+TASKS = {
+    "arc_challenge": _arc("arc_challenge", "ARC-Challenge"),
+    "arc_easy": _arc("arc_easy", "ARC-Easy"),
     "boolq": LocalTask(
         questions=(Source("requests", "boolq/val_rc_5shot", boolq_from_requests),),
         split="validation",

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from texts import HALVES, split_stories
+from trust import share_memory
 
 from trisect.compare import Folder, load_recipe, run_recipe, runner
 from trisect.compare.recipe import cells_of
@@ -43,9 +44,8 @@ class Worker:
 
     def __init__(self, number: int, given: argparse.Namespace):
         self.number, self.device, self.end = number, given.device, given.end
-        self.requests = given.requests
         if torch.device(self.device).type == "cuda":
-            _share_memory(given.workers)
+            share_memory(given.workers)
         torch.set_float32_matmul_precision("high" if given.tf32 else "highest")
         runner.load_model = functools.cache(runner.load_model)  # type: ignore[attr-defined]
         Folder.claimed = _until(Folder.claimed, self.late)  # type: ignore[method-assign]
@@ -96,9 +96,7 @@ def section(name: str) -> Job:
     def run(worker: Worker) -> None:
         import a3plus_protocol
 
-        protocol = a3plus_protocol.Protocol(
-            name, device=worker.device, out=RESULTS, requests=worker.requests if name.startswith("tasks") else None
-        )
+        protocol = a3plus_protocol.Protocol(name, device=worker.device, out=RESULTS)
         protocol.run(seconds=worker.end - LAST_CELL - time.time())
 
     return run
@@ -123,8 +121,8 @@ JOBS: dict[str, tuple[Job, ...]] = {
     "main-asvd": (recipe("main-smollm2", SMOLLM2, "asvd"),),
     "study": (recipe("calibration-study"),),
     "scopes": (section("scopes"),),
-    "tasks": (section("tasks"), section("tasks-mixed")),
-    "synthetic": (section("tasks-synthetic"), section("synthetic"), section("synthetic-alone")),
+    "tasks": (script("zero_shot.py", "answer"),),
+    "synthetic": (section("synthetic"), section("synthetic-alone")),
     "quantise": (script("quantise_pareto.py", "smollm2"),),
     "finetune": (script("finetune_smollm2.py", "smollm2-37.5"),),
     "ablations": tuple(recipe(f"ablation-{part}") for part in ("qk", "ov", "mlp")),
@@ -152,17 +150,6 @@ def work(given: argparse.Namespace) -> None:
                 traceback.print_exc()
 
 
-def _share_memory(workers: int) -> None:
-    """Whoever asks for the free memory of the device is told this process's share of it."""
-    ask = torch.cuda.mem_get_info
-
-    def share(*device: Any) -> tuple[int, int]:
-        free, total = ask(*device)
-        return min(free, total // (workers + 1)), total
-
-    torch.cuda.mem_get_info = share
-
-
 def _until(claimed: Any, late: Callable[[], bool]) -> Any:
     @contextmanager
     def claim(folder: Folder, key: str) -> Iterator[bool]:
@@ -181,7 +168,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--requests", type=Path, help="for tasks: what device_tasks.py recorded")
     parser.add_argument("--tf32", action="store_true", help="faster products, and receipts that say so")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--end", type=float, help=argparse.SUPPRESS)

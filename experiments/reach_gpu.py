@@ -2,7 +2,7 @@
 
     python experiments/reach_gpu.py stage                                  # at home: runs/reach, and what to carry
     python experiments/reach_gpu.py tests experts --seconds 300
-    python experiments/reach_gpu.py gemma gemma-plus gemma-balanced --seconds 560
+    python experiments/reach_gpu.py gemma --seconds 560
     python experiments/reach_gpu.py shapes --seconds 560                   # timed, so alone
 
 The GPU's machine has no network: `stage` lays texts, stories-moe-22m, gemma in pieces and the package gguf into
@@ -39,14 +39,12 @@ JOBS = {
         "tests/test_synthetic.py",
     ],
     "experts": ["experiments/experts.py", "--all"],
-    "gemma": ["experiments/gemma.py", "dense", "a3-12.5", "a3-25", "a3+-12.5"],
-    "gemma-plus": ["experiments/gemma.py", "a3+-25"],
-    "gemma-balanced": ["experiments/gemma.py", "a3+-12.5-balanced", "a3+-25-balanced"],
+    "gemma": ["experiments/trust.py", "accuracy", "--model", "gemma-3-270m"],
     # 64 windows: with fewer, gpt-oss has too few tokens for a3+ to refit W_up and W_gate.
     "shapes": ["experiments/scale_shapes.py", "--samples", "64", "--speed"]
     + ["30b-a3b-a3", "30b-a3b-a3+", "gpt-oss-20b-a3", "gpt-oss-20b-a3+"],
 }
-RECEIPTS = ("experts.json", "gemma.json", "scale-shapes.json")
+RECEIPTS = ("experts.json", "accuracy.json", "scale-shapes.json")
 
 
 def stage() -> None:

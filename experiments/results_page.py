@@ -17,20 +17,20 @@ from pathlib import Path
 import accuracy_tables
 import comparison_tables
 import experts
-import gemma
 import machine_tables
 import quantise_tables
 import speed_tables
 import tables
 import trillion
 import trust_tables
+import zero_shot
 from figures import drawn
 
 from trisect.support.files import atomic_write_text
 
 PICTURES = tables.ROOT / "docs" / "pictures" / "results"
 """A folder of its own, so that a figure whose receipt is gone is known and removed."""
-MODULES = (accuracy_tables, comparison_tables, experts, gemma, machine_tables)
+MODULES = (accuracy_tables, comparison_tables, experts, machine_tables, zero_shot)
 MODULES += (quantise_tables, speed_tables, trillion, trust_tables)
 
 

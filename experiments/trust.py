@@ -44,8 +44,13 @@ INSTRUCTIONS = {
     "sse4": {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "SSE41"},
 }
 STORIES = ("stories15m", "stories-mpt-20m", "stories-moe-22m")
-MODELS = {"smollm2-135m": "smollm2-135m", **{name: f"models/{name}" for name in STORIES}}
+GEMMA = "gemma-3-270m"
+MODELS = {"smollm2-135m": "smollm2-135m", GEMMA: GEMMA, **{name: f"models/{name}" for name in STORIES}}
 MIXTURE = ["wikitext-2", "c4", "wikipedia"]
+REMOVED: dict[Any, float] = {(GEMMA, 0.125): 0.11, (GEMMA, 0.25): 0.217, (GEMMA, 0.375): 0.326}
+"""What uniform widths remove where queries and keys of most layers stay whole: as much as balanced ones shall."""
+MEASURED = ("removed", "perplexity", "receipt")
+"""What a row has beside its cell."""
 WIKIPEDIA_SHARE = 0.8
 """Of Wikipedia's text calibrates, the rest evaluates; of TinyStories, half."""
 
@@ -55,7 +60,7 @@ Cell = dict[str, Any]
 def spread_cells(device: str) -> list[Cell]:
     """The same seed on every machine, thread count and batch size; other seeds; a3 and the dense model."""
     cells = []
-    for model in (name for name in MODELS if name != "stories-moe-22m"):
+    for model in ("smollm2-135m", "stories15m", "stories-mpt-20m"):
         story = model.startswith("stories")
         length, large = (256, 256) if story else (512, 2048)
         text = "tinystories" if story else "wikitext-2"
@@ -125,11 +130,11 @@ def story_base(model: str, device: str) -> Cell:
     return base | ({"threads": 1} if device == "cpu" else {})
 
 
-def mixture_base(device: str) -> Cell:
-    """SmolLM2 on the mixture, judged on its texts and on two that took no part."""
+def mixture_base(model: str, device: str) -> Cell:
+    """A model of general text on the mixture, judged on its texts and on two that took no part."""
     large = device == "cuda"
     reported = [*MIXTURE, "lambada", "tinystories", "alpaca"]
-    base = {"model": "smollm2-135m", "calibration": MIXTURE, "windows": 256 if large else 32, "device": device}
+    base = {"model": model, "calibration": MIXTURE, "windows": 256 if large else 32, "device": device}
     base |= {"length": 2048 if large else 512}
     base["evaluate"] = {t: [32 if large and t != "tinystories" else 14, base["length"]] for t in reported}
     return base | ({} if large else {"threads": 1})
@@ -138,7 +143,8 @@ def mixture_base(device: str) -> Cell:
 def accuracy_cells(device: str) -> list[Cell]:
     """Every model at three sizes, each method on the same tokens; three seeds in the middle, for a3 and a3+."""
     cells = []
-    for base in (mixture_base(device), *(story_base(model, device) for model in STORIES)):
+    mixed = [mixture_base(model, device) for model in ("smollm2-135m", GEMMA)]
+    for base in (*mixed, *(story_base(model, device) for model in STORIES)):
         cells.append({**base, "method": "dense", "seed": 0, "ratio": 0.0})
         ours = [{"method": "a3+", "allocate": "balanced"}, {"method": "a3"}, {"method": "a3+"}]
         others = [] if base["model"] == "stories-moe-22m" else [{"method": "svd-llm"}, {"method": "asvd"}]
@@ -183,72 +189,97 @@ def read_text(name: str, *, split: str, model: str = "smollm2-135m") -> str:
     return "\n\n".join(builtin_documents(split=split))
 
 
-def run_cell(cell: Cell) -> dict[str, Any]:
-    """One row: compress, measure, and everything that is needed to doubt it."""
+def load(cell: Cell) -> Any:
+    """The cell's model on its device, in the cell's precision, with its tokenizer."""
     import torch
+    from gemma import load_gemma
 
-    from trisect.config import CalibrationConfig, CompressConfig
-    from trisect.data import tokens_from_tensor
-    from trisect.data.load import tokenize
-    from trisect.data.tokens import windows
-    from trisect.evaluate.perplexity import perplexity
     from trisect.models import load_model
-    from trisect.pipeline.run import compress
-    from trisect.support.receipt import build_receipt
 
     if cell["device"] == "cpu":
         torch.set_num_threads(cell["threads"])
     tf32 = cell.get("precision") == "tf32"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    if cell["model"] == GEMMA:
+        return load_gemma(cell["device"])
     name = MODELS[cell["model"]]
     dtype = "bfloat16" if cell.get("precision") == "bfloat16" else "float32"
-    loaded = load_model(
-        name if name == cell["model"] else str(ASSETS / name),
-        dtype=dtype,
-        device=cell["device"],
-        trust_remote_code=False,
+    path = name if name == cell["model"] else str(ASSETS / name)
+    return load_model(path, dtype=dtype, device=cell["device"], trust_remote_code=False)
+
+
+def cut(cell: Cell, tokenizer: Any, text: str, count: int, *, split: str, seed: int = 0) -> Any:
+    """Windows of one half of a text: random ones to calibrate, the first ones to judge."""
+    from trisect.data.load import bos_of, tokenize
+    from trisect.data.tokens import started, windows
+
+    ids, bos = tokenize(read_text(text, split=split, model=cell["model"]), tokenizer, source=text), bos_of(tokenizer)
+    sampling = "random" if split == "calibration" else "first"
+    found = windows(ids, samples=count, length=cell["length"] - (bos is not None), sampling=sampling, seed=seed)
+    return started(found, bos)
+
+
+def compressed(cell: Cell, loaded: Any) -> Any:
+    """The model in `loaded`, compressed as the cell says; None for the dense one."""
+    import torch
+
+    from trisect.config import CalibrationConfig, CompressConfig
+    from trisect.data import tokens_from_tensor
+    from trisect.pipeline.run import compress
+
+    if cell["method"] == "dense":
+        return None
+    texts, n = cell["calibration"], cell["windows"]
+    counts = cell.get("counts") or [n // len(texts) + (i < n % len(texts)) for i in range(len(texts))]
+    pieces = [
+        cut(cell, loaded.tokenizer, t, c, split="calibration", seed=cell["seed"] + i)
+        for i, (t, c) in enumerate(zip(texts, counts, strict=True))
+    ]
+    order = torch.Generator().manual_seed(cell["seed"])
+    tokens = tokens_from_tensor(torch.cat(pieces)[torch.randperm(n, generator=order)], "+".join(texts))
+    calibration = CalibrationConfig(
+        source=tokens.source, samples=n, length=cell["length"], seed=cell["seed"], batch_size=cell.get("batch")
     )
+    balanced = cell.get("allocate") == "balanced"
+    config = CompressConfig(
+        ratio=REMOVED.get((cell["model"], cell.get("ratio", 0.25)) if balanced else None, cell.get("ratio", 0.25)),
+        method=cell["method"],
+        allocate=cell.get("allocate"),
+        without=tuple(cell.get("without", ())),
+        align=None,
+        calibration=calibration,
+        seed=cell["seed"],
+    )
+    curves = ROOT / "runs" / f"curves-{cell['model']}-{tokens.hash[:16]}.json"  # one for all sizes
+    curves.parent.mkdir(exist_ok=True)
+    return compress(loaded.model, config, tokens=tokens, curves=curves if balanced else None)
 
-    def cut(text: str, count: int, sampling: str, split: str, seed: int) -> torch.Tensor:
-        ids = tokenize(read_text(text, split=split, model=cell["model"]), loaded.tokenizer, source=text)
-        return windows(ids, samples=count, length=cell["length"], sampling=sampling, seed=seed)
 
+def run_cell(cell: Cell) -> dict[str, Any]:
+    """One row: compress, measure, and everything that is needed to doubt it."""
+    from trisect.data import tokens_from_tensor
+    from trisect.evaluate.perplexity import perplexity
+    from trisect.models import shape_of
+    from trisect.plan import budget_of
+    from trisect.support.receipt import build_receipt
+
+    loaded = load(cell)
     # Before the work: a text that is too short is found now.
     judged = {
-        text: tokens_from_tensor(cut(text, count, "first", "evaluation", 0)[:, :length], text)
+        text: tokens_from_tensor(cut(cell, loaded.tokenizer, text, count, split="evaluation")[:, :length], text)
         for text, (count, length) in cell["evaluate"].items()
     }
-    model, receipt, started = loaded.model, {}, time.time()
-    if cell["method"] != "dense":
-        texts, n = cell["calibration"], cell["windows"]
-        counts = cell.get("counts") or [n // len(texts) + (i < n % len(texts)) for i in range(len(texts))]
-        pieces = [
-            cut(t, c, "random", "calibration", cell["seed"] + i)
-            for i, (t, c) in enumerate(zip(texts, counts, strict=True))
-        ]
-        order = torch.Generator().manual_seed(cell["seed"])
-        ids = torch.cat(pieces)[torch.randperm(n, generator=order)]
-        calibration = CalibrationConfig(
-            source="+".join(texts), samples=n, length=cell["length"], seed=cell["seed"], batch_size=cell.get("batch")
-        )
-        config = CompressConfig(
-            ratio=cell.get("ratio", 0.25),
-            method=cell["method"],
-            allocate=cell.get("allocate"),
-            without=tuple(cell.get("without", ())),
-            align=None,
-            calibration=calibration,
-            seed=cell["seed"],
-        )
-        tokens = tokens_from_tensor(ids, "+".join(texts))
-        curves = ROOT / "runs" / f"curves-{cell['model']}-{tokens.hash[:16]}.json"  # one for all sizes
-        curves.parent.mkdir(exist_ok=True)
-        found = compress(model, config, tokens=tokens, curves=curves if cell.get("allocate") else None)
-        model, receipt = found.model, found.receipt
-    seconds = time.time() - started
-    measured = {text: perplexity(model, tokens).perplexity for text, tokens in judged.items()}
-    whole = build_receipt(cell, seed=cell["seed"], token_hash=receipt.get("token_hash"), timings={"compress": seconds})
-    return {**cell, "perplexity": measured, "receipt": {k: v for k, v in whole.items() if k != "recipe"}}
+    before, started = budget_of(shape_of(loaded.model)).linear_parameters, time.time()
+    found = compressed(cell, loaded)
+    model, seconds = loaded.model if found is None else found.model, time.time() - started
+    removed = 1 - budget_of(shape_of(model)).linear_parameters / before
+    # Gemma's logits of one window are 2 GB.
+    batch = 1 if cell["model"] == GEMMA else None
+    measured = {text: perplexity(model, tokens, batch_size=batch).perplexity for text, tokens in judged.items()}
+    token_hash = None if found is None else found.receipt["token_hash"]
+    whole = build_receipt(cell, seed=cell["seed"], token_hash=token_hash, timings={"compress": seconds})
+    receipt = {k: v for k, v in whole.items() if k != "recipe"}
+    return {**cell, "removed": removed, "perplexity": measured, "receipt": receipt}
 
 
 def run_in_a_process(cell: Cell) -> dict[str, Any]:
@@ -269,6 +300,24 @@ def run_in_a_process(cell: Cell) -> dict[str, Any]:
     return found
 
 
+def share_memory(workers: int) -> None:
+    """Whoever asks for the free memory of the device is told this process's share of it."""
+    import torch
+
+    ask = torch.cuda.mem_get_info
+
+    def share(*device: Any) -> tuple[int, int]:
+        free, total = ask(*device)
+        return min(free, total // (workers + 1)), total
+
+    torch.cuda.mem_get_info = share
+
+
+def gpu_workers(workers: int) -> ProcessPoolExecutor:
+    """Processes that share a GPU, and are not started anew for each cell: that takes as long as a small one."""
+    return ProcessPoolExecutor(workers, get_context("spawn"), initializer=share_memory, initargs=(workers,))
+
+
 def run_missing(table: str, given: argparse.Namespace) -> None:
     """Run what the file lacks, and write it after every row."""
     from trisect.support.files import write_json
@@ -277,15 +326,14 @@ def run_missing(table: str, given: argparse.Namespace) -> None:
     path = RESULTS / FILES[table]
     rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
     cells = CELLS[table](given.device)
-    cells = [c for c in cells if given.model in (None, c["model"])]
+    cells = [c for c in cells if given.model in (None, c["model"]) and given.method in (None, c["method"])]
     mine = hardware()["cpu"]
     counted = [r for r in rows if not given.again or r["receipt"]["hardware"]["cpu"] == mine]
-    known = [{k: r[k] for k in r if k not in ("perplexity", "receipt")} for r in counted]
+    known = [{k: r[k] for k in r if k not in MEASURED} for r in counted]
     missing = [c for c in cells if c not in known]
     end = time.time() + given.seconds
 
-    # A GPU's cells share processes: starting one takes as long as a small cell.
-    pool = ProcessPoolExecutor(given.workers, get_context("spawn")) if given.device != "cpu" else None
+    pool = gpu_workers(given.workers) if given.device != "cpu" else None
 
     def run(cell: Cell) -> None:
         if time.time() > end:
@@ -306,6 +354,7 @@ def main() -> None:
     parser.add_argument("cell", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", choices=list(MODELS))
+    parser.add_argument("--method", help="only rows of this one")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after that")
     parser.add_argument("--again", action="store_true", help="what only another CPU has measured, too")

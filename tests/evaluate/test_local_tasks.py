@@ -22,6 +22,7 @@ from trisect.evaluate.tasks import parse_tasks, quiet
 
 REAL = {
     "arc_challenge": (1172, "e3c95823c47e"),
+    "arc_easy": (2376, "b1521be18c23"),
     "boolq": (3270, "4ece10ae1f53"),
     "openbookqa": (500, "93fcc6b97c4c"),
     "winogrande": (1267, "95a7552b5d65"),
@@ -240,8 +241,8 @@ def test_a_file_that_is_absent_names_the_setting(files: Path) -> None:
     (files / "assets/data/tasks/lambada_openai.jsonl").unlink()
     with pytest.raises(TrisectError, match=r"lambada_openai.jsonl: set TRISECT_ASSETS"):
         read_local(*parse_tasks("lambada_openai"))
-    with pytest.raises(TrisectError, match="no local documents of arc_easy"):
-        load_locally(*parse_tasks("arc_easy"))
+    with pytest.raises(TrisectError, match="no local documents of sciq"):
+        load_locally(*parse_tasks("sciq"))
 
 
 def test_more_examples_than_are_held_out_are_refused(files: Path) -> None:
