@@ -16,11 +16,14 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING
 
 import device_tasks
-from figures import Plot
 from tables import Entry, keep_row, known, rows_of, sourced, table
 from trust import GEMMA, ROOT, Cell, compressed, gpu_workers, load
+
+if TYPE_CHECKING:  # a GPU's machine has no matplotlib
+    from figures import Plot
 
 REQUESTS, ANSWERS = ROOT / "runs" / "requests", ROOT / "runs" / "answers"
 FILE = "tasks.json"
@@ -174,7 +177,7 @@ def every_table() -> str:
     return sourced(made, rows, "python experiments/zero_shot.py score")
 
 
-def tasks_figure(plot: Plot) -> None:
+def tasks_figure(plot: "Plot") -> None:
     """SmolLM2's mean accuracy over all mixtures."""
     found: dict[str, list[float]] = defaultdict(list)
     for row in rows_of(FILE):

@@ -17,7 +17,7 @@ from narrow_models import narrow
 from tiny_models import PLAIN, left_padded, tokens
 from tolerances import assert_same_text
 from trisect.decode import Decoder
-from trisect.decode.decoder import SHORT, likeliest, recorded_length
+from trisect.decode.decoder import WORK, likeliest, recorded_length
 from trisect.kernels import using
 
 NEW = 6
@@ -106,7 +106,7 @@ def test_padded_prompts_long_ones_and_mixtures_are_read_by_calls(monkeypatch: py
     for _ in range(3):
         decoder.prefill(ids, left_padded(ids))
     assert not decoder._prompts
-    decoder.batch = SHORT  # as if there were so many texts
+    decoder.batch = int(WORK)  # as if there were so many texts
     assert decoder._recorded_prompt(2) is None
     assert not decoder._prompts
     for name, mode, fit in (

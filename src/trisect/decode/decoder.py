@@ -132,7 +132,7 @@ MODES = get_args(Mode)
 BUCKET = 256
 WARM_UP = 3
 LOOK_EVERY = 16  # steps between two looks at whether all texts have ended: each look waits for the device
-SHORT = 8192  # tokens of all prompts: with more of them a GPU is busy for longer than the host needs to launch
+WORK = 1.3e11  # multiplications of a layer by prompts: half a millisecond of an H200, and of the host that launches it
 LENGTHS = 8  # at which prompts are recorded, in each octave
 
 
@@ -207,6 +207,7 @@ class Decoder:
         # Experts of many tokens are found by asking the device; a compiler has its own way with lengths.
         plain = self._takes_positions and all(view.experts is None for view in self._views)
         self._records_prompts = self.mode == "graphs" and plain
+        self._layer_size = max(sum(p.numel() for p in view.layer.parameters()) for view in self._views)
         self.cache = LiveCache(len(self._views), max_length, self.device)
         for view, layer in zip(self._views, self.cache.layers, strict=True):
             view.attention.live = layer
@@ -382,7 +383,7 @@ class Decoder:
     def _recorded_prompt(self, length: int) -> RecordedPrompt | None:
         """The graph for prompts of so many tokens, recorded when the second of them comes; None where none can be."""
         padded = recorded_length(length)
-        short = padded <= min(self.max_length, SHORT // self.batch)
+        short = padded <= self.max_length and padded * self.batch * self._layer_size <= WORK
         if not (self._records_prompts and short) or self._masked:
             return None
         if padded not in self._prompts:
