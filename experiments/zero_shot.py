@@ -97,6 +97,9 @@ def answer(cell: Cell) -> str:
 def answer_missing(given: argparse.Namespace) -> None:
     end, done = time.time() + given.seconds, known(FILE)
     missing = [c for c in cells(given.device) if name_of(c) not in done and not path_of(c).exists()]
+    missing = [
+        c for c in missing if given.model in (None, c["model"]) and c["method"] in (given.method or [c["method"]])
+    ]
     with gpu_workers(given.workers) as pool:
         waiting = [pool.submit(_before, end - LAST_ROW, cell) for cell in missing]
         for one in waiting:
@@ -198,6 +201,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=["record", "answer", "score"])
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", choices=MODELS)
+    parser.add_argument("--method", action="append", help="only rows of this one; may be given several times")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing in the last minute of it")
     given = parser.parse_args()
