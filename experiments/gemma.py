@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from texts import ASSETS
 from transformers import AutoTokenizer
+from trust import ASSETS
 
 from trisect.data.catalogue import Wheel, cache_folder, download_wheel, file_hash, scratch_inside
 from trisect.models import load_model
