@@ -97,9 +97,8 @@ def answer(cell: Cell) -> str:
 def answer_missing(given: argparse.Namespace) -> None:
     end, done = time.time() + given.seconds, known(FILE)
     missing = [c for c in cells(given.device) if name_of(c) not in done and not path_of(c).exists()]
-    missing = [
-        c for c in missing if given.model in (None, c["model"]) and c["method"] in (given.method or [c["method"]])
-    ]
+    missing = [c for c in missing if given.model in (None, c["model"])]
+    missing = [c for c in missing if given.method is None or c["method"] in given.method]
     with gpu_workers(given.workers) as pool:
         waiting = [pool.submit(_before, end - LAST_ROW, cell) for cell in missing]
         for one in waiting:
