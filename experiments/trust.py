@@ -47,8 +47,8 @@ STORIES = ("stories15m", "stories-mpt-20m", "stories-moe-22m")
 GEMMA = "gemma-3-270m"
 MODELS = {"smollm2-135m": "smollm2-135m", GEMMA: GEMMA, **{name: f"models/{name}" for name in STORIES}}
 MIXTURE = ["wikitext-2", "c4", "wikipedia"]
-REMOVED: dict[Any, float] = {(GEMMA, 0.125): 0.11, (GEMMA, 0.25): 0.217, (GEMMA, 0.375): 0.326}
-"""What uniform widths remove where queries and keys of most layers stay whole: as much as balanced ones shall."""
+REMOVED: dict[Any, float] = {(GEMMA, 0.125): 0.11, (GEMMA, 0.25): 0.217, (GEMMA, 0.375): 0.323}
+"""What uniform widths remove where queries and keys of most layers stay whole: as much as everyone else shall."""
 MEASURED = ("removed", "perplexity", "receipt")
 """What a row has beside its cell."""
 WIKIPEDIA_SHARE = 0.8
@@ -241,8 +241,9 @@ def compressed(cell: Cell, loaded: Any) -> Any:
         source=tokens.source, samples=n, length=cell["length"], seed=cell["seed"], batch_size=cell.get("batch")
     )
     balanced = cell.get("allocate") == "balanced"
+    asked, uniform = cell.get("ratio", 0.25), cell["method"] in ("a3", "a3+") and not balanced
     config = CompressConfig(
-        ratio=REMOVED.get((cell["model"], cell.get("ratio", 0.25)) if balanced else None, cell.get("ratio", 0.25)),
+        ratio=asked if uniform else REMOVED.get((cell["model"], asked), asked),
         method=cell["method"],
         allocate=cell.get("allocate"),
         without=tuple(cell.get("without", ())),
