@@ -141,12 +141,13 @@ def mixture_base(model: str, device: str) -> Cell:
 
 
 def accuracy_cells(device: str) -> list[Cell]:
-    """Every model at three sizes, each method on the same tokens; three seeds in the middle, for a3 and a3+."""
+    """Every model at three sizes, each method on the same tokens; three seeds in the middle, for a3, a3+ and --best."""
     cells = []
     mixed = [mixture_base(model, device) for model in ("smollm2-135m", GEMMA)]
     for base in (*mixed, *(story_base(model, device) for model in STORIES)):
         cells.append({**base, "method": "dense", "seed": 0, "ratio": 0.0})
-        ours = [{"method": "a3+", "allocate": "balanced"}, {"method": "a3"}, {"method": "a3+"}]
+        best = {"method": "a3+", "allocate": "balanced", "refine": True}
+        ours = [best, {"method": "a3"}, {"method": "a3+"}]
         others = [] if base["model"] == "stories-moe-22m" else [{"method": "svd-llm"}, {"method": "asvd"}]
         for ratio, seed in [(0.25, 0), (0.25, 1), (0.25, 2), (0.375, 0), (0.125, 0)]:
             methods = ours + (others if seed == 0 else [])
@@ -246,6 +247,7 @@ def compressed(cell: Cell, loaded: Any) -> Any:
         ratio=asked if uniform else REMOVED.get((cell["model"], asked), asked),
         method=cell["method"],
         allocate=cell.get("allocate"),
+        refine=cell.get("refine", False),
         without=tuple(cell.get("without", ())),
         align=None,
         calibration=calibration,

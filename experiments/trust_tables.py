@@ -62,7 +62,7 @@ def accuracy_table() -> str:
     for row in (row for row in rows if row["method"] != "dense"):
         for text, value in row["perplexity"].items():
             cells[row["model"], text, row["ratio"]][_kind(row)].append(value)
-    kinds = ["svd-llm", "asvd", "a3", "a3+", "a3+ balanced"]
+    kinds = ["svd-llm", "asvd", "a3", "a3+", "a3+ balanced", "a3+ best"]
     lines = []
     for (model, text, ratio), values in sorted(cells.items()):
         if text == CHOOSING:
@@ -75,7 +75,7 @@ def accuracy_table() -> str:
         lines.append(
             [model, text, f"{ratio:.1%}", f"{before:.2f}", *(_spread(values[kind]) for kind in kinds), *shares]
         )
-    header = ["model", "text", "removed", "dense", *kinds, "a3+, share of a3's increase", "balanced"]
+    header = ["model", "text", "removed", "dense", *kinds, "a3+, share of a3's increase", "balanced", "best"]
     return table(header, lines) + "\n\n" + provenance(rows)
 
 
@@ -149,7 +149,13 @@ def headline_table() -> str:
         if row["model"] == SMOLLM2 and row["ratio"] in (0.0, 0.25):
             for text, value in row["perplexity"].items():
                 cells[_kind(row)][text].append(value)
-    names = {"dense": "dense", "a3+ balanced": "a3+ `--best`", "a3+": "a3+", "a3": "a3, the paper"}
+    names = {
+        "dense": "dense",
+        "a3+ best": "a3+ `--best`",
+        "a3+ balanced": "a3+ `--allocate balanced`",
+        "a3+": "a3+",
+        "a3": "a3, the paper",
+    }
     names |= {"svd-llm": "svd-llm", "asvd": "asvd"}
     texts = [text for text in cells["dense"] if text != CHOOSING]
     lines = [[name, *(_spread(cells[kind][text]) for text in texts)] for kind, name in names.items() if kind in cells]
@@ -158,7 +164,8 @@ def headline_table() -> str:
 
 def _kind(row: Entry) -> str:
     """What a row is called: method, allocation, what was left out."""
-    words = [row["method"], row.get("allocate") or "", *(f"without {name}" for name in row.get("without") or ())]
+    allocate = "best" if row.get("refine") else row.get("allocate") or ""
+    words = [row["method"], allocate, *(f"without {name}" for name in row.get("without") or ())]
     return " ".join(filter(None, words))
 
 

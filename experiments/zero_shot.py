@@ -34,7 +34,7 @@ MIXTURES = (["wikitext-2", "c4"], ["wikitext-2", "c4", "wikipedia"], ["c4", "wik
 METHODS: tuple[Cell, ...] = (
     {"method": "a3"},
     {"method": "a3+"},
-    {"method": "a3+", "allocate": "balanced"},
+    {"method": "a3+", "allocate": "balanced", "refine": True},
     {"method": "svd-llm"},
     {"method": "asvd"},
 )
@@ -54,8 +54,7 @@ def cells(device: str) -> list[Cell]:
 
 
 def name_of(cell: Cell) -> str:
-    words = [cell["model"], cell["method"], cell.get("allocate", ""), "+".join(cell["calibration"])]
-    return " ".join(filter(None, words))
+    return " ".join(filter(None, [cell["model"], _label(cell), "+".join(cell["calibration"])]))
 
 
 def path_of(cell: Cell) -> Path:
@@ -138,7 +137,7 @@ def _average(scores: Entry) -> tuple[float, float]:
 
 
 def _label(cell: Cell) -> str:
-    return " ".join(filter(None, [cell["method"], cell.get("allocate", "")]))
+    return f"{cell['method']} best" if cell.get("refine") else str(cell["method"])
 
 
 def average_table() -> str:

@@ -1,6 +1,8 @@
 """`--config` for every verb: a file says what the command line would have said; `init` writes such files."""
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from tiny_models import save_tiny
 from trisect.cli import main
 from trisect.commands import build_app, verbs
 from trisect.commands._options import by_key, is_flag, takes_many
+from trisect.commands.compress import at_pace
+from trisect.config import CompressConfig
+from trisect.errors import TrisectError
 
 VERBS = sorted(verbs())
 GROUP: Any = get_command(build_app())
@@ -201,3 +206,14 @@ def test_an_unknown_verb_has_no_options(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["init", "compres", "-o", str(tmp_path / "run.yaml")]) == 2
     assert "Did you mean compress" in capsys.readouterr().err
     assert not (tmp_path / "run.yaml").exists()
+
+
+def test_best_means_balanced_widths_and_refitted_heads_where_the_method_knows_them() -> None:
+    best = partial(at_pace, fast=False, best=True)
+    usual = CompressConfig(ratio=0.25)
+    assert best(usual) == replace(usual, allocate="balanced", refine=True)
+    assert best(replace(usual, refine=True)) == best(usual)
+    assert best(replace(usual, method="a3")) == replace(usual, method="a3", allocate="balanced")
+    assert at_pace(usual, fast=False, best=False) == usual
+    with pytest.raises(TrisectError, match="--best means --allocate balanced, and uniform was given"):
+        best(replace(usual, allocate="uniform"))

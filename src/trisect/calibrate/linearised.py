@@ -1,4 +1,4 @@
-"""An MLP to first order in W_up and W_gate, over the calibration tokens.   [math.md F-8]"""
+"""Parts of a layer to first order in their input maps, over the calibration tokens; an MLP.   [math.md F-8]"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -46,7 +46,65 @@ def sets_of_states(layer: LayerShape, every: int) -> int:
     return -(-layer.active_mlps * (2 * layer.d_model + inputs) // (layer.d_model * every))
 
 
-class Linearised:
+class FirstOrder:
+    """What a part's output lacks, and how it answers to a change of its input maps: sums, and the problem they make."""
+
+    def __init__(self, *, shared: bool):
+        self.sums: dict[str, Tensor] = {}
+        self.shared = shared  # other processes have rows of other windows
+
+    def metric(self, n: float) -> Metric:
+        """What J^T J would be if no columns of the maps had to do with each other, of sums over n tokens."""
+        raise NotImplementedError
+
+    def product(self, v: Tensor) -> Tensor:
+        """J^T J v, added up over the tokens that fit."""
+        raise NotImplementedError
+
+    def apart(self, vectors: Tensor) -> Tensor:
+        """Products (K, K + 1) of what directions change with each other and with what is missing, held-out tokens."""
+        raise NotImplementedError
+
+    def count(self, weights: int, tokens: float) -> int:
+        """In how many directions the maps are refitted."""
+        raise NotImplementedError
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def _noted(self, missing: Tensor, rows: int, *, held: bool) -> None:
+        """Count tokens (n, D) that are judged, and how many of them are kept as rows."""
+        counts = {"tokens": len(missing), "rows": rows}
+        self._add(f"energy{held}", missing.square().sum(dtype=torch.float64))
+        for name, count in counts.items():
+            self._add(f"{name}{held}", torch.tensor(float(count), dtype=torch.float64, device=missing.device))
+
+    def moments(self) -> dict[str, Tensor]:
+        """Directions (K, D, N), and the regressions of what is missing on what they change."""
+        sums = self.sums = all_reduce(self.sums) if self.shared else self.sums
+        tokens, rows = ({held: sums[f"{of}{held}"].item() for held in (False, True)} for of in ("tokens", "rows"))
+        n, read = max(1.0, tokens[False]), max(1.0, rows[False])
+        metric = self.metric(n)
+        kept = torch.float32  # J sees rows, which have no more digits than that
+        right = sums.pop("right").div_(n)
+        count = self.count(right.numel(), n + tokens[True])
+        found = krylov(right, lambda v: self.product(v).div_(read), metric, count, kept=kept)
+        apart = self.apart(found.vectors) / max(1.0, rows[True])
+        named = {
+            f"{INNER}_vectors": found.vectors,
+            f"{INNER}_penalty": found.penalty,
+            f"{INNER}_gram": found.gram,
+            f"{INNER}_target": found.cross.unsqueeze(-1),
+            f"{INNER}_gram_held": apart[:, :-1],
+            f"{INNER}_target_held": apart[:, -1:],
+        }
+        for held, suffix in ((False, ""), (True, "_held")):
+            named[f"{INNER}_tokens{suffix}"] = torch.tensor(tokens[held], dtype=torch.float64)
+            named[f"{INNER}_energy{suffix}"] = sums[f"energy{held}"] / max(1.0, tokens[held])
+        return named
+
+
+class Linearised(FirstOrder):
     """What an MLP's output lacks, and how it answers to a change of its input maps.
 
     What the changes are to bring, and the metric, are sums over all tokens in full precision; how changes of
@@ -54,11 +112,10 @@ class Linearised:
     """
 
     def __init__(self, *, place: str, shared: bool, every: int = 1):
+        super().__init__(shared=shared)
         self.x, self.slopes, self.missing = (States(place=place) for _ in range(3))
         self.held: list[bool] = []
-        self.sums: dict[str, Tensor] = {}
         self.every = every
-        self.shared = shared  # other processes have rows of other windows
 
     def append(
         self, x: Tensor, slopes: Tensor, missing: Tensor, W_down: Tensor, *, held: bool, tokens: Tensor | None = None
@@ -70,17 +127,12 @@ class Linearised:
             self.sums["right"] = products(x, self.pull(missing, slopes), self.sums.get("right"))
             self.sums["inputs"] = gram(x, self.sums.get("inputs"))
             self._add("slopes", slopes.square().sum(dim=0, dtype=torch.float64))
-        self._add(f"energy{held}", missing.square().sum(dtype=torch.float64))
-        self._add(f"tokens{held}", torch.tensor(float(len(x)), dtype=torch.float64, device=x.device))
         some = slice(None, None, self.every) if tokens is None else tokens % self.every == 0
-        self._add(f"rows{held}", torch.tensor(float(len(x[some])), dtype=torch.float64, device=x.device))
+        self._noted(missing, len(x[some]), held=held)
         for states, rows in ((self.x, x), (self.slopes, slopes), (self.missing, missing)):
             kept = rows[some].clone() if self.every > 1 else rows
             states.append(short(kept) if x.shape[-1] * slopes.shape[-1] >= COARSE else kept)
         self.held.append(held)
-
-    def _add(self, name: str, value: Tensor) -> None:
-        self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def change(self, v: Tensor, x: Tensor, slopes: Tensor) -> Tensor:
         """J v: what the output (n, D) of these tokens gains with weights (D, N) more."""
@@ -95,29 +147,8 @@ class Linearised:
         neurons = short_product(u, self.W_down.to(u.dtype).mT).unsqueeze(-2)  # (n, 1, I)
         return (slopes.unflatten(-1, (-1, len(self.W_down))) * neurons).flatten(1)
 
-    def moments(self) -> dict[str, Tensor]:
-        """Directions (K, D, N), and the regressions of what is missing on what they change."""
-        sums = all_reduce(self.sums) if self.shared else self.sums
-        tokens, rows = ({held: sums[f"{of}{held}"].item() for held in (False, True)} for of in ("tokens", "rows"))
-        n, read = max(1.0, tokens[False]), max(1.0, rows[False])
-        metric = self._metric(sums["inputs"] / n, sums["slopes"] / n)
-        kept = torch.float32  # J sees rows, which have no more digits than that
-        right = sums.pop("right").div_(n)
-        count = directions((n + tokens[True]) / len(self.W_down), right.numel())
-        found = krylov(right, lambda v: self._product(v).div_(read), metric, count, kept=kept)
-        apart = self._sum(True, partial(self._projected, found.vectors)) / max(1.0, rows[True])
-        named = {
-            f"{INNER}_vectors": found.vectors,
-            f"{INNER}_penalty": found.penalty,
-            f"{INNER}_gram": found.gram,
-            f"{INNER}_target": found.cross.unsqueeze(-1),
-            f"{INNER}_gram_held": apart[:, :-1],
-            f"{INNER}_target_held": apart[:, -1:],
-        }
-        for held, suffix in ((False, ""), (True, "_held")):
-            named[f"{INNER}_tokens{suffix}"] = torch.tensor(tokens[held], dtype=torch.float64)
-            named[f"{INNER}_energy{suffix}"] = sums[f"energy{held}"] / max(1.0, tokens[held])
-        return named
+    def count(self, weights: int, tokens: float) -> int:
+        return directions(tokens / len(self.W_down), weights)
 
     def _rows(self, held: bool) -> Iterator[tuple[Tensor, ...]]:
         for number, apart in enumerate(self.held):
@@ -133,7 +164,7 @@ class Linearised:
             total = add(*rows, total)
         return all_reduce({"sum": total})["sum"] if self.shared else total
 
-    def _product(self, v: Tensor) -> Tensor:
+    def product(self, v: Tensor) -> Tensor:
         def add(x: Tensor, slopes: Tensor, missing: Tensor, total: Tensor | None) -> Tensor:
             found = self.pull(self.change(v, x, slopes), slopes)
             if x.is_cuda:
@@ -143,8 +174,12 @@ class Linearised:
 
         return self._sum(False, add)
 
-    def _metric(self, inputs: Tensor, slopes: Tensor) -> Metric:
-        """What J^T J would be of neurons that have nothing to do with each other, nor slopes with inputs."""
+    def apart(self, vectors: Tensor) -> Tensor:
+        return self._sum(True, partial(self._projected, vectors))
+
+    def metric(self, n: float) -> Metric:
+        """Neurons have nothing to do with each other, nor slopes with inputs."""
+        inputs, slopes = self.sums["inputs"] / n, self.sums["slopes"] / n
         sizes = self.W_down.double().square().sum(dim=-1)  # (I,)
         return Metric.damped(inputs, slopes * sizes.repeat(len(slopes) // len(sizes)))
 

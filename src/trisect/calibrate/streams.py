@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trisect.calibrate.attended import LinearisedAttention, every_window
 from trisect.calibrate.linearised import every_token
 from trisect.calibrate.moments import Accumulator, Goal, recording
 from trisect.calibrate.replay import Progress, States, Stream, beginnings_of, in_batches
@@ -104,7 +105,7 @@ class TwoStreams:
             raise TrisectError("a3+ needs at least two calibration windows, one of them held out; raise --samples.")
         how: Any = {"batch_size": batch_size, "hold_out": True, "split": split}
         self.windows = in_batches(ids, **how, beginnings=beginnings_of(ids, seed=seed))
-        self.views, self.seed, self.every = views, seed, every_token(ids)
+        self.views, self.seed, self.every, self.every_window = views, seed, every_token(ids), every_window(*ids.shape)
         decoder = views[0].family.layers.rpartition(".")[0]
         self.rotation = rotation_of(model.get_submodule(decoder))
         self.dense = Stream.embed(model, views, self.windows.batches, place=place, copies=STATES + more)
@@ -177,6 +178,26 @@ class TwoStreams:
         for number, one in enumerate(slots):
             found |= {f"slots{number}_{name}": value for name, value in vars(one).items()}
         return found
+
+    def attention_to_first_order(self, view: LayerView, *, metric: Tensor | None = None) -> dict[str, Tensor]:
+        """How the narrow layer's heads answer to a change of the maps in front of them, and what they lack.  [F-11]"""
+        shared, beside = self.windows.shared, States()
+        how: Any = {"seed": self.seed + view.index, "every": self.every_window}
+        found = LinearisedAttention(view, metric=metric, shared=shared, **how)
+        with _hooked((view.beside, _keep(beside))):
+            for number, states in enumerate(self.narrow.hidden):
+                numbers = self.windows.numbers[number]
+                if bool((numbers >= self.windows.whole).all()):
+                    continue
+                beside.clear()
+                call = self.narrow.call(number, view.index)
+                with stage("forward"), found.watched() as seen:
+                    view.layer(states, *call.args, **call.kwargs)
+                target, weight = self._target(view, number, states, States(), beside), self._weight(view, number, "a")
+                with stage("attention"):
+                    found.append(seen, target("a"), weight, numbers=numbers, held=self.windows.held(number))
+        with stage("attention"):
+            return found.moments()
 
     def _accumulator(
         self, view: LayerView, names: frozenset[str], rates: Tensor | None, slots: Sequence[Slots] = ()

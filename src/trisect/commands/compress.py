@@ -21,7 +21,7 @@ def compress(
     out: Annotated[Path | None, option(NEW_FOLDER, "DIR")] = None,
     stream: Annotated[str, option("One layer at a time; auto: if need be.", "auto|on|off", panel=RUNNING)] = "auto",
     fast: Annotated[bool, option("The paper's method, a3: faster, less accurate.", panel=CUT)] = False,
-    best: Annotated[bool, option("--allocate balanced: slower, more accurate.", panel=CUT)] = False,
+    best: Annotated[bool, option("--allocate balanced --refine: slower, more accurate.", panel=CUT)] = False,
     fresh: Annotated[bool, option("Start anew where a run was interrupted.")] = False,
     curves: CurvesFile = None,
     moments: Annotated[Path | None, option("Moments from `trisect calibrate`.", "FILE")] = None,
@@ -70,9 +70,10 @@ def at_pace(settings: CompressConfig, *, fast: bool, best: bool) -> CompressConf
     """The settings with what --fast or --best means; others must not contradict it."""
     if fast and best:
         raise TrisectError("--fast and --best were given together; keep one of them.")
-    means: Any = {"method": "a3"} if fast else {"allocate": "balanced"} if best else {}
+    careful = {"allocate": "balanced", "refine": settings.method == "a3+"}
+    means: Any = {"method": "a3"} if fast else careful if best else {}
     for name, value in means.items():
-        if (given := getattr(settings, name)) not in (value, "a3+", None):  # the defaults may be replaced
+        if (given := getattr(settings, name)) not in (value, "a3+", None, False):  # the defaults may be replaced
             pace = f"--{'fast' if fast else 'best'} means {option_name(name)} {value}"
             raise TrisectError(f"{pace}, and {given} was given; keep one of them.")
     return replace(settings, **means)

@@ -240,6 +240,7 @@ class CompressConfig:
     qk_norm_tolerance: float = option(0.1, "How far a QK-norm may be off; beyond it QK stays whole.", ge=0)
     rope_scope: str = option("head", "Who shares one set of RoPE frequencies, in a3+.", choices=ROPE_SCOPES)
     without: Names = listed((), "Pieces of a3+ to leave out, e.g. fold,values: `trisect ls pieces`.")
+    refine: bool = option(False, "Refit query, key and value maps, too: slower, more accurate.")
     portable: bool = option(False, "Fit for `trisect export`: --rope-scope model, one head width, one MLP width.")
     seed: int = calibrating(0, "Seed of the random windows.", ge=0)
 

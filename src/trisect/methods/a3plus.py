@@ -182,9 +182,44 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
         narrow, features = fold.map_values(part, T, part.W_o), stacked(T, part.heads)
         prior = projected(both.penalty, features, prior)
         fit, held, both = (problem.mapped(features) for problem in (fit, held, both))
-    wanted = prior if "refit-o" in options.without else _refit(fit, held, prior, options)
+    # Where the maps in front of the heads are refitted behind it, held-out tokens take no part: they judge that, too.
+    last = not options.refine
+    wanted = prior if "refit-o" in options.without else _refit(fit, held, prior, options, all_tokens=last)
     W_o = fold.like(part.W_o, wanted.unflatten(0, (part.heads, -1)))
     return _fitted(replace(narrow, W_o=W_o), both, wanted, carried)
+
+
+def refit_qk(part: QK, moments: Moments, width: int, options: Options) -> Shrunk:
+    """W_q and W_k along directions that were found for them and W_v together.              [F-11, F-1, F-2]"""
+    change, both, steps = inner_change(moments, options)
+    queries, keys = (W.shape[0] * W.shape[-1] for W in (part.W_q, part.W_k))
+    narrow = replace(part, W_q=_moved(part.W_q, change[:, :queries]))
+    return _fitted(replace(narrow, W_k=_moved(part.W_k, change[:, queries : queries + keys])), both, steps)
+
+
+def refit_v(part: OV, moments: Moments, width: int, options: Options) -> Shrunk:
+    """W_v along the same."""
+    change, both, steps = inner_change(moments, options)
+    values = part.W_v.shape[0] * part.W_v.shape[-1]
+    return _fitted(replace(part, W_v=_moved(part.W_v, change[:, -values:])), both, steps)
+
+
+def _moved(W: Tensor, change: Tensor) -> Tensor:
+    """Weights (heads, D, d) with a change (D, heads d)."""
+    return fold.like(W, W.to(change) + change.unflatten(-1, (len(W), -1)).transpose(0, 1))
+
+
+def refit_o(part: OV, moments: Moments, width: int, options: Options) -> Shrunk:
+    """W_o behind refitted maps, from all tokens."""
+    return solve_ov(part, moments, part.width, replace(options, refine=False))
+
+
+def inner_change(moments: Moments, options: Options) -> tuple[Tensor, Regression, Tensor]:
+    """What input maps (D, N) gain, each direction one feature of a regression; with that and its answer (K, 1)."""
+    fit, held = (replace(problem, penalty=need(moments, f"{INNER}_penalty")) for problem in regressions(moments, INNER))
+    vectors = need(moments, f"{INNER}_vectors")  # (K, D, N)
+    steps = _refit(fit, held, torch.zeros_like(fit.cross), options)  # (K, 1)
+    return torch.tensordot(steps.squeeze(-1).to(vectors), vectors, dims=1), fit.joined(held), steps
 
 
 def solve_mlp(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
@@ -223,13 +258,11 @@ def choose_neurons(
 
 def refit_up(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
     """W_up and W_gate along a few directions, each of them one feature of a regression.       [F-8, F-1, F-2]"""
-    fit, held = (replace(problem, penalty=need(moments, f"{INNER}_penalty")) for problem in regressions(moments, INNER))
-    vectors = need(moments, f"{INNER}_vectors")  # (K, D, N), W_up and W_gate side by side
-    steps = _refit(fit, held, torch.zeros_like(fit.cross), options)  # (K, 1)
-    change = torch.tensordot(steps.squeeze(-1).to(vectors), vectors, dims=1).split(part.width, dim=-1)
+    change, both, steps = inner_change(moments, options)
     maps = {name: getattr(part, name) for name in ("W_up", "W_gate") if getattr(part, name) is not None}
-    changed = {name: fold.like(W, W.to(delta) + delta) for (name, W), delta in zip(maps.items(), change, strict=True)}
-    return _fitted(replace(part, **changed), fit.joined(held), steps)
+    sides = zip(maps.items(), change.split(part.width, dim=-1), strict=True)
+    changed = {name: fold.like(W, W.to(delta) + delta) for (name, W), delta in sides}
+    return _fitted(replace(part, **changed), both, steps)
 
 
 def refit_down(part: MLP, moments: Moments, width: int, options: Options) -> Shrunk:
@@ -237,7 +270,7 @@ def refit_down(part: MLP, moments: Moments, width: int, options: Options) -> Shr
     return solve_mlp(part, moments, part.width, replace(options, without=(*options.without, "refit-up")))
 
 
-def _fitted(part: OV | MLP, both: Regression, W: Tensor, spectrum: Spectrum | None = None) -> Shrunk:
+def _fitted(part: QK | OV | MLP, both: Regression, W: Tensor, spectrum: Spectrum | None = None) -> Shrunk:
     """A part with fitted weights, and what they miss over all tokens."""
     loss = max(0.0, both.error(W).item())
     return Shrunk(part=part, loss=loss, total=both.energy.item(), spectrum=spectrum)
@@ -420,13 +453,18 @@ def _common(rates: Tensor) -> bool:
     return bool((rates == rates[:1]).all())
 
 
+OV_READS = "a_gram a_target a_energy a_tokens a_values"
 MLP_READS = "mlp_gram mlp_target mlp_energy mlp_tokens"
 A3_PLUS = ComponentMethod(
     name="a3+",
     summary="Refitted, compensated, repaired: the paper's components on two streams.",
-    solvers={"qk": solve_qk, "ov": solve_ov, "mlp": solve_mlp, "refit-up": refit_up, "refit-down": refit_down},
+    solvers={
+        **{"qk": solve_qk, "ov": solve_ov, "refit-qk": refit_qk, "refit-v": refit_v, "refit-o": refit_o},
+        **{"mlp": solve_mlp, "refit-up": refit_up, "refit-down": refit_down},
+    },
     reads={
-        **reads(qk="q k scores q_squares k_squares", ov="a_gram a_target a_energy a_tokens a_values", mlp=MLP_READS),
+        **reads(qk="q k scores q_squares k_squares", ov=OV_READS, mlp=MLP_READS),
+        **reads(**{"refit-qk": INNER, "refit-v": INNER, "refit-o": OV_READS}),
         **reads(**{"refit-up": INNER, "refit-down": MLP_READS}),
     },
     streams="narrow",

@@ -17,7 +17,9 @@ from trisect.solve import SOLVE_DTYPE, neuron_scores, top
 
 EXPERTS = "experts"  # the step in front of a mixture's MLPs, which may drop some of them
 REFITS = ("refit-up", "refit-down")  # steps behind an MLP that was narrowed: its input maps, then its output map again
-STEPS = {name: "mlp" for name in (EXPERTS, *REFITS)}  # steps that are about a component without being one
+ATTENTION_REFITS = ("refit-qk", "refit-v", "refit-o")  # the same behind narrowed heads
+STEPS = {**dict.fromkeys((EXPERTS, *REFITS), "mlp"), **dict(zip(ATTENTION_REFITS, ("qk", "ov", "ov"), strict=True))}
+"""Steps that are about a component without being one."""
 EXPERT_READS = frozenset({"mlp"})
 FEW = 32  # tokens below which an expert's neurons are chosen by its weights alone
 

@@ -25,6 +25,7 @@ class Options:
     """QK-norm layers whose corrected denominator misses more than this share (as a root) stay whole."""
     rope_scope: str = "head"
     """Who shares one set of rotation rates: the query heads of a key head, a layer, or the whole model."""
+    refine: bool = False  # whether a3+ refits W_q, W_k and W_v as well
     without: tuple[str, ...] = ()  # pieces of a3+ to leave out, to see what they bring (`methods.a3plus.PIECES`)
 
 

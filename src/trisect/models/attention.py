@@ -16,10 +16,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trisect.kernels import rotate_qk, wants_decode_kernel
 from trisect.models.families import Family
-from trisect.models.heads import HeadNorm, biased_mask, eager, function_name, rope_of, to_canonical
+from trisect.models.heads import TANGENTS, HeadNorm, biased_mask, eager, function_name, rope_of, to_canonical
 from trisect.models.linear import QKV, FactoredLinear, FusedMaps, SplitLinear, fused_maps
 
 Tap = Callable[..., None]  # called with a name and one or more tensors (b, t, heads, width) while calibration records
+Lift = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""What stands in for queries, keys and values as the maps put them out, while calibration differentiates by them."""
 Maps = Mapping[str, FactoredLinear]
 Table = tuple[Tensor, Tensor]  # cosines and sines of the model's rotations
 
@@ -82,6 +84,7 @@ class Attention(nn.Module):
     shared_output = False
     plain = True  # keys and values are made head by head, each by a map of the hidden states
     tap: Tap | None = None
+    lift: Lift | None = None
     fused: FusedMaps | None = None
     prepared = False
     live: Any = None  # its part of a decoder's LiveCache; an index into that would be compiled for every layer
@@ -114,7 +117,7 @@ class Attention(nn.Module):
         if position_bias is not None:
             attention_mask = biased_mask(position_bias, attention_mask, key_length=k.shape[-2])
         # vLLM reads these lines: it looks for the registry's name, and for `scaling` as an attribute of self.
-        asked = self.config._attn_implementation
+        asked = self.config._attn_implementation if self.lift is None else TANGENTS
         name = function_name(asked, device=q.device, capped=self.softcap is not None)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
         settings = {**self._settings(), "position_ids": position_ids, **kwargs}
@@ -193,6 +196,8 @@ class Attention(nn.Module):
             k, v = (columns.unflatten(-1, (self.layout.kv_heads, -1)) for columns in (keys, values))
         else:
             q, k, v = self.layout.split(self._columns(x))
+        if self.lift is not None:
+            q, k, v = self.lift(q, k, v)
         q = clamped(q, self.clips_qk)
         k = k if "k" in latent else clamped(k, self.clips_qk)
         v = v if "v" in latent else clamped(v, self.clips_v)

@@ -150,6 +150,9 @@ def from_canonical(x: Tensor, num_pairs: int, layout: Layout | None) -> Tensor:
     return joined_pairs(first, second, x[..., 2 * num_pairs :], layout)
 
 
+TANGENTS = (
+    "trisect_tangents"  # attention that calibration differentiates, forwards and backwards (calibrate/attended.py)
+)
 Attended = tuple[Tensor, Tensor | None]  # head outputs (b, t, h, vo), and attention weights where there are some
 
 
@@ -201,8 +204,14 @@ for _name, _function in (("sdpa", _sdpa), ("flash", _flash), ("vllm", _vllm), ("
 
 def eager(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **kwargs: Any) -> Attended:
     """Attention spelt out, for `attn_implementation="eager"`: the reference for every other kernel."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    weights = attention_weights(module, q, k, mask, **kwargs)
+    weights = nn.functional.dropout(weights, p=kwargs.get("dropout", 0.0), training=module.training)
+    return (weights @ v).transpose(1, 2).contiguous(), weights
+
+
+def attention_weights(module: Any, q: Tensor, k: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
+    """Who looks at whom (b, h, t, keys), of as many keys as queries."""
     scores = softcapped(q @ k.mT * kwargs["scaling"], kwargs.get("softcap"))
     if mask is None and module.is_causal and q.shape[-2] > 1:  # what SDPA knows by itself
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril(k.shape[-2] - q.shape[-2])
@@ -213,9 +222,7 @@ def eager(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **k
     if sinks is not None:  # one more key, of value zero
         scores = torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)], dim=-1)
     wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = nn.functional.softmax(scores, dim=-1, dtype=wide).to(q.dtype)[..., : k.shape[-2]]
-    weights = nn.functional.dropout(weights, p=kwargs.get("dropout", 0.0), training=module.training)
-    return (weights @ v).transpose(1, 2).contiguous(), weights
+    return nn.functional.softmax(scores, dim=-1, dtype=wide).to(q.dtype)[..., : k.shape[-2]]
 
 
 def softcapped(scores: Tensor, bound: float | None) -> Tensor:

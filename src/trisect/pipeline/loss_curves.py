@@ -71,7 +71,7 @@ def measure_curves(
     answers = fisher.DrawnAnswers(model, views, testing, draws=draws, batch_size=batch_size, seed=seed)
     streams = TwoStreams(model, views, solving, batch_size=batch_size, seed=seed)
     points: dict[tuple[int, str], dict[int, float]] = {}
-    options = replace(options_of(config), rope_scope="head", without=(*config.without, *LEFT_OUT))
+    options = replace(options_of(config), rope_scope="head", refine=False, without=(*config.without, *LEFT_OUT))
     for view in streamed.walk(model):
         present = [part for part in config.parts if part in view.components]
         dense = streams.begin(view, method.reads_for("qk") if "qk" in present else frozenset())

@@ -50,7 +50,7 @@ class Run:
         # Neurons that share the tokens of a layer: all of an MLP, or of one expert for its share of them.
         neurons = [x.mlp * x.experts / max(1, x.top_k) if x.experts else x.mlp for x in self.shape.layers]
         few = self.tokens is None or self.tokens.ids.numel() < REFIT_TOKENS * max(neurons)
-        return replace(options, without=(*options.without, experts.REFITS[0])) if few else options
+        return replace(options, refine=False, without=(*options.without, experts.REFITS[0])) if few else options
 
     @cached_property
     def shape(self) -> ModelShape:
@@ -80,9 +80,11 @@ class Run:
         if self.method.streams == "narrow":  # widths that stay are refitted, too
             chosen = self.config.layers is None or layer in self.config.layers
             cut = tuple(c for c in now.components if chosen and c in self.config.parts)
+        heads = tuple(c for c in cut if c != "mlp")
+        behind = experts.ATTENTION_REFITS if len(heads) == 2 and self.options.refine else ()
         first = experts.REFITS[0]
         refits = experts.REFITS if first in self.method.solvers and first not in self.options.without else ()
-        return (*(c for c in cut if c != "mlp"), *drops, *(("mlp", *refits) if "mlp" in cut else ()))
+        return (*heads, *behind, *drops, *(("mlp", *refits) if "mlp" in cut else ()))
 
     def width(self, view: LayerView, component: str) -> int:
         """The width that a component is to have; experts that are left share what dropped ones leave."""
@@ -117,7 +119,8 @@ class Step:
 
     def entry(self) -> dict[str, Any]:
         """The step as it stands in a receipt."""
-        component = "mlp" if self.component in experts.REFITS else self.component
+        refits = (*experts.REFITS, *experts.ATTENTION_REFITS)
+        component = experts.STEPS[self.component] if self.component in refits else self.component
         entry = {"layer": self.layer, "component": component, "width": self.width}
         entry |= {name: getattr(self.solution, name) for name in ("loss", "total", "clipped", "note")}
         spectrum = self.solution.spectrum
@@ -292,6 +295,8 @@ def with_method_defaults(config: CompressConfig) -> CompressConfig:
     """The config with the method's allocation where the user named none; what it cannot do is refused."""
     method = get_method(config.method)
     method.check_parts(config.parts)
+    if config.refine and experts.ATTENTION_REFITS[0] not in get_method(config.method).solvers:
+        raise TrisectError(f"--refine goes on where a3+ ends, and the method is {config.method}; use --method a3+.")
     check_names("piece of a3+", config.without, a3plus.PIECES, "Use e.g. --without fold,values.")
     slots = isinstance(method, ComponentMethod) and method.slots is not None
     if not slots and (config.without or config.rope_scope != "head"):

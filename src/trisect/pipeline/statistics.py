@@ -139,18 +139,28 @@ class Repaired(Statistics):
     def moments(self, view: LayerView, component: str) -> dict[str, Tensor]:
         """For QK with those of the slots that a narrower head might rotate at; none where it is not cut."""
         method, dense = self.run.method, self.current
+        if component in experts.ATTENTION_REFITS[:2]:
+            return self._attended(view, component)
         slots: tuple[Slots, ...] = ()
         if component == "qk" and dense and isinstance(method, ComponentMethod) and method.slots is not None:
             slots = method.slots(view.part("qk"), dense, self.run.width(view, "qk"), self.run.options, self.shared)
-        metric = self.metrics.get(view.index) if component != "qk" else None
-        if metric is not None:
-            metric = metric.to(next(view.layer.parameters()).device)
+        metric, part = self._metric(view) if component != "qk" else None, experts.STEPS.get(component, component)
         reads = method.reads_for(component)
         statistics: dict[str, Tensor] = {}
-        for chosen in experts_at_once(view) if component not in ("qk", "ov") else [None]:
-            statistics |= self.streams.statistics(view, component, reads, slots=slots, metric=metric, chosen=chosen)
+        for chosen in experts_at_once(view) if part == "mlp" else [None]:
+            statistics |= self.streams.statistics(view, part, reads, slots=slots, metric=metric, chosen=chosen)
         rotation = {name: dense[name] for name in ROTATION if name in dense}
         return {**rotation, **statistics, **({} if metric is None else {METRIC: metric})}
+
+    def _metric(self, view: LayerView) -> Tensor | None:
+        metric = self.metrics.get(view.index)
+        return None if metric is None else metric.to(next(view.layer.parameters()).device)
+
+    def _attended(self, view: LayerView, component: str) -> dict[str, Tensor]:
+        """Of the maps in front of a layer's heads, which are refitted together: one pass for two steps."""
+        if component == experts.ATTENTION_REFITS[0]:
+            self.attended = self.streams.attention_to_first_order(view, metric=self._metric(view))
+        return self.attended
 
     def _metrics(self, views: list[LayerView]) -> dict[int, Tensor]:
         run = self.run
