@@ -14,9 +14,10 @@ TOKENS = tokens_from_tensor(torch.randint(3, VOCAB - 2, (16, 24), generator=torc
 
 
 def config(method: str = "a3+", **more: Any) -> CompressConfig:
-    return CompressConfig(
-        ratio=0.3, method=method, align=None, calibration=CalibrationConfig(**more.pop("calibration", {})), **more
-    )
+    """With all that a method can do: what is cut off, streamed or shared out must not depend on it."""
+    calibration = CalibrationConfig(**more.pop("calibration", {}))
+    settings: dict[str, Any] = {"refine": method == "a3+", **more}
+    return CompressConfig(ratio=0.3, method=method, align=None, calibration=calibration, **settings)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
