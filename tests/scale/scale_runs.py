@@ -10,7 +10,7 @@ from tiny_models import VOCAB
 from trisect.config import CalibrationConfig, CompressConfig
 from trisect.data import tokens_from_tensor
 
-TOKENS = tokens_from_tensor(torch.randint(3, VOCAB - 2, (16, 24), generator=torch.Generator().manual_seed(3)))
+TOKENS = tokens_from_tensor(torch.randint(3, VOCAB - 2, (18, 24), generator=torch.Generator().manual_seed(3)))
 
 
 def config(method: str = "a3+", **more: Any) -> CompressConfig:

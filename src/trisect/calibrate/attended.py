@@ -49,6 +49,7 @@ class Between:
         return self.lift(q, k, v)
 
     def weigh(self, first: int, find: Callable[[], tuple[Tensor, Tensor | float]]) -> tuple[Tensor, Tensor | float]:
+        """The weights of queries from `first` on, and their slope: found once, as long as there is room."""
         known = self.weights.get(first)
         found = find() if known is None else known
         if known is None and found[0].numel() <= self.room:
