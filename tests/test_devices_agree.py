@@ -25,7 +25,7 @@ def exact_products() -> Any:
 
 
 def compressed(name: str, method: str, device: str) -> Any:
-    config = CompressConfig(method=method, ratio=0.25, align=None)
+    config = CompressConfig(method=method, ratio=0.25, align=None, refine=method == "a3+")
     return compress(tiny(name).to(device), config, tokens=CALIBRATION).model
 
 

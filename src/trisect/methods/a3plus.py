@@ -182,6 +182,8 @@ def solve_ov(part: OV, moments: Moments, width: int, options: Options) -> Shrunk
         narrow, features = fold.map_values(part, T, part.W_o), stacked(T, part.heads)
         prior = projected(both.penalty, features, prior)
         fit, held, both = (problem.mapped(features) for problem in (fit, held, both))
+    else:
+        fit, held = fit.whole(), held.whole()
     # Where the maps in front of the heads are refitted behind it, held-out tokens take no part: they judge that, too.
     last = not options.refine
     wanted = prior if "refit-o" in options.without else _refit(fit, held, prior, options, all_tokens=last)
