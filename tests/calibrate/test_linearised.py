@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from damaged import a_metric, damaged_streams
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -12,7 +13,6 @@ from tiny_models import tiny, tokens
 from trisect.calibrate import TwoStreams, linearised
 from trisect.config import CompressConfig
 from trisect.data import tokens_from_tensor
-from trisect.models import layer_views
 from trisect.models.view import LayerView
 from trisect.pipeline.run import compress
 from trisect.records.parts import INNER, MLP, Experts
@@ -21,24 +21,9 @@ STEP = 1e-5
 """Second derivatives leave an error of this size, rounding of float64 one of 1e-11 / STEP."""
 
 
-def damaged_streams(name: str) -> tuple[TwoStreams, LayerView]:
-    """Both streams in front of the last layer (with experts, if any has), the ones before with less of their MLPs."""
-    model, ids = tiny(name).double(), tokens(8, 12)
-    model.config._experts_implementation = "eager"  # grouped products know no float64
-    views = layer_views(model, own=True)
-    streams = TwoStreams(model, views, ids, batch_size=None, seed=0)
-    last = max((view.index for view in views if view.experts is not None), default=len(views) - 1)
-    for view in views[:last]:
-        streams.begin(view)
-        output = view.mlp_output
-        assert output is not None
-        handle = output.register_forward_hook(
-            lambda module, args, out: (out[0] * 0.7, *out[1:]) if isinstance(out, tuple) else out * 0.7
-        )
-        streams.finish(view)
-        handle.remove()
-    streams.begin(views[last])
-    return streams, views[last]
+def streams_of(name: str) -> tuple[TwoStreams, LayerView]:
+    """In front of the last layer, with experts if any has."""
+    return damaged_streams(name, lambda view: view.experts is not None)
 
 
 def outputs(streams: TwoStreams, view: LayerView) -> Tensor:
@@ -78,17 +63,13 @@ def missing(streams: TwoStreams, view: LayerView) -> Tensor:
     return torch.cat(gaps)
 
 
-def a_metric(view: LayerView) -> Tensor:
-    """A triangle (D, D) with a positive diagonal."""
+def metric_of(view: LayerView) -> Tensor:
     part = view.part("mlp")
-    mlp = part.routed[0] if isinstance(part, Experts) else part
-    size = mlp.W_down.shape[-1]
-    noise = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    return (0.2 * noise).tril(-1) + torch.diag(0.5 + noise.diagonal().abs())
+    return a_metric((part.routed[0] if isinstance(part, Experts) else part).W_down.shape[-1])
 
 
 def thinned(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
-    """Let rows of one token in `every` be enough, of the 96 that `damaged_streams` has."""
+    """Let rows of one token in `every` be enough, of the 96 that the streams have."""
     monkeypatch.setattr(linearised, "ROWS", 96 // every)
 
 
@@ -101,8 +82,8 @@ def test_the_regression_on_directions_is_that_on_what_they_change(
 ) -> None:
     """And with a metric, on what it makes of the changed outputs (math.md F-9)."""
     thinned(monkeypatch, every)
-    streams, view = damaged_streams(name)
-    metric = a_metric(view) if weighed else None
+    streams, view = streams_of(name)
+    metric = metric_of(view) if weighed else None
     found = streams.statistics(view, "refit-up", frozenset({INNER}), metric=metric)
     vectors, part = found[f"{INNER}_vectors"].double(), view.part("mlp")
     assert isinstance(part, MLP)
@@ -131,8 +112,8 @@ def test_experts_answer_for_the_tokens_they_get_with_the_weight_they_have(
     name: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thinned(monkeypatch, every)
-    streams, view = damaged_streams(name)
-    metric = a_metric(view)
+    streams, view = streams_of(name)
+    metric = metric_of(view)
     found = streams.statistics(view, "refit-up", frozenset({INNER}), metric=metric)
     part, before, w = view.part("mlp"), outputs(streams, view), weights(streams, view)
     assert isinstance(part, Experts)

@@ -11,11 +11,12 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from trisect.calibrate.linearised import FirstOrder
+from trisect.calibrate.linearised import FirstOrder, one_in
+from trisect.calibrate.replay import Enough
 from trisect.kernels import using
 from trisect.models.heads import TANGENTS, attention_weights, to_canonical
 from trisect.models.view import LayerView
-from trisect.records.parts import OV
+from trisect.records.parts import INNER, OV
 from trisect.solve.ridge import Metric, gram, product, products
 from trisect.support.distributed import all_reduce
 
@@ -31,10 +32,6 @@ KEPT = {"cpu": 1 << 28, "cuda": 1 << 30}  # attention weights of a layer that ne
 Blocks = list[tuple[slice, slice]]  # queries, and the keys that they may look at
 
 # b = batch, t = tokens, D = d_model, h = query heads, N = columns of all three maps, K = directions
-
-
-class _Enough(Exception):
-    """Leaves a layer where its heads have put something out."""
 
 
 @dataclass(kw_only=True)
@@ -72,10 +69,7 @@ class Batch:
 
 def every_window(count: int, length: int) -> int:
     """One window in so many is kept: a power of two that leaves ROWS tokens."""
-    every = 1
-    while count * length >= 2 * every * ROWS:
-        every *= 2
-    return every
+    return one_in(count * length, ROWS)
 
 
 class LinearisedAttention(FirstOrder):
@@ -85,9 +79,10 @@ class LinearisedAttention(FirstOrder):
     maps and its output is taken along.
     """
 
-    def __init__(self, view: LayerView, *, metric: Tensor | None, shared: bool, seed: int, every: int = 1):
+    def __init__(self, view: LayerView, *, metric: Tensor | None, shared: bool, every: int, last: int):
+        """One window in `every` is kept, `last` among them: it is held out, so that there are some of both kinds."""
         super().__init__(shared=shared)
-        self.view, self.attention, self.seed = view, view.attention, seed
+        self.view, self.attention = view, view.attention
         part = view.part("ov")
         assert isinstance(part, OV)
         self.W_o = part.W_o.flatten(0, 1)  # (h d, D)
@@ -97,7 +92,7 @@ class LinearisedAttention(FirstOrder):
         self.heads = (heads.heads, heads.kv_heads, heads.kv_heads)
         self.sizes = [count * width for count, width in zip(self.heads, (heads.qk, heads.qk, heads.vo), strict=True)]
         self.batches: list[Batch] = []
-        self.every, self.room = every, KEPT[self.W_o.device.type]
+        self.every, self.last, self.room = every, last, KEPT[self.W_o.device.type]
 
     @contextmanager
     def watched(self) -> Iterator[dict[str, Any]]:
@@ -121,11 +116,11 @@ class LinearisedAttention(FirstOrder):
         def tap(name: str, *observed: Any) -> None:
             if name == "a":
                 seen["a"] = observed[0]
-                raise _Enough
+                raise Enough
 
         self.attention.tap = tap
         try:
-            with suppress(_Enough):
+            with suppress(Enough):
                 yield
         finally:
             self.attention.tap = None
@@ -134,7 +129,7 @@ class LinearisedAttention(FirstOrder):
         """What was watched of windows with these numbers, what W_o should put out (b, t, D), and their weights."""
         x, attended, root = seen["x"], seen["a"].flatten(2), weight.sqrt().unsqueeze(-1)
         missing = ((target - attended @ self.W_o) * root) @ self.root.to(target)
-        kept = numbers % self.every == 0
+        kept = (self.last - numbers) % self.every == 0
         self._noted(missing.flatten(0, 1), int(kept.sum()) * x.shape[1], held=held)
         step = max(1, SCORES[x.device.type] // (self.heads[0] * x.shape[1] ** 2))
         for keep, chosen in ((True, kept), (False, ~kept)):
@@ -154,7 +149,7 @@ class LinearisedAttention(FirstOrder):
         noisy = (numbers < max(1, NOISE // length)).nonzero().squeeze(1).tolist()
         noise = torch.zeros_like(at.x)
         for place in noisy:
-            noise[place] = torch.randn(at.x.shape[1:], generator=self._generator(int(numbers[place]))).to(noise)
+            noise[place] = torch.randn(at.x.shape[1:], generator=self.generator(int(numbers[place]))).to(noise)
         wanted, *felt = self.pull([at.missing, *([noise] if noisy else [])], at)
         self.sums["right"] = products(x, wanted.flatten(0, 1), self.sums.get("right"))
         self.sums["inputs"] = gram(x, self.sums.get("inputs"))
@@ -162,8 +157,9 @@ class LinearisedAttention(FirstOrder):
         self._add("outputs", felt[0].square().sum(dim=(0, 1), dtype=torch.float64) if felt else columns)
         self._add("noisy", torch.tensor(float(length * len(noisy)), dtype=torch.float64, device=x.device))
 
-    def _generator(self, window: int) -> torch.Generator:
-        return torch.Generator().manual_seed((self.seed << 32) + window)
+    def generator(self, window: int) -> torch.Generator:
+        """Of a window's random answers, for every layer and run: torch seeds with 32 bits."""
+        return torch.Generator().manual_seed(window)
 
     def _attend(self, at: Batch, lift: Callable[..., Any]) -> Tensor:
         """What the heads put out (b, t, h d), with `lift` between them and their maps."""
@@ -242,8 +238,7 @@ class LinearisedAttention(FirstOrder):
 
     def moments(self) -> dict[str, Tensor]:
         """As of every part to first order, columns in canonical order: queries, keys, values."""
-        found = super().moments()
-        (name,) = [name for name in found if name.endswith("_vectors")]
+        found, name = super().moments(), f"{INNER}_vectors"
         pairs, rotary = self.view.heads.pairs, self.view.family.rotary
         *turned, values = found[name].split(self.sizes, dim=-1)
         counts = self.heads[:2]
@@ -257,8 +252,8 @@ class LinearisedAttention(FirstOrder):
 class _Attend(torch.autograd.Function):
     """Heads that look at values (b, h, t, d) by attention weights P, some queries at a time; P is kept for both ways.
 
-    A change of scores moves P by P o (dS - rowsum(P o dS)), and rowsum(P o dP) is a row's output times what is asked
-    of it: no further matrix of the size of P is made than dS.
+    A change of scores moves P by P o (dS - rowsum(P o dS)); backwards that row sum is a row's output times what is
+    asked of it. No further matrix of the size of P is made than dS.
     """
 
     @staticmethod

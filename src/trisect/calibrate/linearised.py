@@ -28,8 +28,13 @@ MAPS = ("up", "gate")  # input maps of an MLP, in the order of their slopes
 
 def every_token(windows: Tensor) -> int:
     """One token in so many is kept as rows: a power of two that leaves ROWS of them and divides the windows (n, t)."""
+    return one_in(windows.numel(), ROWS, width=windows.shape[1])
+
+
+def one_in(tokens: int, enough: int, *, width: int | None = None) -> int:
+    """A power of two by which so many tokens are thinned: `enough` stay, and it divides `width`, if that is given."""
     every = 1
-    while windows.numel() >= 2 * every * ROWS and windows.shape[1] % (2 * every) == 0:
+    while tokens >= 2 * every * enough and (width is None or width % (2 * every) == 0):
         every *= 2
     return every
 

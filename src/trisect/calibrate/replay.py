@@ -206,6 +206,10 @@ class LayerCall(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class Enough(Exception):
+    """Leaves a layer once all that is asked for has been recorded."""
+
+
 class _AllRecorded(Exception):
     """Leaves the stock forward once the layers' inputs are known."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trisect.calibrate.attended import LinearisedAttention, every_window
 from trisect.calibrate.linearised import every_token
 from trisect.calibrate.moments import Accumulator, Goal, recording
-from trisect.calibrate.replay import Progress, States, Stream, beginnings_of, in_batches
+from trisect.calibrate.replay import Enough, Progress, States, Stream, beginnings_of, in_batches
 from trisect.calibrate.scores import KeyCovariances, PairGrams, QuerySampler, Reading, SlotGrams, shares
 from trisect.errors import TrisectError, unknown_name
 from trisect.models.families import Family
@@ -75,10 +75,6 @@ def join_of(view: LayerView, component: str) -> Join:
         gain=gain(view.layer, view.family, component),
         bias=bias_of(view.module(name)) if name in view.linears() else None,
     )
-
-
-class _Enough(Exception):
-    """Leaves a layer once all that is asked for has been recorded."""
 
 
 LAST_TAPS = {"qk": "rotated", "ov": "a"}
@@ -172,7 +168,7 @@ class TwoStreams:
                     metric=metric,
                 )
                 call = self.narrow.call(number, view.index)
-                with stage("forward"), suppress(_Enough):
+                with stage("forward"), suppress(Enough):
                     view.layer(states, *call.args, **call.kwargs)
         found = accumulator.means(view.index)
         for number, one in enumerate(slots):
@@ -181,9 +177,8 @@ class TwoStreams:
 
     def attention_to_first_order(self, view: LayerView, *, metric: Tensor | None = None) -> dict[str, Tensor]:
         """How the narrow layer's heads answer to a change of the maps in front of them, and what they lack.  [F-11]"""
-        shared, beside = self.windows.shared, States()
-        how: Any = {"seed": self.seed + view.index, "every": self.every_window}
-        found = LinearisedAttention(view, metric=metric, shared=shared, **how)
+        beside, how = States(), {"every": self.every_window, "last": self.windows.whole - 1}
+        found = LinearisedAttention(view, metric=metric, shared=self.windows.shared, **how)
         with _hooked((view.beside, _keep(beside))):
             for number, states in enumerate(self.narrow.hidden):
                 numbers = self.windows.numbers[number]
@@ -329,7 +324,7 @@ def _until(view: LayerView, component: str) -> Iterator[None]:
     """Layers are left where all that a component's solver reads has been seen; inside `recording`."""
 
     def leave(*_: Any) -> None:
-        raise _Enough
+        raise Enough
 
     attention, handles = view.own(), []
     if component not in LAST_TAPS:

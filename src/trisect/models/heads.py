@@ -150,9 +150,7 @@ def from_canonical(x: Tensor, num_pairs: int, layout: Layout | None) -> Tensor:
     return joined_pairs(first, second, x[..., 2 * num_pairs :], layout)
 
 
-TANGENTS = (
-    "trisect_tangents"  # attention that calibration differentiates, forwards and backwards (calibrate/attended.py)
-)
+TANGENTS = "trisect_tangents"  # what calibration differentiates, forwards and backwards: calibrate/attended.py
 Attended = tuple[Tensor, Tensor | None]  # head outputs (b, t, h, vo), and attention weights where there are some
 
 

@@ -119,8 +119,8 @@ class Step:
 
     def entry(self) -> dict[str, Any]:
         """The step as it stands in a receipt."""
-        refits = (*experts.REFITS, *experts.ATTENTION_REFITS)
-        component = experts.STEPS[self.component] if self.component in refits else self.component
+        refit = self.component != experts.EXPERTS  # which stands by itself
+        component = experts.STEPS.get(self.component, self.component) if refit else self.component
         entry = {"layer": self.layer, "component": component, "width": self.width}
         entry |= {name: getattr(self.solution, name) for name in ("loss", "total", "clipped", "note")}
         spectrum = self.solution.spectrum
@@ -201,10 +201,12 @@ def solve_layers(run: Run) -> Iterator[Step]:
 def solve_step(run: Run, view: LayerView, component: str, moments: dict[str, Any], owner: int) -> Step:
     """Solve one component of a layer in the process `owner`, experts in theirs, and broadcast the solutions."""
     width = run.width(view, component)
-    part = view.part(experts.STEPS.get(component, component))
+    part, options = view.part(experts.STEPS.get(component, component)), run.options
+    if experts.ATTENTION_REFITS[0] not in run.components(view.index):
+        options = replace(options, refine=False)  # nothing comes behind W_o, so all tokens are for it
     with clock.stage(component):
         device = next(view.layer.parameters()).device
-        solved = partial(solve, run.method, component, part, moments, width=width, options=run.options)
+        solved = partial(solve, run.method, component, part, moments, width=width, options=options)
         if isinstance(part, Experts):  # which of them stay is soon told, by every process
             solution = solved(solve_each=partial(distributed.by_owners, device=device))
         else:
@@ -295,7 +297,7 @@ def with_method_defaults(config: CompressConfig) -> CompressConfig:
     """The config with the method's allocation where the user named none; what it cannot do is refused."""
     method = get_method(config.method)
     method.check_parts(config.parts)
-    if config.refine and experts.ATTENTION_REFITS[0] not in get_method(config.method).solvers:
+    if config.refine and experts.ATTENTION_REFITS[0] not in method.solvers:
         raise TrisectError(f"--refine goes on where a3+ ends, and the method is {config.method}; use --method a3+.")
     check_names("piece of a3+", config.without, a3plus.PIECES, "Use e.g. --without fold,values.")
     slots = isinstance(method, ComponentMethod) and method.slots is not None

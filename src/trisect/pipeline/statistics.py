@@ -160,7 +160,9 @@ class Repaired(Statistics):
         """Of the maps in front of a layer's heads, which are refitted together: one pass for two steps."""
         if component == experts.ATTENTION_REFITS[0]:
             self.attended = self.streams.attention_to_first_order(view, metric=self._metric(view))
-        return self.attended
+            return self.attended
+        found, self.attended = self.attended, {}  # of the size of several sets of weights
+        return found
 
     def _metrics(self, views: list[LayerView]) -> dict[int, Tensor]:
         run = self.run
